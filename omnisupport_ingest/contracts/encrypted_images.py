@@ -71,14 +71,16 @@ def encrypt_images(
     while len(places):
         first = places[0]
         names = _names(texts[first] or "")
-        left = images.take(pa.array(places))
+        left = images if len(places) == len(images) else images.take(pa.array(places))
         alike = np.asarray(pc.match_substring_regex(left, _proof(names))) if names else np.zeros(1, np.bool_)
         if not alike[0]:
             done[first] = _one(texts[first] or "", rows[first].as_py(), split, of, keys_of)
             places = places[1:]
             continue
         here, places = places[alike], places[~alike]
-        made = _alike(left.filter(pa.array(alike)).to_pylist(), rows.take(pa.array(here)), names, split)
+        made = _alike(
+            [texts[place] or "" for place in here.tolist()], rows.take(pa.array(here)), names, split
+        )
         for place, text in zip(here.tolist(), made.encrypted(of, keys_of), strict=True):
             done[place] = text
     return pa.array(done, pa.string())
@@ -184,10 +186,9 @@ def _alike(images: Sequence[str], rows: pa.StringArray, names: Sequence[str], sp
         by_kind[kind].append(each)
     values = [_value(each) for each in by_kind["subject"][0]] if by_kind["subject"] else [None] * len(images)
     shown = [each for (kind, _), each in zip(runs, members, strict=True) if kind != "hidden"]
-    keys: list[str | None] = rows.to_pylist()
     whose = [
-        (True, value) if value is not None else (False, key or "")
-        for value, key in zip(values, keys, strict=True)
+        (True, value) if value is not None else (False, rows[place].as_py() or "")
+        for place, value in enumerate(values)
     ]
     return _Parts(_joined(shown, len(images)), _joined(by_kind["hidden"], len(images)), whose)
 

@@ -31,7 +31,7 @@ _WITHOUT_VALUES = pa.array(["t", "b"])
 _NOTHING = Split(frozenset(), "")
 """What is readable of an image that no contract describes."""
 
-_MOST_KEYS = 50_000
+_MOST_KEYS = 20_000
 """Keys kept in memory, about 2 KB each."""
 
 
