@@ -72,16 +72,14 @@ def encrypt_images(
         first = places[0]
         names = _names(texts[first] or "")
         left = images if len(places) == len(images) else images.take(pa.array(places))
-        alike = np.asarray(pc.match_substring_regex(left, _proof(names))) if names else np.zeros(1, np.bool_)
-        if not alike[0]:
+        if not names or not (alike := np.asarray(pc.match_substring_regex(left, _proof(names))))[0]:
             done[first] = _one(texts[first] or "", rows[first].as_py(), split, of, keys_of)
             places = places[1:]
             continue
         here, places = places[alike], places[~alike]
-        made = _alike(
-            [texts[place] or "" for place in here.tolist()], rows.take(pa.array(here)), names, split
-        )
-        for place, text in zip(here.tolist(), made.encrypted(of, keys_of), strict=True):
+        chosen = [texts[place] or "" for place in here.tolist()]
+        parts = _alike(chosen, rows.take(pa.array(here)), names, split)
+        for place, text in zip(here.tolist(), parts.encrypted(of, keys_of), strict=True):
             done[place] = text
     return pa.array(done, pa.string())
 
