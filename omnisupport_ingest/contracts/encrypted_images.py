@@ -36,6 +36,9 @@ MARK = f'"{MEMBER}":"'
 _ID_CHARACTERS = ID_BYTES * 4 // 3
 _REGEXES = 1_000
 
+_WHOLE = "\0"
+"""Begins an encrypted text that was no object: no text of PostgreSQL has this character."""
+
 
 class EncryptedValueDamaged(IngestError):
     """What landed encrypted is not what its key encrypted."""
@@ -101,13 +104,13 @@ def decrypted(image: str, key: SubjectKey, of: bytes) -> str:
             f"An image of {of.decode()} that landed encrypted is not what its key encrypted.",
             fix="Compare landing with its manifests: omnisupport-ingest landing check. Nothing was changed.",
         ) from None
-    return f"{head}{text}}}" if head else text
+    return text.removeprefix(_WHOLE) if text.startswith(_WHOLE) else f"{head}{text}}}"
 
 
 def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | None) -> str:
     """An encrypted image of which the key is gone: NULL in each of ``columns`` that was sent."""
     head = image.rpartition(MARK)[0]
-    row = json.loads(head.removesuffix(",") + "}") if head else {}
+    row = json.loads(head.removesuffix(",") + "}")
     gone = {name: None for name in columns if name not in row and name not in (unsent or ())}
     return json.dumps(row | gone, ensure_ascii=False, separators=(",", ":"))
 
@@ -219,7 +222,7 @@ def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) 
         read = None
     if not isinstance(read, dict):
         (key,) = keys_of([(False, row or "")])
-        return f'{MARK}{_body(key, image.encode(), of)}"}}'
+        return f'{{{MARK}{_body(key, (_WHOLE + image).encode(), of)}"}}'
     shown = {name: value for name, value in read.items() if name in split.readable}
     hidden = {name: value for name, value in read.items() if name not in split.readable}
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
