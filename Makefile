@@ -86,6 +86,7 @@ lint: $(INSTALLED) ## Check style, types, contracts and manifests
 .PHONY: bench
 bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.capture
+	$(BIN)/python -m bench.encrypted
 	$(BIN)/python -m bench.snapshot
 	$(BIN)/python -m bench.lake
 	$(BIN)/python -m bench.versions

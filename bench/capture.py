@@ -16,7 +16,7 @@ from omnisupport_ingest.position import Lsn
 FLOOR = 0.5
 MEMORY_LIMIT_MB = 600
 
-_UNREAD = "unread"
+UNREAD = "unread"
 
 
 @click.command()
@@ -28,10 +28,10 @@ def main(changes: int, repeats: int) -> None:
     with source() as server:
         click.echo(f"Making {changes:,} changes …", err=True)
         start = server.folder / "home"
-        server.capture(start, _end_of_wal(server))
-        _copy_slot(server, SLOT, _UNREAD)
+        server.capture(start, end_of_wal(server))
+        copy_slot(server, SLOT, UNREAD)
         made = change_tickets(server, changes)
-        until = _end_of_wal(server)
+        until = end_of_wal(server)
         result = alternate(
             made,
             repeats,
@@ -43,7 +43,7 @@ def main(changes: int, repeats: int) -> None:
 
 
 def _yardstick(server: Source, until: Lsn) -> Run:
-    _copy_slot(server, _UNREAD, SLOT)
+    copy_slot(server, UNREAD, SLOT)
     server.settle()
     return server.program(
         "pg_recvlogical",
@@ -55,7 +55,7 @@ def _yardstick(server: Source, until: Lsn) -> Run:
 
 def _ours(server: Source, until: Lsn, changes: int) -> Run:
     """A capture that goes on in a copy of the home that was made before the changes."""
-    _copy_slot(server, _UNREAD, SLOT)
+    copy_slot(server, UNREAD, SLOT)
     home = server.folder / "continued"
     shutil.copytree(server.folder / "home", home)
     server.settle()
@@ -66,14 +66,14 @@ def _ours(server: Source, until: Lsn, changes: int) -> Run:
     return run
 
 
-def _copy_slot(server: Source, old: str, new: str) -> None:
+def copy_slot(server: Source, old: str, new: str) -> None:
     server.execute(
         f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{new}'",
         f"SELECT pg_copy_logical_replication_slot('{old}', '{new}')",
     )
 
 
-def _end_of_wal(server: Source) -> Lsn:
+def end_of_wal(server: Source) -> Lsn:
     # A last record of our own, so that the stream reaches past everything before it.
     ((text,),) = server.execute("SELECT pg_switch_wal()", "CHECKPOINT", "SELECT pg_current_wal_flush_lsn()")
     return Lsn.parse(text)

@@ -1,4 +1,4 @@
-"""One measured capture, alone in its process: ``python -m bench.captured DSN HOME UNTIL``.
+"""One measured capture, alone in its process: ``python -m bench.captured DSN HOME UNTIL CONTRACTS``.
 
 Prints one JSON document: ``seconds`` from opening the first connection to the last batch confirmed
 (the start of Python and imports excluded), ``cpu_seconds``, ``peak_mb``, ``rows`` and ``batches``.
@@ -15,19 +15,22 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from omnisupport_ingest.contracts.load import default_contracts_dir, load_contracts
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.capture import capture_once
+from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
 
 
 def main() -> None:
-    dsn, folder, until = sys.argv[1:]
+    dsn, folder, until, contracts_folder = sys.argv[1:]
     settings = Settings(_env_file=None, home=Path(folder), source_dsn=SecretStr(dsn))
     home = Home.open(settings.home, settings.window_size)
-    contracts = load_contracts(default_contracts_dir())
+    contracts = load_contracts(Path(contracts_folder))
+    # A run may go on in a copy of a home, whose slot is a copy too.
+    HomeIdentity(home).adopt({})
     landed: list[Manifest] = []
     began, cpu = time.monotonic(), sum(os.times()[:2])
     capture_once(settings, home, contracts, Lsn.parse(until), landed.append)

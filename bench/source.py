@@ -18,6 +18,7 @@ import click
 from psycopg2.extensions import parse_dsn
 
 from bench.report import Run
+from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
@@ -68,9 +69,13 @@ class Source:
         subprocess.run(command, stdout=subprocess.DEVNULL, env={"PGOPTIONS": options}, check=True)
         return Run(time.monotonic() - began)
 
-    def capture(self, home: Path, until: Lsn) -> Run:
-        """Run our capture into ``home`` up to ``until``, in a process of its own."""
-        command = [sys.executable, "-m", "bench.captured", self.dsn, str(home), str(until)]
+    def capture(self, home: Path, until: Lsn, contracts: Path | None = None) -> Run:
+        """Run our capture into ``home`` up to ``until``, in a process of its own.
+
+        ``contracts``: their folder; None: those of the support desk.
+        """
+        folder = str(contracts or default_contracts_dir())
+        command = [sys.executable, "-m", "bench.captured", self.dsn, str(home), str(until), folder]
         found = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         seen: dict[str, float] = json.loads(found)
         return Run(seen.pop("seconds"), seen)

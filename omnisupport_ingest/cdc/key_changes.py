@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.flat_images import read_flat
+from omnisupport_ingest.contracts.flat_images import read_flat
 
 LEFT = "left"
 """Operation of a row that tells the old key of a key change that its life ended: the ``c`` again, under

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc.columnar import TIME
-from omnisupport_ingest.cdc.flat_images import read_flat
 from omnisupport_ingest.cdc.lateness import closes_at
 from omnisupport_ingest.contracts.column_rules import ColumnRules
+from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.windows import OUT_OF_RANGE
 

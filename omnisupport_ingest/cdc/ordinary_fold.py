@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.flat_images import read_flat, read_keys
 from omnisupport_ingest.cdc.key_changes import settled
+from omnisupport_ingest.contracts.flat_images import read_flat, read_keys
 
 Rows = npt.NDArray[np.int64]
 """Numbers of events, or -1 for none."""

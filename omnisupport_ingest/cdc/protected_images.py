@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.cdc.flat_images import are_flat, pointers, query_images
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.contracts.flat_images import are_flat, pointers, query_images
 from omnisupport_ingest.contracts.protection import Protection
 
 FEW = 64

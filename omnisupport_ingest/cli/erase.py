@@ -27,6 +27,7 @@ _NOT_TOUCHED = ("landing", "raw_cdc_staging")
     "--reason", "why", metavar="TEXT", help="Why; the ledger records it. Required unless --dry-run."
 )
 @click.option("--by", metavar="NAME", help="Who decides.  [default: this user's name]")
+@click.option("--subject", is_flag=True, help="Erase whom the row is of, everywhere: destroy the key.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def erase(
@@ -35,6 +36,7 @@ def erase(
     source: str | None,
     why: str | None,
     by: str | None,
+    subject: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -51,15 +53,24 @@ def erase(
     Landing and raw_cdc_staging keep the values: everything else is made from them. Older versions of the
     tables keep them until `sweep` deletes their files.
 
+    With --subject, where the contract has personal values land encrypted (x-cdc.at_rest): the key of the
+    row's subject is destroyed. So nobody can read any more what landed of it, in whatever table of the
+    source, in landing, raw, or a backup of them; the row may live. It cannot be taken back, and what the
+    source sends of the subject later lands without its values. Give the same command again once the windows
+    it names are judged again and the history has run: it sweeps former versions at once and completes the
+    certificate, a JSON file that says what went and what remains.
+
     \b
     Examples:
       omnisupport-ingest erase customers 42 --dry-run
       omnisupport-ingest erase customers 42 --reason "request of May 3"
       omnisupport-ingest erase order_lines order_id=7 line=1 --reason "ticket 4711" --by ana --json
+      omnisupport-ingest erase customers 42 --subject --reason "request of May 3"
 
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
     damaged.
     """
+    from omnisupport_ingest.cli.erase_subject import Asked, erase_subject
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.review.erasing import erase as record
     from omnisupport_ingest.review.erasing import key_text, look_up
@@ -70,6 +81,9 @@ def erase(
     of_source = contracted_source(workspace, source or workspace.settings.source)
     contract = table_named(table, workspace.contracts.of_source(of_source))
     text = key_text(key_named(contract, key))
+    if subject:
+        erase_subject(workspace, contract, text, Asked(by, why, dry_run, as_json))
+        return
     if dry_run:
         erased = look_up(workspace, contract, text)
     else:

@@ -221,6 +221,7 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
     ``handling``: options that override the definition of the source.
     """
+    from omnisupport_ingest.contracts.at_rest import refuse_encrypted
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
@@ -230,6 +231,7 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
     captured = source if source in logs else workspace.settings.source
     check_source(source, captured, workspace.contracts)
     _refuse_other_positions(sources.find(source))
+    refuse_encrypted(workspace.contracts.of_source(source), "from files of events")
     return Inlet(
         store=workspace.landing(source),
         grid=workspace.grid,

@@ -37,7 +37,8 @@ def pii() -> None:
 @_of_source
 @_as_json
 def show(source: str | None, as_json: bool) -> None:
-    """Say which columns hold personal data, with the policy of each, and which keys are in force.
+    """Say which columns hold personal data, with the policy of each and how it lands, and which keys are in
+    force.
 
     A key counts as there if its secret can be read; no secret is shown.
 
@@ -47,6 +48,7 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings.
     """
+    from omnisupport_ingest.contracts.at_rest import encrypted_columns
     from omnisupport_ingest.contracts.pii_keys import SETTING, PiiKeyMissing, keys_in_force, named_keys
 
     settings = open_settings()
@@ -63,6 +65,7 @@ def show(source: str | None, as_json: bool) -> None:
             "policy": column.pii,
             "mask": column.mask.form if column.mask else None,
             "note": column.pii_note,
+            "at_rest": "encrypted" if column.name in encrypted_columns(contract) else "plain",
         }
         for contract in _contracts(settings, source)
         for column in contract.source_columns
@@ -74,7 +77,8 @@ def show(source: str | None, as_json: bool) -> None:
         return
     for each in columns:
         how = f" ({each['mask']})" if each["mask"] else ""
-        click.echo(f"{each['table']}.{each['column']}: {each['policy']}{how}. {each['note']}")
+        lands = "; lands encrypted" if each["at_rest"] == "encrypted" else ""
+        click.echo(f"{each['table']}.{each['column']}: {each['policy']}{how}{lands}. {each['note']}")
     if not columns:
         click.echo("No contract marks a column as personal data.")
     for key in named:

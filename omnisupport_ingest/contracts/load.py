@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from omnisupport_ingest.contracts.at_rest import read_at_rest
 from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.cursor_policy import read_cursor
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
@@ -110,6 +111,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
     columns = read_policies(path, policy, read_columns(path, document))
     in_lake = lake_columns(columns)
     _check_key(path, policy["key"], columns)
+    subject = read_at_rest(path, policy, columns, _name(path, policy))
     soft_delete = policy["events"]["soft_delete_column"]
     if soft_delete is not None and soft_delete not in {column.name for column in columns}:
         raise refused(
@@ -155,8 +157,9 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         changed_only=policy.get("history") == "changed_only",
         # Where values are protected, columns that the contract does not name are dropped: once it names one,
         # its events are made anew from raw.
-        verdicts_by=_verdicts_by(document, columns) if all(map(is_plain, columns)) else "",
+        verdicts_by="" if subject or not all(map(is_plain, columns)) else _verdicts_by(document, columns),
         quality=read_quality(path, policy.get("quality"), columns),
+        subject=subject,
     )
 
 

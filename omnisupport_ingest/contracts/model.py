@@ -132,6 +132,15 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose the personal values of a row are: the ``column`` names one of the subjects called ``name``, which
+    tables of a source may share (``customer``)."""
+
+    name: str
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableContract:
     """What is agreed about one source table: its columns, its key and how its events are judged.
 
@@ -147,7 +156,8 @@ class TableContract:
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
     ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
-    nothing. ``quality``: rules of several columns, and what is expected of the table.
+    nothing. ``quality``: rules of several columns, and what is expected of the table. ``subject``: whose key
+    encrypts the personal values of a row before they land; null where they land plain.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
     target, delayed merge, retention, evolution, history and expectations, which change no row of net changes
     and dimension: another fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that
@@ -179,6 +189,7 @@ class TableContract:
     changed_only: bool = False
     verdicts_by: str = ""
     quality: Quality = NO_QUALITY
+    subject: Subject | None = None
 
     @property
     def judged_by(self) -> str:

@@ -19,6 +19,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.pii_keys import HashKey, HashKeys
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, MASK, TOKENIZE, is_plain
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import TokenMap
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
@@ -28,10 +29,12 @@ Protect = Callable[[pa.StringArray], pa.StringArray]
 
 @dataclass(frozen=True)
 class Secrets:
-    """What policies need beside the contract: the ``keys`` of hashes, and the ``tokens`` given so far."""
+    """What events need beside their contract: the ``keys`` of hashes, the ``tokens`` given so far, and the
+    keys of ``subjects`` that decrypt what landed encrypted (null: the home has none)."""
 
     keys: HashKeys = field(default_factory=HashKeys)
     tokens: TokenMap | None = None
+    subjects: SubjectKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class Protection:
 
 
 def needs_protection(contract: TableContract) -> bool:
-    """Whether a policy of the contract makes values of its table other ones."""
-    return not all(map(is_plain, contract.source_columns))
+    """Whether events of its table do not stay as they landed: a policy changes values, or they landed
+    encrypted."""
+    return contract.subject is not None or not all(map(is_plain, contract.source_columns))
 
 
 def has_policy(contracts: Iterable[TableContract], policy: str) -> bool:

@@ -54,6 +54,26 @@ def sweep(
     return sorted(removed)
 
 
+def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str]:
+    """Delete at once what commits removed from ``table``; returns the paths, sorted.
+
+    ``spare``: as of ``sweep``. Only the newest version can be read then, and a reader of an older one fails.
+    What no commit added stays: a writer may be about to commit it.
+    """
+    if not table.exists:
+        return []
+    found = DeltaTable(str(table.folder)).vacuum(
+        retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False
+    )
+    replaced = {unquote(path) for path in found} - set(spare)
+    staging = table.folder / layout.STAGING
+    return [
+        target
+        for target in sorted(_targets(table.folder, replaced))
+        if _remove_if_old(table.folder / target, staging, time.time())
+    ]
+
+
 def sweepable(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> tuple[int, int]:

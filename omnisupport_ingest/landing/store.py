@@ -6,11 +6,12 @@ A batch exists when its manifest exists. Manifests are immutable, so each is par
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
 from omnisupport_ingest.failpoints import gate
@@ -31,6 +32,9 @@ from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _REMEMBERED = 256
 """Parsed manifests that a store keeps, about 11 KB each."""
@@ -117,12 +121,21 @@ class Landed:
 class LandingStore:
     """The landing folder of one source: ``manifests/``, ``data/`` and ``epochs/`` below it."""
 
-    def __init__(self, root: Path, source: str, *, remembered: int = _REMEMBERED) -> None:
+    def __init__(
+        self,
+        root: Path,
+        source: str,
+        *,
+        remembered: int = _REMEMBERED,
+        as_landed: Callable[[pa.Table], pa.Table] = lambda events: events,
+    ) -> None:
         """``root`` is the home's landing folder; the source's folders are made if they are missing.
 
-        ``remembered``: how many parsed manifests are kept.
+        ``remembered``: how many parsed manifests are kept. ``as_landed``: makes of events (a table with the
+        columns of ``EVENT_SCHEMA``) what is written of them; for who writes batches of personal data.
         """
         self.source = source
+        self.as_landed = as_landed
         self.folder = root / source
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"

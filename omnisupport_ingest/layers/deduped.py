@@ -54,7 +54,7 @@ from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, ref
 from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
-from omnisupport_ingest.layers.versions import ERASURE, LawVersions, found_in
+from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, LawVersions, found_in
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -427,8 +427,9 @@ def _replaced(
     if before is None or job.plan.work is not Work.REPLACE:
         return None
     why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
-    in_quarantine = ERASURE in why and companions != before.companions
-    return Replaced(before.checkpoint.content_hash, why, unseen=(ERASURE,) if in_quarantine else ())
+    emptied = tuple(each for each in why if each in (ERASURE, DESTROYED_KEY))
+    in_quarantine = companions != before.companions
+    return Replaced(before.checkpoint.content_hash, why, unseen=emptied if in_quarantine else ())
 
 
 def _companions(snapshot: TableSnapshot, job: _Job, staged: StagedFiles) -> tuple[str, ...]:

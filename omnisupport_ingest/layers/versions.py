@@ -35,7 +35,7 @@ _FOUND = {
 """What a version is of → what is found where it has changed. What is not here never waits: an erasure is
 done as soon as there is a run."""
 
-ERASURE = "erasure"
+ERASURE, DESTROYED_KEY = "erasure", "destroyed key"
 
 _WORDS = {
     "logic": "logic version",
@@ -45,6 +45,7 @@ _WORDS = {
     "pii_tokens": "map of tokens",
     "reviews": "review decision",
     "erasures": ERASURE,
+    "subject_keys": DESTROYED_KEY,
     "purge": "purge of deleted rows",
 }
 
@@ -54,8 +55,8 @@ RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
 
 
 class LawVersions:
-    """Versions of what the events of a source are judged by: the same for all windows but for reviews and
-    erasures."""
+    """Versions of what the events of a source are judged by: the same for all windows but for reviews,
+    erasures and destroyed keys."""
 
     def __init__(self, workspace: Workspace, source: str) -> None:
         contracts = workspace.contracts.of_source(source)
@@ -69,6 +70,7 @@ class LawVersions:
         self._protecting = {contract.name for contract in contracts if needs_protection(contract)}
         self.reviews = ReviewLedger.open(workspace, source)
         self.erasures = ErasureLedger.open(workspace, source)
+        self._destroyed = workspace.subjects.destroyed_by_window(source)
 
     def common(self) -> tuple[str, ...]:
         """Those of every window."""
@@ -76,7 +78,8 @@ class LawVersions:
 
     def apart(self) -> dict[str, tuple[str, ...]]:
         """The versions of the windows that have more than those of every window."""
-        return {window: self.of(window) for window in {*self.reviews.windows(), *self.erasures.windows()}}
+        named = {*self.reviews.windows(), *self.erasures.windows(), *self._destroyed}
+        return {window: self.of(window) for window in named}
 
     def of_held(
         self, window: str, state: WindowState | None, landed: Callable[[], Collection[LandedPart]]
@@ -117,10 +120,12 @@ class LawVersions:
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
         reviews, erasures = self.reviews.digest(window), self.erasures.digest(window)
+        destroyed = self._destroyed.get(window)
         return (
             *self._common,
             *(() if reviews is None else (f"reviews:{reviews}",)),
             *(() if erasures is None else (f"{VERSION}{erasures}",)),
+            *(() if destroyed is None else (f"subject_keys:{destroyed}",)),
         )
 
 

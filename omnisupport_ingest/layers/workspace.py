@@ -21,6 +21,8 @@ from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import Secrets, has_policy
+from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.contracts.token_map import TokenMap
 from omnisupport_ingest.home import Home
@@ -107,7 +109,12 @@ class Workspace:
         if tokens is not None:
             tokens.make()
         keys = keys_in_force(self.settings.pii_keys) if has_policy(every, HASH) else HashKeys()
-        return Secrets(keys, tokens)
+        return Secrets(keys, tokens, self.subjects if self.subjects.made else None)
+
+    @property
+    def subjects(self) -> SubjectKeys:
+        """The keys of subjects, apart from landing and lake."""
+        return SubjectKeys(self.home.path / SUBJECT_KEYS)
 
     def raw(self, source: str) -> LakeTable:
         return self._table(

@@ -17,6 +17,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.export import Format, write_file
+from omnisupport_ingest.read.export_ledger import note_export
 
 _SCRATCH = "as-of-"
 """Folders that hold rows until the files are written; the process that made one follows."""
@@ -66,6 +67,7 @@ def write_tables(
             path = folder / f"{contract.name}.{form.value}"
             files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
             written = write_file(contract, files, path, form, deleted=deleted)
+            note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
             count = counts[contract.name]
             found.append(
                 TableAsOf(count.table, count.live, count.deleted, count.unresolved, str(path), written.bytes)

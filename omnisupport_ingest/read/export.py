@@ -29,6 +29,7 @@ from omnisupport_ingest.foreign import Unreadable, printable, require_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.export_ledger import note_export
 from omnisupport_ingest.read.overview import overview
 
 
@@ -89,6 +90,7 @@ def export(
         )
     files = [file.uri for file in snapshot.all_files()]
     written = write_file(contract, files, path, form, deleted=deleted)
+    note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
     return Exported(
         table=f"{contract.source}.{contract.name}",
         path=str(path),

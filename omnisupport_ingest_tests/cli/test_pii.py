@@ -58,6 +58,7 @@ def test_show_names_policies_and_keys_and_no_secret(story: Story) -> None:
         "policy": "hash",
         "mask": None,
         "note": "Joins.",
+        "at_rest": "plain",
     }
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
+from omnisupport_ingest.contracts.at_rest import refuse_encrypted
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.home import Home
@@ -59,6 +60,7 @@ class KafkaSource:
                 f"No contract names the source {definition.name}, so nothing says what its tables are.",
                 fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
             )
+        refuse_encrypted(definition.tables(contracts), "from topics")
         store = LandingStore(home.landing, definition.name)
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
         handling = handling_of(definition.events)

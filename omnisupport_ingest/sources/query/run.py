@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from omnisupport_ingest.contracts.at_rest import refuse_encrypted
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.home import Home
@@ -45,6 +46,7 @@ class QuerySource:
         tables = definition.tables(contracts)
         for table in tables:
             CursorColumn.of(table)
+        refuse_encrypted(tables, "by its cursor")
         store = LandingStore(home.landing, definition.name)
         return cls(definition, tables, store, home.grid, home.run)
 

@@ -15,6 +15,8 @@ from datetime import datetime
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.epochs import EpochRecord
@@ -22,6 +24,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
+from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotsBeside
 from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
 from omnisupport_ingest.sources.postgres.capture.parked import (
@@ -113,7 +116,17 @@ class Capture:
         self._contracted = contracted_tables(contracts, settings.source)
         self._captured = CapturedTables(self._contracted)
         self._contracts_again = contracts_again or (lambda: contracts)
-        self._store = LandingStore(home.landing, settings.source, remembered=_REMEMBERED)
+        self._read_again: tuple[TableContract, ...] = ()
+        self._store = LandingStore(
+            home.landing,
+            settings.source,
+            remembered=_REMEMBERED,
+            as_landed=EncryptedLanding(
+                settings.source,
+                SubjectKeys(home.path / SUBJECT_KEYS),
+                lambda: (*self._read_again, *self._contracted, *self._captured.all),
+            ),
+        )
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)
         self._passing_on = threading.Lock()
@@ -396,10 +409,16 @@ class Capture:
             captured.schemas.require(self._captured.all)
             captured.published.require_same(connection, last=True)
             return
-        new = AddedTables(captured, self._contracts_again, self._captured, snapshots)
+        new = AddedTables(captured, self._contracts_now, self._captured, snapshots)
         with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
             stream.follow(None, beside.stop)
         beside.raise_failure()
+
+    def _contracts_now(self) -> Contracts:
+        """Read the contracts again. From now on, before a table is published, their values are encrypted."""
+        contracts = self._contracts_again()
+        self._read_again = contracts.of_source(self._settings.source)
+        return contracts
 
     def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
         return CapturedEpoch(

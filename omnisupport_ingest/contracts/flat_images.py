@@ -23,7 +23,10 @@ import pyarrow.compute as pc
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
 _PLAIN_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
-_MEMBER = rf"{_TEXT}:(?:null|{_TEXT})"
+MEMBER_VALUE = rf"(?:null|{_TEXT})"
+"""A regular expression of what a member of a flat image is: null, or a text."""
+
+_MEMBER = rf"{_TEXT}:{MEMBER_VALUE}"
 _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
 _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 

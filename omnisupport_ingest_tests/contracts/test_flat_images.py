@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc.flat_images import read_flat
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest_tests.examples import examples
 
 COLUMNS = ("id", "a/b", "~", "c'd", 'q"', "ü", "0", "\\")

@@ -1,0 +1,87 @@
+"""Decrypting events before they are judged: what landed encrypted, by the keys of its subjects.
+
+A value whose key was destroyed is NULL from here on: rules are asked of NULL, and the fold knows the column.
+A key that is missing though nobody destroyed it stops the judging: it is a loss, not an erasure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
+
+_IMAGES = ("before", "after")
+
+
+def has_encrypted(batch: pa.RecordBatch) -> bool:
+    """Whether an event of ``batch`` landed with an encrypted image."""
+    return any(_marked(batch.column(name)).true_count for name in _IMAGES)
+
+
+def decrypt_batch(
+    batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
+) -> pa.RecordBatch:
+    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images.
+
+    ``SubjectKeysUnreadable`` if a key is missing that was not destroyed.
+    """
+    personal = {(each.schema, each.table): _personal(each) for each in contracts}
+    for name in _IMAGES:
+        marked = _marked(batch.column(name))
+        if not marked.true_count:
+            continue
+        events = batch.filter(marked)
+        made = _decrypted(events, name, personal, keys)
+        place = batch.schema.get_field_index(name)
+        images = pc.replace_with_mask(batch.column(name), marked, pa.array(made, pa.string()))
+        batch = batch.set_column(place, batch.schema.field(place), images)
+    return batch
+
+
+def _marked(images: pa.StringArray) -> pa.BooleanArray:
+    return pc.fill_null(pc.match_substring(images, MARK), False)
+
+
+def _personal(contract: TableContract) -> tuple[str, ...]:
+    """The columns whose values may have landed encrypted, whatever the contract says by now."""
+    if contract.subject is not None:
+        return encrypted_columns(contract)
+    return tuple(
+        column.name
+        for column in contract.source_columns
+        if column.personal and column.name not in contract.key
+    )
+
+
+def _decrypted(
+    events: pa.RecordBatch,
+    name: str,
+    personal: dict[tuple[str, str], tuple[str, ...]],
+    keys: SubjectKeys | None,
+) -> list[str]:
+    images: list[str] = events.column(name).to_pylist()
+    ids = [key_id(image) for image in images]
+    wanted = {each for each in ids if each is not None}
+    if wanted and keys is None:
+        raise SubjectKeysUnreadable(
+            "Events landed encrypted, and the home has no keys of subjects.",
+            fix="Restore keys/ of the home from its newest backup. Nothing was changed.",
+        )
+    known = keys.by_id(wanted) if keys is not None and wanted else {}
+    schemas, tables = (events.column(each).to_pylist() for each in ("source_schema", "source_table"))
+    unsent = events.column("unchanged").to_pylist() if name == "after" else [None] * len(images)
+    found = []
+    for row, (image, each) in enumerate(zip(images, ids, strict=True)):
+        place = schemas[row], tables[row]
+        key = None if each is None else known[each]
+        if key is None or key.secret is None:
+            found.append(without_values(image, personal.get(place, ()), unsent[row]))
+        else:
+            found.append(decrypted(image, key, ".".join(place).encode()))
+    return found

@@ -1,0 +1,107 @@
+"""What landing and raw hold of personal columns (``x-cdc.at_rest``): their values, or values that the key of
+their subject encrypted before they were written.
+
+Encrypted is what the columns in ``x-cdc.pii`` hold, and what columns hold that the contract does not name: of
+those nobody has said that they are not personal. By the columns of the key, the subject, soft deletes and
+cursors rows are found and ordered, so these stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.columns import refused
+from omnisupport_ingest.contracts.model import Column, ContractError, Subject, TableContract
+
+ENCRYPTED = "encrypted"
+
+
+def read_at_rest(
+    path: Path, policy: dict[str, Any], columns: tuple[Column, ...], name: str
+) -> Subject | None:
+    """The subject whose key encrypts, from ``policy``, the ``x-cdc`` of the contract in ``path``.
+
+    ``name``: of the table in the lake. Null where values land plain. ``ContractError`` for what cannot be
+    carried out.
+    """
+    told = policy.get("at_rest")
+    if told is None or told["pii"] != ENCRYPTED:
+        if told is not None and len(told) > 1:
+            raise refused(
+                path, "x-cdc.at_rest", "names a subject of plain values", "Take it out, or write encrypted."
+            )
+        return None
+    if not any(column.personal for column in columns):
+        raise refused(
+            path, "x-cdc.at_rest.pii", "is 'encrypted', and pii names no column", "Name the columns in pii."
+        )
+    subject = Subject(told.get("subject", name), _column(path, policy, columns, told.get("subject_column")))
+    readable = _readable(policy, subject)
+    for column in columns:
+        if column.personal and column.name not in readable and not column.nullable:
+            raise refused(
+                path,
+                f"x-cdc.pii.{column.name}",
+                "is of a column that may not be NULL, and it is NULL once its subject's key is destroyed",
+                f'Take {column.name} out of required, and add "null" to its type. The source may keep its '
+                "NOT NULL.",
+            )
+    return subject
+
+
+def readable_columns(contract: TableContract) -> frozenset[str]:
+    """The columns of an encrypted contract that land as they are."""
+    assert contract.subject is not None, "its values are encrypted"
+    cursor = contract.cursor
+    found = {*contract.key, contract.subject.column, contract.soft_delete_column}
+    found |= {cursor.field, cursor.event_time} if cursor is not None else set()
+    found |= {column.name for column in contract.source_columns if not column.personal}
+    return frozenset(name for name in found if name is not None)
+
+
+def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
+    """The columns of the contract that land encrypted; none where it says plain."""
+    if contract.subject is None:
+        return ()
+    readable = readable_columns(contract)
+    return tuple(column.name for column in contract.source_columns if column.name not in readable)
+
+
+def refuse_encrypted(contracts: Iterable[TableContract], way: str) -> None:
+    """``ContractError`` if one of ``contracts`` says encrypted: events that land by ``way`` land plain.
+
+    Such events come again with every delivery, where an erased subject has no key to encrypt them alike; and
+    what was delivered lies in files or topics that no key reaches.
+    """
+    for each in contracts:
+        if each.subject is not None:
+            raise ContractError(
+                f"{each.path} at $.x-cdc.at_rest.pii: is 'encrypted', and {each.full_name} lands {way}: what "
+                "is delivered again after its key was destroyed would contradict what landed, and the files "
+                "or topics that it came by keep the values.",
+                fix="Write plain, or take at_rest out; capture from PostgreSQL alone encrypts.",
+            )
+
+
+def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], told: str | None) -> str:
+    if told is None:
+        if len(policy["key"]) != 1:
+            raise refused(
+                path,
+                "x-cdc.at_rest",
+                "does not say whose a row is, and the key has several columns",
+                "Name the column in subject_column.",
+            )
+        only: str = policy["key"][0]
+        return only
+    if told not in {column.name for column in columns}:
+        raise refused(path, "x-cdc.at_rest.subject_column", f"{told!r} is not a column", "Name a column.")
+    return told
+
+
+def _readable(policy: dict[str, Any], subject: Subject) -> set[str | None]:
+    cursor = policy.get("cursor") or {}
+    soft_delete = policy["events"]["soft_delete_column"]
+    return {*policy["key"], subject.column, soft_delete, cursor.get("field"), cursor.get("event_time")}

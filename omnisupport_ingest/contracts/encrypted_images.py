@@ -1,0 +1,234 @@
+"""Row images of which the personal part is encrypted: how they land, and what they are again with the key.
+
+A landed image is a flat JSON object. Of an encrypted one the readable members stay as they are, and all
+others, as they stood, are one text that the key of their subject encrypted: the last member,
+``"encrypted:1":"<base64 of key id, nonce and AES-GCM body>"``, empty where the key was destroyed before. So
+an image costs one call of the cipher, however many columns are personal, and only who has the key sees which
+of them are NULL.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.exceptions import InvalidTag
+
+from omnisupport_ingest.contracts.flat_images import MEMBER_VALUE
+from omnisupport_ingest.contracts.subject_keys import ID_BYTES, SubjectKey
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, texts_only
+
+MEMBER = "encrypted:1"
+"""The name of the member; the number is the version of its form."""
+
+MARK = f'"{MEMBER}":"'
+"""Stands in an encrypted image, and in no other: within a text of JSON the quotes would be escaped."""
+
+_ID_CHARACTERS = ID_BYTES * 4 // 3
+_REGEXES = 1_000
+
+_WHOLE = "\0"
+"""Begins an encrypted text that was no object: no text of PostgreSQL has this character."""
+
+
+class EncryptedValueDamaged(IngestError):
+    """What landed encrypted is not what its key encrypted."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the images of one table are divided: the ``readable`` columns, and the ``subject`` among them."""
+
+    readable: frozenset[str]
+    subject: str
+
+
+KeysOf = Callable[[Sequence[tuple[bool, str]]], Sequence[SubjectKey]]
+"""The keys of distinct subjects: whether the text is of the subject's column, or else of the row's key; and
+the text."""
+
+
+def encrypt_images(
+    images: pa.StringArray, rows: pa.StringArray, split: Split, of: bytes, keys_of: KeysOf
+) -> pa.StringArray:
+    """Encrypt what is not readable in each of ``images`` of the table ``of``.
+
+    ``rows``: the key of each row, by which it is its own subject where its image does not say whose it is.
+    The same image of the same row is the same again, whichever come with it. An image that is no object of
+    texts is encrypted whole, as the text it is.
+    """
+    texts: list[str | None] = images.to_pylist()
+    done: list[str | None] = [None] * len(texts)
+    places = np.flatnonzero(np.asarray(images.is_valid()))
+    while len(places):
+        first = places[0]
+        names = _names(texts[first] or "")
+        left = images if len(places) == len(images) else images.take(pa.array(places))
+        if not names or not (alike := np.asarray(pc.match_substring_regex(left, _proof(names))))[0]:
+            done[first] = _one(texts[first] or "", rows[first].as_py(), split, of, keys_of)
+            places = places[1:]
+            continue
+        here, places = places[alike], places[~alike]
+        chosen = [texts[place] or "" for place in here.tolist()]
+        parts = _alike(chosen, rows.take(pa.array(here)), names, split)
+        for place, text in zip(here.tolist(), parts.encrypted(of, keys_of), strict=True):
+            done[place] = text
+    return pa.array(done, pa.string())
+
+
+def key_id(image: str) -> bytes | None:
+    """The id of the key that an encrypted image names; null of one that landed after its destruction."""
+    body = image.rpartition(MARK)[2]
+    return None if body.startswith('"') else binascii.a2b_base64(body[:_ID_CHARACTERS])
+
+
+def decrypted(image: str, key: SubjectKey, of: bytes) -> str:
+    """An encrypted image of the table ``of`` as it was received, but for the order of its members."""
+    head, _, tail = image.rpartition(MARK)
+    try:
+        body = binascii.a2b_base64(tail[:-2])
+        text = key.decrypted(body[ID_BYTES:], of).decode()
+    except (InvalidTag, ValueError):
+        raise EncryptedValueDamaged(
+            f"An image of {of.decode()} that landed encrypted is not what its key encrypted.",
+            fix="Compare landing with its manifests: omnisupport-ingest landing check. Nothing was changed.",
+        ) from None
+    return text.removeprefix(_WHOLE) if text.startswith(_WHOLE) else f"{head}{text}}}"
+
+
+def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | None) -> str:
+    """An encrypted image of which the key is gone: NULL in each of ``columns`` that was sent."""
+    head = image.rpartition(MARK)[0]
+    row = json.loads(head.removesuffix(",") + "}")
+    gone = {name: None for name in columns if name not in row and name not in (unsent or ())}
+    return json.dumps(row | gone, ensure_ascii=False, separators=(",", ":"))
+
+
+def _names(image: str) -> tuple[str, ...] | None:
+    """The names of the members of ``image``; null if it is no object of texts, or one stands twice."""
+    try:
+        pairs = json.loads(image, object_pairs_hook=lambda found: [*found])
+    except (ValueError, RecursionError):
+        return None
+    if not image.startswith("{"):
+        return None
+    names = tuple(name for name, _ in pairs)
+    return names if len(set(names)) == len(names) and MEMBER not in names else None
+
+
+@lru_cache(_REGEXES)
+def _proof(names: tuple[str, ...]) -> str:
+    """What matches flat images with just these ``names`` in this order."""
+    members = (f"{re.escape(_name(each))}:{MEMBER_VALUE}" for each in names)
+    return rf"\A\{{{','.join(members)}\}}\z"
+
+
+def _name(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
+    """The runs of ``names`` that are treated alike (``shown``, ``subject``, ``hidden``), each with how it
+    begins."""
+    runs: list[tuple[str, str]] = []
+    for name in names:
+        kind = "subject" if name == split.subject else "shown" if name in split.readable else "hidden"
+        if not runs or runs[-1][0] != kind:
+            runs.append((kind, f",{_name(name)}:"))
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of each image the members that are ``shown`` and ``hidden``, and whose it is."""
+
+    shown: list[str]
+    hidden: list[str]
+    whose: list[tuple[bool, str]]
+
+    def encrypted(self, of: bytes, keys_of: KeysOf) -> list[str]:
+        if not any(self.hidden):
+            return [f"{{{text}}}" for text in self.shown]
+        known = dict(zip(distinct := [*dict.fromkeys(self.whose)], keys_of(distinct), strict=True))
+        return [
+            f'{{{shown}{"," if shown else ""}{MARK}{_body(known[whose], hidden.encode(), of)}"}}'
+            for shown, hidden, whose in zip(self.shown, self.hidden, self.whose, strict=True)
+        ]
+
+
+def _alike(images: Sequence[str], rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
+    """Divide images that are proven to have just ``names`` in this order.
+
+    ``,"name":`` begins a member wherever it stands: within a text the quotes would be escaped.
+    """
+    runs = _runs(names, split)
+    starts = [[1] * len(images)]
+    for _, begin in runs[1:]:
+        found = [image.index(begin, start) for image, start in zip(images, starts[-1], strict=True)]
+        starts.append([start + 1 for start in found])
+    starts.append([len(image) for image in images])
+    members = [
+        [image[start : end - 1] for image, start, end in zip(images, begun, ended, strict=True)]
+        for begun, ended in pairwise(starts)
+    ]
+    by_kind: dict[str, list[list[str]]] = {"subject": [], "hidden": [], "shown": []}
+    for (kind, _), each in zip(runs, members, strict=True):
+        by_kind[kind].append(each)
+    values = [_value(each) for each in by_kind["subject"][0]] if by_kind["subject"] else [None] * len(images)
+    shown = [each for (kind, _), each in zip(runs, members, strict=True) if kind != "hidden"]
+    whose = [
+        (True, value) if value is not None else (False, rows[place].as_py() or "")
+        for place, value in enumerate(values)
+    ]
+    return _Parts(_joined(shown, len(images)), _joined(by_kind["hidden"], len(images)), whose)
+
+
+def _joined(runs: Sequence[Sequence[str]], count: int) -> list[str]:
+    if len(runs) < 2:
+        return [*runs[0]] if runs else [""] * count
+    return [",".join(each) for each in zip(*runs, strict=True)]
+
+
+def _value(member: str) -> str | None:
+    """The text in ``"name":"text"``; null of ``"name":null``."""
+    if "\\" not in member and member.endswith('"'):
+        return member[member.rindex('"', 0, -1) + 1 : -1]
+    value: str | None = next(iter(json.loads(f"{{{member}}}").values()))
+    return value
+
+
+def _body(key: SubjectKey, text: bytes, of: bytes) -> str:
+    if key.secret is None:
+        return ""
+    return binascii.b2a_base64(key.encrypted(text, of), newline=False).decode()
+
+
+def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) -> str:
+    """Encrypt an image that is not flat and compact: another program's, or one that is none."""
+    try:
+        read = texts_only(image)
+    except Unreadable:
+        read = None
+    if not isinstance(read, dict):
+        (key,) = keys_of([(False, row or "")])
+        return f'{{{MARK}{_body(key, (_WHOLE + image).encode(), of)}"}}'
+    shown = {name: value for name, value in read.items() if name in split.readable}
+    hidden = {name: value for name, value in read.items() if name not in split.readable}
+    text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    if not hidden:
+        return text
+    value = shown.get(split.subject)
+    (key,) = keys_of([(True, str(value)) if value is not None else (False, row or "")])
+    inner = json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))[1:-1]
+    return f'{text[:-1]}{"," if shown else ""}{MARK}{_body(key, inner.encode(), of)}"}}'

@@ -1,0 +1,251 @@
+"""The keys of subjects, by which personal values are encrypted before they land; kept apart from landing and
+lake.
+
+A subject is a person or whatever else personal values are of: one value of one kind of a source. Its key is
+made when a value of it lands first, and is durable before that value is. To destroy it is to erase every copy
+of what it encrypted, in landing, in raw, in backups of both. A destroyed key leaves its entry: the subject is
+given no other one, so nothing of it that is delivered or read again can be read.
+
+The keys are one SQLite file in a folder of its own, for its owner only. Subjects stand in it as keyed hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+
+FILE = "keys/subjects.sqlite"
+"""Where the keys are, below the home."""
+
+ID_BYTES = 9
+"""Of the id of a key, a keyed hash of its subject. 9 bytes are 12 characters of base64, whatever follows;
+that two of 100 million subjects share an id has the odds of one in a million."""
+
+NONCE_BYTES = 12
+"""As AES-GCM has it (NIST SP 800-38D, 8.2)."""
+
+_KEY_BYTES = 32
+_SECRET_BYTES = 2 * _KEY_BYTES
+_WAIT_SECONDS = 60.0
+_AT_ONCE = 500
+
+
+class SubjectKeysUnreadable(IngestError):
+    """The keys of subjects cannot be read or written, or one is missing that was not destroyed."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class SubjectKey:
+    """The key of one subject. ``secret`` is null once it is destroyed."""
+
+    id: bytes
+    secret: bytes | None = field(repr=False)
+
+    def encrypted(self, text: bytes, of: bytes) -> bytes:
+        """``text`` encrypted: id, nonce, and what AES-GCM makes of it. The key is not destroyed.
+
+        The nonce is a keyed hash of ``text`` and ``of`` (the table), so the same text of the same subject and
+        table is the same anew; that two are equal is all it tells (synthetic nonces: RFC 5297, 1.3.3).
+        """
+        nonce = self._nonces.copy()
+        nonce.update(of + b"\0" + text)
+        drawn = nonce.digest()
+        return self.id + drawn + self._cipher.encrypt(drawn, text, of)
+
+    def decrypted(self, body: bytes, of: bytes) -> bytes:
+        """What ``encrypted`` made ``body``, without its id, from; ``InvalidTag`` if it is no such body."""
+        return self._cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], of)
+
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        return AESGCM(self._secret[:_KEY_BYTES])
+
+    @cached_property
+    def _nonces(self) -> hashlib.blake2b:
+        return hashlib.blake2b(key=self._secret[_KEY_BYTES:], digest_size=NONCE_BYTES)
+
+    @property
+    def _secret(self) -> bytes:
+        """A key of AES-256 and one of the hash that makes nonces."""
+        assert self.secret is not None, "the key is not destroyed"
+        return self.secret
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectKeys:
+    """The keys in the file ``path``."""
+
+    path: Path
+
+    @property
+    def made(self) -> bool:
+        """Whether the file is there."""
+        return self.path.exists()
+
+    def keys_of(self, subjects: Sequence[tuple[str, str, str]]) -> list[SubjectKey]:
+        """The keys of distinct ``subjects`` (source, name, value), made where there are none.
+
+        Durable then.
+        """
+        with self._open() as base, gate("pii.subject_keys", "keys"):
+            ids = _ids(base, subjects)
+            base.execute("BEGIN IMMEDIATE")
+            known = _known(base, ids)
+            new = sorted(each for each in ids if each not in known)
+            drawn = os.urandom(_SECRET_BYTES * len(new))
+            made = {
+                each: SubjectKey(each, drawn[place * _SECRET_BYTES : (place + 1) * _SECRET_BYTES])
+                for place, each in enumerate(new)
+            }
+            base.executemany(
+                "INSERT INTO keys (id, secret) VALUES (?, ?)",
+                [(each.id, each.secret) for each in made.values()],
+            )
+            base.execute("COMMIT")
+        known |= made
+        return [known[each] for each in ids]
+
+    def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
+        """The keys of ``ids``, destroyed ones too. ``SubjectKeysUnreadable`` if the file lacks one."""
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return {}
+        if not self.made:
+            raise self._missing()
+        with self._open() as base:
+            found = _known(base, wanted)
+        if len(found) < len(wanted):
+            raise self._missing()
+        return found
+
+    def destroy(self, ids: Iterable[bytes]) -> int:
+        """Destroy the keys of ``ids``; how many were there until now. Durable then, and overwritten."""
+        when = datetime.now(UTC).isoformat()
+        with self._open() as base, gate("pii.subject_keys", "destroy"):
+            base.execute("BEGIN IMMEDIATE")
+            gone = 0
+            for each in ids:
+                gone += base.execute(
+                    "UPDATE keys SET secret = NULL, destroyed_at = ? WHERE id = ? AND secret IS NOT NULL",
+                    (when, each),
+                ).rowcount
+            base.execute("COMMIT")
+        return gone
+
+    def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
+        """Note the windows of ``source`` that hold what destroyed keys encrypted: they are made again."""
+        with self._open() as base, gate("pii.subject_keys", "windows"):
+            base.execute("BEGIN IMMEDIATE")
+            base.executemany(
+                "INSERT OR IGNORE INTO windows VALUES (?, ?, ?)",
+                ((source, window, each) for each, named in windows.items() for window in named),
+            )
+            base.execute("COMMIT")
+
+    def destroyed_by_window(self, source: str) -> dict[str, str]:
+        """By window of ``source`` that holds what destroyed keys encrypted, the SHA-256 of their ids."""
+        if not self.made:
+            return {}
+        with self._open() as base:
+            rows = base.execute(
+                "SELECT window, id FROM windows WHERE source = ? ORDER BY window, id", (source,)
+            ).fetchall()
+        found: dict[str, hashlib._Hash] = {}
+        for window, each in rows:
+            found.setdefault(window, hashlib.sha256()).update(each)
+        return {window: digest.hexdigest() for window, digest in found.items()}
+
+    def _missing(self) -> SubjectKeysUnreadable:
+        return SubjectKeysUnreadable(
+            f"{self.path} lacks the key of values that landed encrypted, and knows of no destruction.",
+            fix="Restore the file from its newest backup: without the key nobody can read these values. "
+            "Nothing was changed.",
+        )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if not self.path.exists():
+                self._make()
+            with closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as base:
+                base.execute("PRAGMA synchronous = FULL")
+                # What is destroyed is overwritten in the file. The journal, which has it, is deleted with it.
+                base.execute("PRAGMA secure_delete = ON")
+                yield base
+        except sqlite3.Error as problem:
+            raise SubjectKeysUnreadable(
+                f"The keys of subjects in {self.path} cannot be used: {problem}.",
+                fix="Restore the file from its newest backup. Nothing landed without its key.",
+            ) from None
+
+    def _make(self) -> None:
+        """Make the file under another name, whole, and link it: who comes second finds the first one's."""
+        folder = self.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = folder / f".{self.path.name}.{secrets.token_hex(8)}"
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            with closing(sqlite3.connect(draft, isolation_level=None)) as base:
+                base.execute("PRAGMA synchronous = FULL")
+                base.executescript(_TABLES)
+                base.execute("INSERT INTO store VALUES (1, ?)", (secrets.token_bytes(_KEY_BYTES),))
+            with gate("pii.subject_keys", "store"):
+                try:
+                    os.link(draft, self.path)
+                except FileExistsError:
+                    return
+                sync_folder(folder)
+                sync_folder(folder.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def row_subject(table: str) -> str:
+    """The name of the subjects that the rows of ``table`` are which do not say whose they are."""
+    return f"row of {table}"
+
+
+_TABLES = """
+CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NULL);
+CREATE TABLE keys (id BLOB PRIMARY KEY, secret BLOB, destroyed_at TEXT) WITHOUT ROWID;
+CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, window, id)) WITHOUT ROWID;
+"""
+
+
+def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
+    """The id of the key of each subject: a keyed hash of it."""
+    (secret,) = base.execute("SELECT secret FROM store").fetchone()
+    keyed = hashlib.blake2b(key=secret, digest_size=ID_BYTES)
+    found = []
+    for each in subjects:
+        hashed = keyed.copy()
+        hashed.update("\0".join(each).encode("utf-8", "surrogatepass"))
+        found.append(hashed.digest())
+    return found
+
+
+def _known(base: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, SubjectKey]:
+    """The keys that are there, by their ids."""
+    found: dict[bytes, SubjectKey] = {}
+    for start in range(0, len(ids), _AT_ONCE):
+        some = ids[start : start + _AT_ONCE]
+        marks = ", ".join("?" * len(some))
+        rows = base.execute(f"SELECT id, secret FROM keys WHERE id IN ({marks})", some)
+        found |= {each: SubjectKey(each, secret) for each, secret in rows}
+    return found

@@ -1,0 +1,93 @@
+"""The ledger of exports: which files with rows were written for other programs, so that a certificate of
+erasure can name them.
+
+One line of JSON for each file, appended to ``exports.jsonl`` in the home, readable by its owner only. It has
+no value of a row. An export is on record before anybody is told that it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import Unreadable, read_file
+from omnisupport_ingest.json_values import from_note, to_plain
+from omnisupport_ingest.landing.integrity import sha256_of
+
+FILE = "exports.jsonl"
+
+
+class ExportLedgerUnreadable(IngestError):
+    """The ledger of exports is there and cannot be read."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """A file that was written ``at`` (UTC) with ``rows`` of ``table`` (``source.name``).
+
+    ``path`` is absolute.
+    """
+
+    at: datetime
+    table: str
+    path: str
+    rows: int
+    sha256: str
+
+
+def note_export(home: Path, table: str, path: Path, rows: int) -> None:
+    """Note that ``path`` was written with ``rows`` of ``table``. Durable then."""
+    entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
+    line = json.dumps(to_plain(entry), ensure_ascii=False).encode() + b"\n"
+    with gate("export.file", FILE):
+        descriptor = os.open(home / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(home)
+
+
+def exported_files(home: Path) -> list[ExportedFile]:
+    """Every entry, the first one first. ``ExportLedgerUnreadable``."""
+    try:
+        lines = read_file(home / FILE).splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, Unreadable) as problem:
+        raise _unreadable(home, problem) from problem
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(from_note(ExportedFile, json.loads(line)))
+        except ValueError as problem:
+            if number == len(lines):
+                # Cut off by a crash before anybody was told of the export.
+                break
+            raise _unreadable(home, problem) from problem
+    return found
+
+
+def still_there(entry: ExportedFile) -> bool:
+    """Whether the file is there with the content that was written."""
+    path = Path(entry.path)
+    try:
+        return path.is_file() and sha256_of(path) == entry.sha256
+    except OSError:
+        return False
+
+
+def _unreadable(home: Path, why: object) -> ExportLedgerUnreadable:
+    return ExportLedgerUnreadable(
+        f"The ledger of exports {home / FILE} cannot be read: {why}.",
+        fix="Restore it from a backup of the home, or move it away: then no certificate names older exports.",
+    )

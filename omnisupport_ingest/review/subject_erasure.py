@@ -1,0 +1,295 @@
+"""Having a subject erased: its key is destroyed, so no copy of what landed of it can be read any more.
+
+That reaches every table of the source, living and deleted rows, landing, raw, and backups of both, and cannot
+be taken back. The tables above raw hold values readable (what policies leave of them), so their windows are
+judged again, without the values; then the versions before are swept at once, and the certificate is complete.
+The same command does all of it, however often it is given: what is done already stays done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.cdc.erasing import key_hash
+from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS
+from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
+from omnisupport_ingest.contracts.subject_keys import row_subject
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import read_file
+from omnisupport_ingest.lake.sweep import sweep_replaced
+from omnisupport_ingest.landing.integrity import sha256_of
+from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.export_ledger import exported_files, still_there
+from omnisupport_ingest.read.subject_traces import (
+    Holding,
+    Traced,
+    cells_above_raw,
+    key_ids_of_row,
+    tables_of,
+    traced,
+)
+from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
+
+FOLDER = "certificates"
+"""Of the home; a certificate is one JSON file in it, for its owner only."""
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectErased:
+    """What was done: ``certificate`` is its file, null where nothing was recorded. ``complete``: nothing of
+    the subject can be read in the home any more but what ``remains`` names.
+
+    ``images`` of it landed encrypted, in ``windows``; ``cells`` above raw are readable still. ``swept``:
+    files of former versions that are gone now.
+    """
+
+    certificate: Path | None
+    complete: bool
+    images: int
+    cells: int
+    windows: tuple[str, ...]
+    swept: int
+    remains: tuple[dict[str, Any], ...]
+
+
+def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
+    """What ``erase_subject`` would erase; nothing is destroyed. ``ErasureRefused`` if it would refuse."""
+    found = traced(workspace, contract.source, _key_ids(workspace, contract, key))
+    cells = cells_above_raw(workspace, contract.source, found.rows)
+    return _erased(None, False, found, cells, 0, _remains(workspace, contract, found, cells))
+
+
+def erase_subject(
+    workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str
+) -> SubjectErased:
+    """Destroy the key of whom the row with ``key`` (as ``key_text`` writes it) is of, and certify it.
+
+    ``erased_by`` and ``why`` are kept as they are told. ``ErasureRefused`` says why nothing was destroyed.
+    """
+    erased_by, why = erased_by.strip(), why.strip()
+    for told, what in ((erased_by, "who erases"), (why, "why")):
+        if not told:
+            raise ErasureIncomplete(
+                f"It is not said {what}.", fix="Say it: the certificate has who, when and why."
+            )
+    ids = _key_ids(workspace, contract, key)
+    path = _certificate(workspace, contract, ids)
+    before = _read(path) or {
+        "asked": {"by": erased_by, "why": why, "at": _now()},
+        "before": _plainly(
+            cells_above_raw(workspace, contract.source, traced(workspace, contract.source, ids).rows)
+        ),
+        "swept": [],
+    }
+    destroyed = workspace.subjects.destroy(ids)
+    # Only now: what landed or was judged in the meantime is found as well.
+    found = traced(workspace, contract.source, ids)
+    workspace.subjects.name_windows(contract.source, found.windows)
+    cells = cells_above_raw(workspace, contract.source, found.rows)
+    swept = [] if cells else _sweep(workspace, contract.source, found)
+    remains = _remains(workspace, contract, found, cells)
+    complete = not cells and not found.plain
+    document = {
+        "format_version": FORMAT_VERSION,
+        "state": "complete" if complete else "pending" if cells else "incomplete",
+        "source": contract.source,
+        "table": contract.full_name,
+        "subject": contract.subject.name if contract.subject else None,
+        "key_sha256": key_hash(key),
+        **before,
+        "looked_at": _now(),
+        "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
+        "encrypted": _plainly(found.encrypted),
+        "after": _after(workspace, before["before"], cells),
+        "swept": sorted({*before["swept"], *swept}),
+        "remains": remains,
+    }
+    _write(path, document)
+    return _erased(path, complete, found, cells, len(swept), remains)
+
+
+def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
+    """The ids of the keys that are to be destroyed: that of the row's subject, and the row's own."""
+    if contract.subject is None:
+        raise ErasureRefused(
+            f"{contract.full_name} of {contract.source} lands plain, so there is no key to destroy.",
+            fix="Erase the row without --subject; or write encrypted in x-cdc.at_rest, for what lands from "
+            "then on.",
+        )
+    found = key_ids_of_row(workspace, contract, key)
+    own, named = (contract.source, row_subject(contract.full_name), key), []
+    if contract.key == (contract.subject.column,):
+        named = [(contract.source, contract.subject.name, json.loads(key)[0])]
+    (own_id, *named_ids) = (each.id for each in workspace.subjects.keys_of([own, *named]))
+    if not found and not traced(workspace, contract.source, {own_id, *named_ids}).encrypted:
+        # A key that was mistyped must not be destroyed before its subject comes.
+        raise ErasureRefused(
+            f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
+            fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
+            f"whose key {contract.subject.column} is.",
+        )
+    if len(found - {own_id}) > 1:
+        raise ErasureRefused(
+            f"The row of {contract.full_name} has been of {len(found - {own_id})} subjects.",
+            fix="Erase each by a table of which the key is the subject.",
+        )
+    return {*found, own_id, *named_ids}
+
+
+def _sweep(workspace: Workspace, source: str, found: Traced) -> list[str]:
+    """Delete former versions of the tables that held the subject's values; their files, below the lake."""
+    places = {(schema, table) for schema, table, _ in found.rows}
+    tables = [(workspace.deduped(source), frozenset[str]())]
+    tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
+    for contract in workspace.contracts.of_source(source):
+        if (contract.schema, contract.table) in places:
+            tables += [(table, frozenset()) for table in tables_of(workspace, contract)]
+    return [
+        f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
+    ]
+
+
+def _remains(
+    workspace: Workspace, contract: TableContract, found: Traced, cells: Sequence[Holding]
+) -> tuple[dict[str, Any], ...]:
+    """What of the subject is not gone, where, and why."""
+    remains: list[dict[str, Any]] = []
+
+    def add(what: str, where: Collection[str], why: str) -> None:
+        if where:
+            remains.append({"what": what, "where": sorted(where), "why": why})
+
+    add(
+        "encrypted images, which nobody can read",
+        [each.path for each in found.encrypted],
+        "landing and raw are the record: files, checksums and the chain stay as they are",
+    )
+    add(
+        "images that landed plain",
+        [each.path for each in found.plain],
+        "they landed before the contract said encrypted; retention of landing and raw deletes them",
+    )
+    add(
+        "cells that can be read",
+        [each.path for each in cells],
+        "their windows are not judged again yet, or retention has sealed them; then give the command again",
+    )
+    places = {(schema, table) for schema, table, _ in found.rows}
+    tables = [
+        each for each in workspace.contracts.of_source(contract.source) if (each.schema, each.table) in places
+    ]
+    named = {f"{each.source}.{each.name}" for each in tables}
+    add(
+        "exports that were written before",
+        [
+            each.path
+            for each in exported_files(workspace.home.path)
+            if each.table in named and still_there(each)
+        ],
+        "they left the lake: delete them, and what was made of them",
+    )
+    columns = [
+        (each, column)
+        for each in tables
+        for column in each.source_columns
+        if column.name in encrypted_columns(each)
+    ]
+    add(
+        "values in the map of tokens",
+        [f"{each.full_name}.{column.name}" for each, column in columns if column.pii == TOKENIZE],
+        "another row may have the same value: pii forget takes a token out",
+    )
+    add(
+        "bounds of integer columns",
+        [
+            f"{table.spec.path}/_delta_log"
+            for each, column in columns
+            if column.pii == KEEP and column.type.kind in INTEGERS
+            for table in tables_of(workspace, each)
+        ],
+        "the log of a Delta table keeps the lowest and highest number of each file, of former files too",
+    )
+    add(
+        "rows of targets",
+        [f"{each.target.schema}.{each.target.table}" for each in tables if each.target is not None],
+        "their next sync sets the columns to NULL",
+    )
+    add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
+    return tuple(remains)
+
+
+def _after(workspace: Workspace, before: Sequence[dict[str, Any]], cells: Sequence[Holding]) -> list[Any]:
+    """What became of the files that held cells, and which files hold cells now."""
+    left = {each.path: each.count for each in cells}
+    home = workspace.home.path
+    found = [
+        {
+            "place": each["place"],
+            "path": each["path"],
+            "sha256": sha256_of(home / each["path"]) if (home / each["path"]).exists() else None,
+            "count": left.get(each["path"], 0),
+        }
+        for each in before
+    ]
+    known = {each["path"] for each in before}
+    return [*found, *_plainly([each for each in cells if each.path not in known])]
+
+
+def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> Path:
+    name = hashlib.sha256(contract.source.encode() + b"".join(sorted(ids))).hexdigest()[:16]
+    return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What an earlier certificate has that a later one repeats; null if there is none."""
+    try:
+        document = json.loads(read_file(path))
+    except FileNotFoundError:
+        return None
+    return {name: document[name] for name in ("asked", "before", "swept")}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    with gate("pii.subject_keys", "certificate"):
+        replace(path, content)
+
+
+def _plainly(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in holdings]
+
+
+def _erased(
+    path: Path | None,
+    complete: bool,
+    found: Traced,
+    cells: Sequence[Holding],
+    swept: int,
+    remains: tuple[dict[str, Any], ...],
+) -> SubjectErased:
+    return SubjectErased(
+        path,
+        complete,
+        sum(each.count for each in found.encrypted if each.place == "landing"),
+        sum(each.count for each in cells),
+        tuple(sorted({window for windows in found.windows.values() for window in windows})),
+        swept,
+        remains,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

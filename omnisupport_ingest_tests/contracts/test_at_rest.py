@@ -1,0 +1,127 @@
+"""``x-cdc.at_rest``: what contracts may say of it, and which ways in are refused for it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnisupport_ingest.cli.land import inlet_of
+from omnisupport_ingest.contracts.at_rest import encrypted_columns, readable_columns, refuse_encrypted
+from omnisupport_ingest.contracts.load import load_contract
+from omnisupport_ingest.contracts.model import ContractError, Contracts, Subject, TableContract
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.kafka.run import KafkaSource
+from omnisupport_ingest.sources.query.run import QuerySource
+
+DOCUMENT: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "People",
+    "description": "People.",
+    "type": "object",
+    "required": ["id", "lane"],
+    "additionalProperties": True,
+    "properties": {
+        "id": {"type": "integer", "x-pg-type": "bigint", "description": "Key."},
+        "lane": {"type": "string", "x-pg-type": "text", "description": "Of some keys."},
+        "email": {"type": ["string", "null"], "x-pg-type": "text", "description": "Personal."},
+        "plan": {"type": ["string", "null"], "x-pg-type": "text", "description": "Not personal."},
+        "gone": {"type": ["string", "null"], "x-pg-type": "timestamptz", "description": "Soft delete."},
+    },
+    "x-cdc": {
+        "version": "1.0.0",
+        "source": "desk",
+        "schema": "public",
+        "table": "people",
+        "owner": "team:tests",
+        "key": ["id"],
+        "events": {"soft_delete_column": "gone"},
+        "pii": {name: {"policy": "keep", "note": "A test."} for name in ("id", "email", "gone")},
+    },
+}
+
+
+def contract(folder: Path, at_rest: object, **policy: object) -> TableContract:
+    document = copy.deepcopy(DOCUMENT)
+    document["x-cdc"] |= {"at_rest": at_rest} | policy
+    if policy.get("required"):
+        document["required"] = [*document["required"], *document["x-cdc"].pop("required")]
+        document["properties"]["email"]["type"] = "string"
+    path = folder / "people.json"
+    path.write_text(json.dumps(document))
+    return load_contract(path)
+
+
+def test_what_finds_and_orders_rows_is_readable_and_the_rest_of_pii_is_not(tmp_path: Path) -> None:
+    found = contract(tmp_path, {"pii": "encrypted"})
+    assert found.subject == Subject("people", "id")
+    assert encrypted_columns(found) == ("email",)
+    # A column that the contract does not name is none of these, so it is encrypted.
+    assert readable_columns(found) == {"id", "lane", "plan", "gone"}
+    other = contract(tmp_path, {"pii": "encrypted", "subject": "customer", "subject_column": "email"})
+    assert (other.subject, encrypted_columns(other)) == (Subject("customer", "email"), ())
+
+
+def test_encrypted_is_another_contract(
+    tmp_path: Path,
+) -> None:
+    plain = contract(tmp_path, {"pii": "plain"})
+    assert plain.subject is None and encrypted_columns(plain) == ()
+    assert contract(tmp_path, {"pii": "encrypted"}).fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "policy", "problem"),
+    [
+        ({"pii": "sealed"}, {}, "'sealed' is not one of"),
+        ({"pii": "plain", "subject": "x"}, {}, "names a subject of plain values"),
+        ({"pii": "encrypted"}, {"pii": {}}, "pii names no column"),
+        ({"pii": "encrypted"}, {"key": ["id", "lane"]}, "does not say whose a row is"),
+        ({"pii": "encrypted", "subject_column": "owner"}, {}, "'owner' is not a column"),
+        ({"pii": "encrypted", "subject": "a b"}, {}, "does not match"),
+        ({"pii": "encrypted"}, {"required": ["email"]}, "may not be NULL"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused(
+    tmp_path: Path, at_rest: object, policy: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ContractError, match=problem) as refused:
+        contract(tmp_path, at_rest, **policy)
+    assert "people.json" in refused.value.problem and refused.value.fix
+
+
+def test_another_way_in_is_refused_with_the_reason(tmp_path: Path) -> None:
+    refuse_encrypted([contract(tmp_path, {"pii": "plain"})], "by its cursor")
+    with pytest.raises(ContractError, match=r"lands by its cursor: what is delivered again"):
+        refuse_encrypted([contract(tmp_path, {"pii": "encrypted"})], "by its cursor")
+
+
+@pytest.mark.parametrize("kind", ["query", "kafka", "events"])
+def test_every_other_way_in_asks_before_it_lands_anything(tmp_path: Path, kind: str) -> None:
+    candidates = [{"column": "gone", "usable": True, "why": "A test."}]
+    cursor = {"field": "gone", "lookback": "PT1H", "candidates": candidates}
+    made = contract(tmp_path, {"pii": "encrypted"}, cursor=cursor)
+    settings = Settings(
+        home=tmp_path / "home", contracts_dir=tmp_path, source="other", window="minutes:1", _env_file=None
+    )
+    workspace = Workspace(settings, Home.open(settings.home, settings.window_size), Contracts((made,)))
+    implied = sources_in_force(settings, workspace.contracts).find("desk")
+    ways: dict[str, Callable[[], object]] = {
+        "query": lambda: QuerySource.of(
+            replace(implied, kind=SourceKind.QUERY), workspace.contracts, workspace.home
+        ),
+        "kafka": lambda: KafkaSource.of(
+            replace(implied, kind=SourceKind.KAFKA), workspace.contracts, workspace.home, settings
+        ),
+        "events": lambda: inlet_of(workspace, "desk", {}),
+    }
+    with pytest.raises(ContractError, match=r"is 'encrypted', and public\.people lands"):
+        ways[kind]()
