@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.capture.in_use import Difference
 
 
 @click.group(cls=Commands)
@@ -156,8 +158,8 @@ def diff(name: str | None, as_json: bool) -> int:
     """Show where definitions, home and databases differ.
 
     Listed are sources from which nothing has landed, folders in landing that no definition and no contract
-    names, and for query sources every table that does not exist, lacks a column or an index, or has another
-    type of cursor.
+    names, for query sources every table that does not exist, lacks a column or an index, or has another
+    type of cursor, and for a log that is captured now what its files say otherwise than its capture goes by.
 
     \b
     Example:
@@ -179,6 +181,7 @@ def diff(name: str | None, as_json: bool) -> int:
                 {"source": each.name, "what": finding.problem, "fix": finding.fix}
                 for finding in query_findings(settings, each)
             ]
+    differences += [asdict(each) for each in _not_in_use(settings) if name in (None, each.source)]
     if name is None:
         known = {each.name for each in there.all}
         landing = settings.home.expanduser() / "landing"
@@ -204,6 +207,13 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
     from omnisupport_ingest.sources.query.preflight import preflight
 
     return preflight(definition, definition.tables(contracts_in_force(settings)))
+
+
+def _not_in_use(settings: Settings) -> tuple[Difference, ...]:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.postgres.capture.in_use import differences
+
+    return differences(settings, contracts_in_force(settings))
 
 
 def _sources(settings: Settings) -> Sources:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import handling_of
 from omnisupport_ingest.sources.debezium.land import Inlet, refuse_other_deliveries
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
-from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
+from omnisupport_ingest.sources.kafka.offsets import (
+    UNDECIDED,
+    Held,
+    Partition,
+    Ways,
+    landed_offsets,
+    landed_times,
+)
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
@@ -27,10 +34,15 @@ from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a partition has landed. ``landed``: the next offset to read, None before the first record."""
+    """How far a partition has landed. ``landed``: the next offset to read, None before the first record.
+
+    ``landed_at``: when its newest record landed; None if none is among the newest batches
+    (``landed_times``).
+    """
 
     held: Held
     landed: int | None
+    landed_at: datetime | None = None
 
     @property
     def behind(self) -> int:
@@ -54,11 +66,7 @@ class KafkaSource:
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
         """The source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
-        if not definition.tables(contracts):
-            raise KafkaRefused(
-                f"No contract names the source {definition.name}, so nothing says what its tables are.",
-                fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
-            )
+        _require_contract(definition, contracts)
         store = LandingStore(home.landing, definition.name)
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
         handling = handling_of(definition.events)
@@ -100,12 +108,34 @@ class KafkaSource:
             return sync_topics(cluster, KafkaInlet(self.inlet, topics.batch_rows, ways, over, landed))
 
     def lags(self) -> list[Lag]:
-        """How far every partition has landed, and what the cluster holds; ``KafkaUnreachable``."""
-        assert self.definition.kafka is not None
-        landed = landed_offsets(self.inlet.store)
-        with Cluster(self.definition.name, self.definition.kafka) as cluster:
-            found = []
-            for held in cluster.held():
-                span = landed.get(held.place)
-                found.append(Lag(held, None if span is None else span.next))
-            return found
+        """``lags`` of this source."""
+        return lags(self.definition, self.inlet.contracts, self.inlet.store.folder.parent)
+
+
+def lags(definition: SourceDefinition, contracts: Contracts, landing: Path) -> list[Lag]:
+    """How far every partition of ``definition`` has landed, and what the cluster holds.
+
+    ``landing``: the home's folder of landing, which is only looked at. ``KafkaRefused`` if no contract names
+    the source, ``KafkaUnreachable``.
+    """
+    assert definition.kafka is not None
+    _require_contract(definition, contracts)
+    landed: dict[Partition, OffsetSpan] = {}
+    times: dict[Partition, datetime] = {}
+    if (landing / definition.name).is_dir():
+        store = LandingStore(landing, definition.name)
+        landed, times = landed_offsets(store), landed_times(store)
+    with Cluster(definition.name, definition.kafka) as cluster:
+        found = []
+        for held in cluster.held():
+            span = landed.get(held.place)
+            found.append(Lag(held, None if span is None else span.next, times.get(held.place)))
+        return found
+
+
+def _require_contract(definition: SourceDefinition, contracts: Contracts) -> None:
+    if not definition.tables(contracts):
+        raise KafkaRefused(
+            f"No contract names the source {definition.name}, so nothing says what its tables are.",
+            fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
+        )
