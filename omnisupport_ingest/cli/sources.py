@@ -88,7 +88,9 @@ def new(
       omnisupport-ingest sources new shop_replica --kind query --env SHOP_REPLICA_URL
       omnisupport-ingest sources new nova --kind kafka --servers kafka:9092 --topic '^nova\\.public\\.'
     """
+    from omnisupport_ingest.cli.contracts_new import own_folder
     from omnisupport_ingest.contracts.document_text import document_text
+    from omnisupport_ingest.contracts.documents import program_file
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import gate
@@ -97,7 +99,12 @@ def new(
         raise click.UsageError("Give one of --env and --file.")
     if (kind == "kafka") != bool(servers and topics) or (kind != "kafka" and (servers or topics)):
         raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
-    path = sources_folder(open_settings()) / f"{name}.json"
+    settings = open_settings()
+    folder = sources_folder(settings)
+    if folder == program_file("contracts/sources"):
+        # What came with the program is not ours to write to; the definition stands beside new contracts.
+        folder = own_folder(settings).parent / "sources"
+    path = folder / f"{name}.json"
     document: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "name": name,
