@@ -11,6 +11,7 @@ from typing import Self
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
 from omnisupport_ingest.landing.store import LandingStore
@@ -24,11 +25,13 @@ from omnisupport_ingest.sources.kafka.offsets import (
     Held,
     Partition,
     Ways,
+    going_on,
     landed_offsets,
     landed_times,
 )
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
 
@@ -110,6 +113,36 @@ class KafkaSource:
     def lags(self) -> list[Lag]:
         """``lags`` of this source."""
         return lags(self.definition, self.inlet.contracts, self.inlet.store.folder.parent)
+
+
+def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path) -> tuple[Finding, ...]:
+    """What keeps the topics of ``definition`` from being read, and what is worth knowing; changes nothing.
+
+    ``landing``: as in ``lags``. One finding alone if the cluster cannot be reached, or has no such topic.
+    """
+    assert definition.kafka is not None
+    try:
+        _require_contract(definition, contracts)
+        with Cluster(definition.name, definition.kafka) as cluster:
+            held = cluster.held()
+    except IngestError as error:
+        return (Finding("connection", error.problem, error.fix),)
+    landed: dict[Partition, OffsetSpan] = {}
+    if (landing / definition.name).is_dir():
+        landed = landed_offsets(LandingStore(landing, definition.name))
+    found: list[Finding] = []
+    for each in held:
+        try:
+            going_on(definition.name, each, landed.get(each.place), UNDECIDED)
+        except IngestError as fault:
+            found.append(Finding("offsets", fault.problem, fault.fix))
+    if any(each.topic_id is None for each in held):
+        problem = (
+            "The cluster does not tell ids of topics: one that is deleted and made anew is known only "
+            "by offsets that the cluster has not got any more."
+        )
+        found.append(Finding("topic_ids", problem, "", Severity.NOTES))
+    return tuple(dict.fromkeys(found))
 
 
 def lags(definition: SourceDefinition, contracts: Contracts, landing: Path) -> list[Lag]:

@@ -80,6 +80,8 @@ def test_lag_is_what_has_not_landed_of_each_partition(mock: Broker) -> None:
     sync()
     code, told, shown = status()
     assert (code, told["behind"]) == (0, 0)
+    checked = command("preflight", SOURCE, "--json")
+    assert (checked.code, json.loads(checked.out)["ready"]) == (0, True)
     assert [each["landed"] for each in told["partitions"]][:2] == [5, 2]
     assert f"{TOPIC}[1]: landed up to offset 2 of 2, 0 behind, newest record landed" in shown
     first, second = told["partitions"][:2]
@@ -131,6 +133,9 @@ def test_records_that_were_deleted_before_they_landed_are_a_gap_and_not_well(moc
     assert first["gone"] == first["low"] - first["landed"] > 0
     assert first["behind"] == first["end"] - first["low"]
     assert f"{first['gone']} offsets were deleted before: a gap" in shown
+    checked = command("preflight", SOURCE, "--json")
+    offsets = [each for each in json.loads(checked.out)["findings"] if each["check"] == "offsets"]
+    assert checked.code == 1 and "--accept-gap" in offsets[0]["fix"]
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_a_fix(mock: Broker, tmp_path: Path) -> None:
@@ -138,4 +143,6 @@ def test_a_cluster_that_does_not_answer_is_named_with_a_fix(mock: Broker, tmp_pa
     path.write_text(path.read_text().replace(mock.address, "127.0.0.1:1"))
     code, told, shown = status()
     assert (code, told["behind"], told["partitions"]) == (1, None, [])
+    checked = command("preflight", SOURCE)
+    assert checked.code == 1 and "127.0.0.1:1" in checked.out
     assert "127.0.0.1:1" in told["problem"]["problem"] and "Fix: Check that it is up" in shown
