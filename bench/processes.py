@@ -34,6 +34,13 @@ def peak_memory_mb(root: int | None = None, *, program: str | None = None) -> fl
     return sum(_peak(pid) for pid in pids if program is None or _name(pid) == program)
 
 
+def parent(pid: int) -> int:
+    """The process that ``pid`` was started by."""
+    fields = _fields(pid)
+    assert fields is not None, f"process {pid} is gone"
+    return int(fields[1])
+
+
 def processor_seconds(root: int) -> dict[int, float]:
     """User and system time so far, by process, of ``root`` and all below it."""
     found = {}

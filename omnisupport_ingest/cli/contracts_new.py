@@ -65,7 +65,7 @@ class NewContracts:
 def write_contracts(request: NewContracts) -> list[Outcome]:
     """Write a contract for each table that ``request`` names; the outcomes have its order."""
     settings = request.settings
-    folder = request.out or settings.contracts_dir or _own_folder(settings)
+    folder = request.out or settings.contracts_dir or own_folder(settings)
     there = _contracts_in(folder, settings.source)
     with closing(connect_to_source(settings)) as connection:
         live, candidates = read_live_tables(connection), cursor_candidates(connection)
@@ -127,8 +127,8 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
     return Outcome(table.full_name, "written", path, contract, made.left_out)
 
 
-def _own_folder(settings: Settings) -> Path:
-    """The folder of the home's contracts, or ``contracts/data`` if they came with the program."""
+def own_folder(settings: Settings) -> Path:
+    """Where new contracts go: the folder of the home, or ``contracts/data`` if its came with the program."""
     has = recorded(settings)
     if has is None or has.contracts == program_file("contracts/data"):
         return Path("contracts/data")

@@ -31,7 +31,8 @@ def preflight(name: str | None, as_json: bool) -> int:
     NAME is a source of the home (`sources list`); by default it is the one that the settings name.
 
     For a log the command checks server, rights, publication, tables, keys and slot; for a source that is
-    read by cursors, tables, types and indexes. Every finding has the SQL that repairs it. capture and sync
+    read by cursors, tables, types and indexes; for Kafka topics, settings, cluster, topics, and whether the
+    offsets where reading goes on are still there. Every finding has the SQL that repairs it. capture and sync
     make the same checks before they change anything.
 
     \b
@@ -49,7 +50,7 @@ def preflight(name: str | None, as_json: bool) -> int:
 
     settings = open_settings()
     if name is not None and not has_log(settings, name):
-        return _preflight_query(settings, name, as_json=as_json)
+        return _preflight_other(settings, name, as_json=as_json)
     settings = log_of(settings, name)
     tables = contracted_tables(settings)
     home = home_if_any(settings)
@@ -70,18 +71,25 @@ def preflight(name: str | None, as_json: bool) -> int:
     return FINDINGS if blocked else 0
 
 
-def _preflight_query(settings: Settings, name: str, *, as_json: bool) -> int:
+def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
     from omnisupport_ingest.cli.sources import query_findings
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
+    from omnisupport_ingest.sources.kafka.run import preflight as kafka_findings
     from omnisupport_ingest.sources.postgres.preflight import blocking
 
     definition = sources_in_force(settings).find(name)
-    if definition.kind is not SourceKind.QUERY:
+    if definition.kind is SourceKind.KAFKA:
+        landing = settings.home.expanduser() / "landing"
+        found = kafka_findings(definition, contracts_in_force(settings), landing)
+    elif definition.kind is SourceKind.QUERY:
+        found = query_findings(settings, definition)
+    else:
         raise SourceUnknown(
-            f"{name} is a source of the kind {definition.kind}, which has no such check.",
-            fix="Name a source of the kind postgres_log or query: omnisupport-ingest sources list",
+            f"{name} is a source of the kind {definition.kind}: its files come, nothing is read from it.",
+            fix="Check a file before it lands: omnisupport-ingest manifest load FILE --dry-run. Or name "
+            "another source: omnisupport-ingest sources list",
         )
-    found = query_findings(settings, definition)
     blocked = bool(blocking(found))
     if as_json:
         render.echo_json(_document(name, found, ready=not blocked))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,8 +20,6 @@ from omnisupport_ingest.cli.opening import (
 )
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.contracts.sources import SourceDefinition
-    from omnisupport_ingest.home import Home
     from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress
     from omnisupport_ingest.settings import Settings
     from omnisupport_ingest.sources.postgres.capture.status import LandedUpTo, ServerState, SourceStatus
@@ -320,107 +317,19 @@ def _text(value: object) -> str | None:
 
 def _other_status(settings: Settings, name: str, *, as_json: bool) -> int:
     """Print how far each table or partition of the source ``name`` has been read; returns the exit code."""
+    from omnisupport_ingest.cli.status_reading import is_well, reading_document, reading_lines
     from omnisupport_ingest.contracts.sources import SourceKind, SourceUnknown, sources_in_force
 
     definition = sources_in_force(settings).find(name)
-    if definition.kind is SourceKind.KAFKA:
-        return _kafka_status(settings, definition, existing_home(settings), as_json=as_json)
-    if definition.kind is not SourceKind.QUERY:
+    if definition.kind not in (SourceKind.KAFKA, SourceKind.QUERY):
         raise SourceUnknown(
             f"{name} is a source of the kind {definition.kind}: its files are landed, nothing reads it.",
             fix="omnisupport-ingest status, or landing list --source " + name,
         )
-    return _query_status(settings, definition, existing_home(settings), as_json=as_json)
-
-
-def _running_state(home: Home, source: str, landing: Path) -> str:
-    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
-    from omnisupport_ingest.sources.postgres.session.lease import is_captured
-
-    if PauseRequest(landing).read() is not None:
-        return "PAUSED"
-    return "RUNNING" if is_captured(home.run, source) else "STOPPED"
-
-
-def _query_status(settings: Settings, definition: SourceDefinition, home: Home, *, as_json: bool) -> int:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.sources.query.state import QueryState
-
-    folder = LandingStore(home.landing, definition.name).folder
-    tables: list[dict[str, Any]] = []
-    with QueryState(folder) as state:
-        for table in definition.tables(contracts_in_force(settings)):
-            progress = state.progress(table.full_name)
-            reading = progress.reading if progress is not None else None
-            tables.append(
-                {
-                    "table": table.full_name,
-                    "cursor": progress.cursor if progress is not None else None,
-                    "read_at": progress.finished.isoformat() if progress and progress.finished else None,
-                    "reading": None if reading is None else ("whole" if reading.full else "from its cursor"),
-                }
-            )
-    document = {
-        "source": definition.name,
-        "state": _running_state(home, definition.name, folder),
-        "connection": definition.connection,
-        "tables": tables,
-    }
+    document = reading_document(settings, definition, existing_home(settings))
     if as_json:
         render.echo_json(document)
-        return 0
-    click.echo(f"{definition.name}: {document['state']}, by {definition.connection}")
-    for each in tables:
-        cursor = "never read to its end" if each["cursor"] is None else f"read up to {each['cursor']}"
-        at = f", {render.ago(each['read_at'])}" if each["read_at"] else ""
-        going = f"; being read {each['reading']}" if each["reading"] else ""
-        click.echo(f"  {each['table']}: {cursor}{at}{going}")
-    return 0
-
-
-def _kafka_status(settings: Settings, definition: SourceDefinition, home: Home, *, as_json: bool) -> int:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.sources.kafka.run import KafkaSource
-
-    source = KafkaSource.of(definition, contracts_in_force(settings), home, settings)
-    problem: IngestError | None = None
-    try:
-        lags = source.lags()
-    except IngestError as error:
-        lags, problem = [], error
-    state = _running_state(home, definition.name, source.inlet.store.folder)
-    if as_json:
-        partitions = [
-            {
-                "topic": each.held.topic,
-                "partition": each.held.partition,
-                "landed": each.landed,
-                "low": each.held.low,
-                "end": each.held.end,
-                "behind": each.behind,
-                "gone": each.gone,
-            }
-            for each in lags
-        ]
-        render.echo_json(
-            {
-                "source": definition.name,
-                "state": state,
-                "connection": definition.connection,
-                "partitions": partitions,
-                "behind": None if problem is not None else sum(each.behind for each in lags),
-                "problem": None if problem is None else {"problem": problem.problem, "fix": problem.fix},
-            }
-        )
     else:
-        click.echo(f"{definition.name}: {state}, {definition.connection}")
-        for each in lags:
-            landed = "nothing has landed" if each.landed is None else f"landed up to offset {each.landed}"
-            gap = f"; {render.counted(each.gone, 'offset')} were deleted before: a gap" if each.gone else ""
-            where = f"{each.held.topic}[{each.held.partition}]"
-            click.echo(f"  {where}: {landed} of {each.held.end}, {each.behind} behind{gap}")
-        if problem is not None:
-            click.echo(f"{problem.problem}\nFix: {problem.fix}")
-    return FINDINGS if problem is not None or any(each.gone for each in lags) else 0
+        for line in reading_lines(document):
+            click.echo(line)
+    return 0 if is_well(document) else FINDINGS

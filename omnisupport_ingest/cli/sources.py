@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.postgres.capture.in_use import Difference
 
 
 @click.group(cls=Commands)
@@ -86,7 +88,9 @@ def new(
       omnisupport-ingest sources new shop_replica --kind query --env SHOP_REPLICA_URL
       omnisupport-ingest sources new nova --kind kafka --servers kafka:9092 --topic '^nova\\.public\\.'
     """
+    from omnisupport_ingest.cli.contracts_new import own_folder
     from omnisupport_ingest.contracts.document_text import document_text
+    from omnisupport_ingest.contracts.documents import program_file
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import gate
@@ -95,7 +99,12 @@ def new(
         raise click.UsageError("Give one of --env and --file.")
     if (kind == "kafka") != bool(servers and topics) or (kind != "kafka" and (servers or topics)):
         raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
-    path = sources_folder(open_settings()) / f"{name}.json"
+    settings = open_settings()
+    folder = sources_folder(settings)
+    if folder == program_file("contracts/sources"):
+        # What came with the program is not ours to write to; the definition stands beside new contracts.
+        folder = own_folder(settings).parent / "sources"
+    path = folder / f"{name}.json"
     document: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "name": name,
@@ -156,8 +165,8 @@ def diff(name: str | None, as_json: bool) -> int:
     """Show where definitions, home and databases differ.
 
     Listed are sources from which nothing has landed, folders in landing that no definition and no contract
-    names, and for query sources every table that does not exist, lacks a column or an index, or has another
-    type of cursor.
+    names, for query sources every table that does not exist, lacks a column or an index, or has another
+    type of cursor, and for a log that is captured now what its files say otherwise than its capture goes by.
 
     \b
     Example:
@@ -179,6 +188,7 @@ def diff(name: str | None, as_json: bool) -> int:
                 {"source": each.name, "what": finding.problem, "fix": finding.fix}
                 for finding in query_findings(settings, each)
             ]
+    differences += [asdict(each) for each in _not_in_use(settings) if name in (None, each.source)]
     if name is None:
         known = {each.name for each in there.all}
         landing = settings.home.expanduser() / "landing"
@@ -204,6 +214,13 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
     from omnisupport_ingest.sources.query.preflight import preflight
 
     return preflight(definition, definition.tables(contracts_in_force(settings)))
+
+
+def _not_in_use(settings: Settings) -> tuple[Difference, ...]:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.postgres.capture.in_use import differences
+
+    return differences(settings, contracts_in_force(settings))
 
 
 def _sources(settings: Settings) -> Sources:

@@ -17,6 +17,7 @@ from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health, health_line, source_facts
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document, promised_facts
+from omnisupport_ingest.cli.status_reading import ReadingLooks, reading_summary
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
@@ -59,6 +60,8 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
               WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, or events
               are in quarantine; else healthy
     windows   open, closed, and late ones, which wait for a replay
+    source    every log, and every source that is read by cursors or from topics, with how far it is behind
+    changed   schema changes that ask for something; files of a log that its capture does not go by yet
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
@@ -100,12 +103,14 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast
+    from omnisupport_ingest.sources.postgres.capture.in_use import differences
 
     settings = open_settings()
     workspace = open_workspace(settings)
     home = workspace.home
     shown, unused = _chosen(workspace, source, everything=everything)
     looks = log_looks(settings, home, workspace.contracts)
+    readings = ReadingLooks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [
         _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
@@ -125,6 +130,8 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "source": logs[0],
         "other_logs": logs[1:],
+        "definition_changes": [asdict(each) for each in differences(settings, workspace.contracts)],
+        "readings": list(readings.results(answered_by)),
         "sources": sources,
         "sources_not_in_use": unused,
         "schema_changes": _schema_changes(workspace),
@@ -296,6 +303,9 @@ def _show(document: dict[str, Any], *, everything: bool) -> None:
         if log["slot"]["there"] is not None:
             lines.append(("slot", _slot_line(log["slot"])))
         lines.append(("capture", _capture_line(log)))
+    lines += [("source", reading_summary(each)) for each in document["readings"]]
+    for each in document["definition_changes"]:
+        lines.append(("changed", f"{each['source']}: {each['what']}. To do: {each['fix']}"))
     for each in document["schema_changes"]:
         table = f"{each['source']}.{each['table']}"
         lines.append(("changed", f"{table}: {each['what']}. To do: {each['edit']}"))

@@ -90,6 +90,13 @@ def _warned(document: dict[str, Any]) -> Iterator[str]:
             yield f"the slot of {log['name']} is not on the server any more"
         if log["slot"]["wal_status"] in _IN_DANGER:
             yield f"the slot of {log['name']} is {log['slot']['wal_status']}"
+    for each in document["readings"]:
+        if each["problem"] is not None:
+            yield f"{each['source']} cannot be looked at"
+        if any(part["gone"] for part in each.get("partitions", ())):
+            yield f"records of {each['source']} were deleted before they were read"
+    for name in dict.fromkeys(each["source"] for each in document["definition_changes"]):
+        yield f"files of {name} have changed, and its capture does not go by them yet"
     failed = platform["checks"]["failed"] if platform["checks"] else []
     if failed:
         yield f"{render.counted(len(failed), 'check')} failed"

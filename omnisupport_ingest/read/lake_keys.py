@@ -7,6 +7,7 @@ of the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
@@ -39,12 +40,16 @@ class DimensionKeys:
     """The keys of the rows of one dimension that the source has, by what the lake knows."""
 
     def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
-        """``files``: of the dimension."""
-        self._contract = contract
+        """``files``: of the dimension. They are read when something is first asked."""
+        self._contract, self._files = contract, files
         self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
-        self._connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
-        self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
         self._order = f"({', '.join(_part(i) for i in self._range)})"
+
+    @cached_property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        """A database with the keys in the table ``alive``."""
+        connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
+        connection.execute(f"SET memory_limit = '{_MEMORY}'")
         # Hashed once: a range is then a sum of numbers, however often it is halved.
         texts = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
         parts = [
@@ -55,11 +60,12 @@ class DimensionKeys:
             f"('0x' || substr(digest, {start}, {DIGITS}))::BIGINT AS number_{n}"
             for n, start in enumerate((1, 1 + DIGITS))
         ]
-        rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(contract, files)}) l"
-        self._connection.execute(
+        rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(self._contract, self._files)}) l"
+        connection.execute(
             f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
-            f" FROM ({rows}) l WHERE {is_at_source(contract)}"
+            f" FROM ({rows}) l WHERE {is_at_source(self._contract)}"
         )
+        return connection
 
     def checksum(self, bounds: Bounds, /) -> RowChecksum:
         """That of the keys in ``bounds``."""
@@ -87,7 +93,8 @@ class DimensionKeys:
         return dict(self._connection.execute(query).fetchall())
 
     def close(self) -> None:
-        self._connection.close()
+        if "_connection" in self.__dict__:
+            self._connection.close()
         self._scratch.cleanup()
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.sources import load_source
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -103,6 +104,20 @@ def test_new_refuses_what_cannot_be_and_writes_nothing(
     assert done.code != 0 and told in done.err
     assert SECRET not in done.told
     assert not (folder / "contracts" / "sources").exists()
+
+
+def test_new_in_a_folder_without_contracts_writes_there_and_not_where_the_program_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(program_file("contracts/sources").iterdir())
+    with environment(home=str(tmp_path / "home")):
+        told = command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    try:
+        assert sorted(program_file("contracts/sources").iterdir()) == before
+    finally:
+        (program_file("contracts/sources") / "desk.json").unlink(missing_ok=True)
+    assert told.code == 0 and load_source(tmp_path / "contracts" / "sources" / "desk.json").name == "desk"
 
 
 def test_list_shows_every_source_with_what_has_landed_and_no_secret(

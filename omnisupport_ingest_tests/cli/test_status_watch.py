@@ -28,6 +28,8 @@ WELL: dict[str, Any] = {
         "slot": {"wal_status": "reserved", "retained_bytes": 100, "safe_bytes": 600},
     },
     "other_logs": [],
+    "definition_changes": [],
+    "readings": [],
     "platform": {
         "checks": {"passed": 3, "failed": []},
         "runs": [{"job": "ingest_desk", "status": "SUCCESS"}, {"job": "ingest_desk", "status": "FAILURE"}],

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
+
+import pyarrow as pa
 
 from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
@@ -26,9 +28,10 @@ from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
-from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, is_unread
+from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
 from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.packed import plain_name
 from omnisupport_ingest.windows import WindowGrid
 
@@ -107,7 +110,7 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
         now = inlet.clock()
         if begins is not None:
             # An epoch begins for good, so not for a file that is refused.
-            for _ in _Reading(path, inlet, None, content, now).events(0):
+            for _ in _Reading(path, inlet, None, content, now).parts(0):
                 pass
             current = store.begin_epoch(begins, None, now=now)
         assert current is not None
@@ -131,9 +134,12 @@ def look_through(path: Path, inlet: Inlet, *, refusing: bool = False) -> Tally:
     reading = _Reading(
         path, inlet, None if current is None else current.number, content_hash(path), inlet.clock()
     )
-    for _ in reading.events(0):
+    for _ in reading.parts(0):
         pass
     return reading.tally
+
+
+Part: TypeAlias = LandedEvent | pa.Table
 
 
 class Reading(Protocol):
@@ -145,8 +151,11 @@ class Reading(Protocol):
     @property
     def tally(self) -> Tally: ...
 
+    def parts(self, epoch: int) -> Iterator[Part]:
+        """Its events: one, or many as a table of ``EVENT_SCHEMA``, in no order."""
+
     def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """Its events, one after the other."""
+        """The same, one after the other."""
 
     def again(self, epoch: int) -> Self:
         """Another reading of the same."""
@@ -159,8 +168,11 @@ def land_reading(reading: Reading, inlet: Inlet, epoch: int) -> tuple[Manifest, 
     """Land what ``reading`` reads. It is read again if a position of it is in two windows, which
     shows when its data files are written."""
     with _writer(reading, inlet, epoch) as writer:
-        for event in reading.events(epoch):
-            add(writer, event)
+        for part in reading.parts(epoch):
+            if isinstance(part, LandedEvent):
+                add(writer, part)
+            else:
+                add_table(writer, part)
         with FirstWindows.of(inlet.store, epoch, writer.finish()) as first_windows:
             if not first_windows:
                 return reading.seal(writer), reading.tally
@@ -200,25 +212,46 @@ class _Reading:
         )
         self._beside = Beside(plain_name(path), landed_at if arrival else None)
 
-    def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """The events of the file, one after the other; ``FileRefused`` for a line that keeps it out."""
+    def parts(self, epoch: int) -> Iterator[Part]:
+        """The events of the file; ``FileRefused`` for a line that keeps it out."""
         lines = Lines(self._path)
-        refusing = self._inlet.handling.odd_lines == REFUSE
+        with LatestTimes() as latest:
+            for numbers, block in lines.blocks():
+                if self._reader.orders.known is None:
+                    # The first line tells the order of a source, without which none is ordinary.
+                    yield from self._one(numbers[0], block[0], epoch, latest)
+                    numbers, block = numbers[1:], block[1:]
+                tables, others = self._reader.take_ordinary(Block(block, None, numbers), epoch)
+                yield from tables
+                for i in others:
+                    yield from self._one(numbers[i], block[i], epoch, latest)
+        self._check_end(lines)
+
+    def events(self, epoch: int) -> Iterator[LandedEvent]:
+        """The same one after the other, in the order of the file."""
+        lines = Lines(self._path)
         with LatestTimes() as latest:
             for number, line in lines:
-                try:
-                    event = self._reader.read(line, self._beside, epoch, number)
-                except AnotherLife as fault:
-                    raise self._refused(number, fault) from None
-                odd = self._reader.odd
-                if odd is not None and refusing:
-                    raise self._refused(number, odd)
-                if event is None:
-                    continue
-                if event.misplaced is not None and latest.comes_after_a_later_one(event):
-                    self.tally.misplaced += 1
-                    event = event._replace(misplaced=True)
-                yield event
+                yield from self._one(number, line, epoch, latest)
+        self._check_end(lines)
+
+    def _one(self, number: int, line: bytes, epoch: int, latest: LatestTimes) -> Iterator[LandedEvent]:
+        """The event of one line, if it is of a row."""
+        try:
+            event = self._reader.read(line, self._beside, epoch, number)
+        except AnotherLife as fault:
+            raise self._refused(number, fault) from None
+        odd = self._reader.odd
+        if odd is not None and self._inlet.handling.odd_lines == REFUSE:
+            raise self._refused(number, odd)
+        if event is None:
+            return
+        if event.misplaced is not None and latest.comes_after_a_later_one(event):
+            self.tally.misplaced += 1
+            event = event._replace(misplaced=True)
+        yield event
+
+    def _check_end(self, lines: Lines) -> None:
         if lines.sha256 != self._content:
             raise FileRefused(
                 f"{printable(self._path)} has changed while it was read.",

@@ -10,21 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.landing.writer import BatchWriter
+from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passed
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import Beside, Handling
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.ordinary_lines import Block, OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
 from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+_MINUTE = 60_000_000
+"""In microseconds."""
 
 
 @dataclass
@@ -83,6 +91,7 @@ class LineReader:
         self._handling, self._next = handling, next_place
         self._events = Events(contracts, handling)
         self._contracts: dict[str, TableContract] = {}
+        self._ordinary = OrdinaryLines(contracts, handling, orders)
 
     def read(self, line: bytes, beside: Beside, epoch: int, row: int) -> LandedEvent | None:
         """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
@@ -111,9 +120,16 @@ class LineReader:
             self._contracts[contract.name] = contract
         return event
 
+    def take_ordinary(self, lines: Block, epoch: int) -> tuple[list[pa.Table], Sequence[int]]:
+        """The events of what is ordinary in ``lines``, as tables of ``EVENT_SCHEMA``, and the indices of the
+        other lines, which are for ``read`` or ``take``."""
+        tables, others = self._ordinary.read(lines, epoch)
+        self.tally.read += sum(each.num_rows for each in tables)
+        return tables, others
+
     def contracts(self) -> list[TableContract]:
         """Those of the tables that events were read of, by name."""
-        return [contract for _, contract in sorted(self._contracts.items())]
+        return [contract for _, contract in sorted((self._contracts | self._ordinary.tables).items())]
 
     def _pass(self, found: Passed) -> None:
         self.tally.read += 1
@@ -153,6 +169,24 @@ def add(writer: BatchWriter, event: LandedEvent) -> None:
         writer.add_to(OUT_OF_RANGE, event)
     else:
         writer.add(event)
+
+
+def add_table(writer: BatchWriter, events: pa.Table) -> None:
+    """Give ``events``, a table of ``EVENT_SCHEMA`` with one row or more, to ``writer``: each to the window of
+    its time."""
+    minutes = pc.divide(events.column("source_ts").combine_chunks().cast(pa.int64()), _MINUTE)
+    numbers = np.asarray(minutes)
+    windows: dict[str, list[int]] = {}
+    for minute in np.unique(numbers).tolist():
+        windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
+    for window, of_window in windows.items():
+        mine = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+        highest = pc.max(mine.column("source_ts")).as_py()
+        writer.add_block(EventBlock(window, mine.num_rows, mine.nbytes, highest, partial(_same, mine)))
+
+
+def _same(events: pa.Table) -> pa.Table:
+    return events
 
 
 def is_unread(event: LandedEvent) -> bool:

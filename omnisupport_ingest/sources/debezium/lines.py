@@ -21,6 +21,8 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 _BLOCK = 1 << 20
 
+_BLOCK_BYTES, _BLOCK_LINES = 8 << 20, 10_000
+
 
 @dataclass
 class Lines:
@@ -49,6 +51,21 @@ class Lines:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if stripped := line.strip():
                     yield number, stripped
+
+    def blocks(self) -> Iterator[tuple[list[int], list[bytes]]]:
+        """The lines some megabytes at a time: numbers and lines, as iterating gives them."""
+        numbers: list[int] = []
+        lines: list[bytes] = []
+        size = 0
+        for number, line in self:
+            numbers.append(number)
+            lines.append(line)
+            size += len(line)
+            if size >= _BLOCK_BYTES or len(lines) >= _BLOCK_LINES:
+                yield numbers, lines
+                numbers, lines, size = [], [], 0
+        if lines:
+            yield numbers, lines
 
 
 def content_hash(path: Path) -> str:

@@ -67,6 +67,26 @@ class Orders:
         has landed says it, or the weakest that their positions fit."""
         return self._found or self.landed or LSN
 
+    @property
+    def known(self) -> str | None:
+        """The order that what was taken, or has landed, has; None before the first change."""
+        return self._found or self.landed
+
+    def take_all(self, first_life: int | None, later: int | None) -> bool:
+        """Note many changes of the order ``known``, which have their places in a log; returns whether they
+        are of one life with the others. If not, nothing is noted.
+
+        ``first_life``: the highest LSN of those without ``sequence[0]``; ``later``: their lowest
+        ``sequence[0]``.
+        """
+        highest = max((each for each in (self.first_life, first_life) if each is not None), default=None)
+        lowest = min((each for each in (self.later, later) if each is not None), default=None)
+        if highest is not None and lowest is not None and highest >= lowest:
+            return False
+        self.first_life, self.later = highest, lowest
+        self._with_lsn, self._found = True, self.known
+        return True
+
     def take(self, change: Change) -> None:
         """Note one change; ``LineFault`` if it is of another order, or of another life, than the rest."""
         order = change.order

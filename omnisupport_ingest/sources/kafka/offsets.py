@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import OffsetSpan
@@ -18,6 +20,9 @@ from omnisupport_ingest.sources.kafka.errors import RecordsGone, TopicReplaced
 
 Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
+
+TIMES_SOUGHT = 100
+"""Batches among which it is looked up when a partition had a record last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,24 @@ def landed_offsets(store: LandingStore) -> dict[Partition, OffsetSpan]:
             assert file is not None and file.offsets is not None, "its name says so"
             return {(each.topic, each.partition): each for each in file.offsets}
     return {}
+
+
+def landed_times(store: LandingStore) -> dict[Partition, datetime]:
+    """When a record of each partition landed last; without partitions of which none is among the newest
+    ``TIMES_SOUGHT`` batches of the epoch."""
+    current = store.current_epoch()
+    found: dict[Partition, datetime] = {}
+    if current is None:
+        return found
+    for name in islice(store.newest_first(offsets_prefix(current.number)), TIMES_SOUGHT):
+        manifest = store.read(name)
+        assert manifest.file is not None and manifest.file.offsets is not None, "its name says so"
+        for each in manifest.file.offsets:
+            if each.records:
+                found.setdefault((each.topic, each.partition), manifest.arrival.landed_at)
+        if len(found) == len(manifest.file.offsets):
+            break
+    return found
 
 
 def going_on(source: str, held: Held, landed: OffsetSpan | None, ways: Ways) -> OffsetSpan:

@@ -15,6 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.foreign import Unreadable, parse_row
 from omnisupport_ingest.landing.manifest import FileSpan, Manifest, OffsetSpan
@@ -25,10 +27,11 @@ from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.changes import Change, Passed
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
-from omnisupport_ingest.sources.debezium.land import Inlet
+from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, Told
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
 from omnisupport_ingest.windows import MAX_AHEAD
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION_BITS = 20
+_AT_ONCE = 10_000
+"""Records of a partition that are read as a block."""
 _NAMED = 3
 """Topics of a batch that its manifest names for people."""
 
@@ -60,6 +65,11 @@ class Record:
         moment = _START + timedelta(milliseconds=millis) if 0 <= millis < 1 << 47 else None
         headers: Any = message.headers() or ()
         return cls(message.offset() or 0, message.key(), message.value(), tuple(headers), moment)
+
+    @property
+    def has_old_key(self) -> bool:
+        """Whether it is of a row whose key changed, and says which one it was."""
+        return any(name == "__debezium.oldkey" for name, _ in self.headers)
 
     @property
     def size(self) -> int:
@@ -142,29 +152,70 @@ class RoundReading:
         self._reader = LineReader(orders, contracts, inlet.handling, self.tally)
         self._content = hashlib.sha256()
 
-    def events(self, epoch: int) -> Iterator[LandedEvent]:
-        """Its events, partition by partition, in the order of their offsets; ``StopsHere``."""
-        arrival = self._inlet.handling.order == BY_ARRIVAL
+    def parts(self, epoch: int) -> Iterator[Part]:
+        """Its events, partition by partition; ``StopsHere``."""
         with LatestTimes() as latest:
             for place in sorted(self._round.records):
-                number = _number(place)
+                records = self._round.records[place]
+                for start in range(0, len(records), _AT_ONCE):
+                    yield from self._many(place, records[start : start + _AT_ONCE], epoch, latest)
+
+    def events(self, epoch: int) -> Iterator[LandedEvent]:
+        """The same one after the other, in the order of their offsets."""
+        with LatestTimes() as latest:
+            for place in sorted(self._round.records):
                 for record in self._round.records[place]:
                     line = record.line(place)
                     self._content.update(line)
-                    beside = Beside(place[0], record.moment if arrival else None, record.moment)
-                    told = Told(
-                        line,
-                        partial(record.read, place, self._inlet.handling, beside),
-                        beside,
-                        (record.offset, number) if arrival else None,
-                    )
-                    event = self._event(told, place, record.offset, epoch)
-                    if event is None:
-                        continue
-                    if event.misplaced is not None and latest.comes_after_a_later_one(event):
-                        self.tally.misplaced += 1
-                        event = event._replace(misplaced=True)
-                    yield event
+                    yield from self._one(place, record, line, epoch, latest)
+
+    def _many(
+        self, place: Partition, records: Sequence[Record], epoch: int, latest: LatestTimes
+    ) -> Iterator[Part]:
+        lines = [each.line(place) for each in records]
+        for line in lines:
+            self._content.update(line)
+        start = 0
+        while start < len(records) and self._reader.orders.known is None:
+            # The first event tells the order of a source, without which none is ordinary.
+            yield from self._one(place, records[start], lines[start], epoch, latest)
+            start += 1
+        records, lines = records[start:], lines[start:]
+        values = [b"" if each.has_old_key else each.value or b"" for each in records]
+        tables, others = self._reader.take_ordinary(Block(values, lines), epoch)
+        for each in tables:
+            self._note_highest(place, each)
+            yield each
+        for i in others:
+            yield from self._one(place, records[i], lines[i], epoch, latest)
+
+    def _one(
+        self, place: Partition, record: Record, line: bytes, epoch: int, latest: LatestTimes
+    ) -> Iterator[LandedEvent]:
+        """The event of one record, if it is of a row."""
+        arrival = self._inlet.handling.order == BY_ARRIVAL
+        beside = Beside(place[0], record.moment if arrival else None, record.moment)
+        told = Told(
+            line,
+            partial(record.read, place, self._inlet.handling, beside),
+            beside,
+            (record.offset, _number(place)) if arrival else None,
+        )
+        event = self._event(told, place, record.offset, epoch)
+        if event is None:
+            return
+        if event.misplaced is not None and latest.comes_after_a_later_one(event):
+            self.tally.misplaced += 1
+            event = event._replace(misplaced=True)
+        yield event
+
+    def _note_highest(self, place: Partition, events: pa.Table) -> None:
+        times = events.column("source_ts")
+        in_time = times.filter(pc.less_equal(times, pa.scalar(self._inlet.clock() + MAX_AHEAD, times.type)))
+        found = pc.max(in_time).as_py()
+        if found is not None:
+            highest = self._round.highest
+            highest[place] = max(found, highest.get(place, found))
 
     def _event(self, told: Told, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
         try:

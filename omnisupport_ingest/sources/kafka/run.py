@@ -5,33 +5,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
 from omnisupport_ingest.contracts.at_rest import refuse_encrypted
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.manifest import Manifest
+from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import handling_of
 from omnisupport_ingest.sources.debezium.land import Inlet, refuse_other_deliveries
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
-from omnisupport_ingest.sources.kafka.offsets import UNDECIDED, Held, Ways, landed_offsets
+from omnisupport_ingest.sources.kafka.offsets import (
+    UNDECIDED,
+    Held,
+    Partition,
+    Ways,
+    going_on,
+    landed_offsets,
+    landed_times,
+)
 from omnisupport_ingest.sources.kafka.sync import KafkaInlet, KafkaReport, sync_topics
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a partition has landed. ``landed``: the next offset to read, None before the first record."""
+    """How far a partition has landed. ``landed``: the next offset to read, None before the first record.
+
+    ``landed_at``: when its newest record landed; None if none is among the newest batches
+    (``landed_times``).
+    """
 
     held: Held
     landed: int | None
+    landed_at: datetime | None = None
 
     @property
     def behind(self) -> int:
@@ -55,11 +70,7 @@ class KafkaSource:
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
         """The source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
-        if not definition.tables(contracts):
-            raise KafkaRefused(
-                f"No contract names the source {definition.name}, so nothing says what its tables are.",
-                fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
-            )
+        _require_contract(definition, contracts)
         refuse_encrypted(definition.tables(contracts), "from topics")
         store = LandingStore(home.landing, definition.name)
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
@@ -102,12 +113,64 @@ class KafkaSource:
             return sync_topics(cluster, KafkaInlet(self.inlet, topics.batch_rows, ways, over, landed))
 
     def lags(self) -> list[Lag]:
-        """How far every partition has landed, and what the cluster holds; ``KafkaUnreachable``."""
-        assert self.definition.kafka is not None
-        landed = landed_offsets(self.inlet.store)
-        with Cluster(self.definition.name, self.definition.kafka) as cluster:
-            found = []
-            for held in cluster.held():
-                span = landed.get(held.place)
-                found.append(Lag(held, None if span is None else span.next))
-            return found
+        """``lags`` of this source."""
+        return lags(self.definition, self.inlet.contracts, self.inlet.store.folder.parent)
+
+
+def preflight(definition: SourceDefinition, contracts: Contracts, landing: Path) -> tuple[Finding, ...]:
+    """What keeps the topics of ``definition`` from being read, and what is worth knowing; changes nothing.
+
+    ``landing``: as in ``lags``. One finding alone if the cluster cannot be reached, or has no such topic.
+    """
+    assert definition.kafka is not None
+    try:
+        _require_contract(definition, contracts)
+        with Cluster(definition.name, definition.kafka) as cluster:
+            held = cluster.held()
+    except IngestError as error:
+        return (Finding("connection", error.problem, error.fix),)
+    landed: dict[Partition, OffsetSpan] = {}
+    if (landing / definition.name).is_dir():
+        landed = landed_offsets(LandingStore(landing, definition.name))
+    found: list[Finding] = []
+    for each in held:
+        try:
+            going_on(definition.name, each, landed.get(each.place), UNDECIDED)
+        except IngestError as fault:
+            found.append(Finding("offsets", fault.problem, fault.fix))
+    if any(each.topic_id is None for each in held):
+        problem = (
+            "The cluster does not tell ids of topics: one that is deleted and made anew is known only "
+            "by offsets that the cluster has not got any more."
+        )
+        found.append(Finding("topic_ids", problem, "", Severity.NOTES))
+    return tuple(dict.fromkeys(found))
+
+
+def lags(definition: SourceDefinition, contracts: Contracts, landing: Path) -> list[Lag]:
+    """How far every partition of ``definition`` has landed, and what the cluster holds.
+
+    ``landing``: the home's folder of landing, which is only looked at. ``KafkaRefused`` if no contract names
+    the source, ``KafkaUnreachable``.
+    """
+    assert definition.kafka is not None
+    _require_contract(definition, contracts)
+    landed: dict[Partition, OffsetSpan] = {}
+    times: dict[Partition, datetime] = {}
+    if (landing / definition.name).is_dir():
+        store = LandingStore(landing, definition.name)
+        landed, times = landed_offsets(store), landed_times(store)
+    with Cluster(definition.name, definition.kafka) as cluster:
+        found = []
+        for held in cluster.held():
+            span = landed.get(held.place)
+            found.append(Lag(held, None if span is None else span.next, times.get(held.place)))
+        return found
+
+
+def _require_contract(definition: SourceDefinition, contracts: Contracts) -> None:
+    if not definition.tables(contracts):
+        raise KafkaRefused(
+            f"No contract names the source {definition.name}, so nothing says what its tables are.",
+            fix=f"Write contracts with that x-cdc.source {definition.name} (contracts/data).",
+        )

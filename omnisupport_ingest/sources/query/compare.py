@@ -12,6 +12,7 @@ The lake has to hold all that has landed, and the comparison reads one transacti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -120,8 +121,11 @@ class _OneTable:
         waiting = [KeyBounds(None, None)]
         while waiting:
             bounds = waiting.pop()
-            ours = self.lake.checksum(bounds)
-            theirs = self.reader.key_checksum(self.events.table, bounds)
+            # The server works on its side while the lake's keys are read and added up here.
+            with ThreadPoolExecutor(1, thread_name_prefix="source keys") as beside:
+                asked = beside.submit(self.reader.key_checksum, self.events.table, bounds)
+                ours = self.lake.checksum(bounds)
+                theirs = asked.result()
             told.checksums += 1
             if theirs == ours:
                 continue

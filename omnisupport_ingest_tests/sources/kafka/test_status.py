@@ -6,6 +6,7 @@ Told by librdkafka's mock cluster, whose partitions have true ends and which del
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def test_lag_is_what_has_not_landed_of_each_partition(mock: Broker) -> None:
     mock.produce(TOPIC, changes(10, 2), 1)
     code, told, shown = status()
     assert (code, told["state"], told["behind"]) == (0, "STOPPED", 7)
+    assert not (Settings().home / "landing" / SOURCE).exists(), "a look makes nothing"
     first = told["partitions"][0]
     assert first == {
         "topic": TOPIC,
@@ -71,15 +73,44 @@ def test_lag_is_what_has_not_landed_of_each_partition(mock: Broker) -> None:
         "end": 5,
         "behind": 5,
         "gone": 0,
+        "landed_at": None,
+        "seconds_since_landed": None,
     }
     assert f"{TOPIC}[0]: nothing has landed of 5, 5 behind" in shown
     sync()
     code, told, shown = status()
     assert (code, told["behind"]) == (0, 0)
+    checked = command("preflight", SOURCE, "--json")
+    assert (checked.code, json.loads(checked.out)["ready"]) == (0, True)
     assert [each["landed"] for each in told["partitions"]][:2] == [5, 2]
-    assert f"{TOPIC}[1]: landed up to offset 2 of 2, 0 behind" in shown
+    assert f"{TOPIC}[1]: landed up to offset 2 of 2, 0 behind, newest record landed" in shown
+    first, second = told["partitions"][:2]
+    assert 0 <= first["seconds_since_landed"] < 60 and first["landed_at"] == second["landed_at"]
+    assert told["partitions"][2]["landed_at"] is None, "nothing of it has ever landed"
     mock.produce(TOPIC, changes(20, 3), 1)
     assert [each["behind"] for each in status()[1]["partitions"]][:2] == [0, 3]
+    sync()
+    later = status()[1]["partitions"]
+    assert later[0]["landed_at"] == first["landed_at"] < later[1]["landed_at"]
+
+
+def test_the_look_at_the_whole_platform_has_the_lag_and_waits_for_no_cluster(
+    mock: Broker, tmp_path: Path
+) -> None:
+    mock.produce(TOPIC, changes(1, 5))
+    told = json.loads(command("status", "--json").out)
+    (reading,) = told["readings"]
+    assert (reading["source"], reading["behind"], reading["problem"]) == (SOURCE, 5, None)
+    assert f"{SOURCE}, Kafka at {mock.address}, STOPPED, 5 records behind" in command("status").out
+
+    path = tmp_path / "contracts" / "sources" / f"{SOURCE}.json"
+    path.write_text(path.read_text().replace(mock.address, "127.0.0.1:1"))
+    began = time.monotonic()
+    away = json.loads(command("status", "--json").out)
+    assert time.monotonic() - began < 5
+    assert away["readings"][0]["problem"]["fix"] and away["home"] == told["home"]
+    assert away["health"]["level"] == "warning"
+    assert f"{SOURCE} cannot be looked at" in away["health"]["reasons"]
 
 
 def test_a_paused_source_says_so_and_its_lag_grows(mock: Broker) -> None:
@@ -102,6 +133,9 @@ def test_records_that_were_deleted_before_they_landed_are_a_gap_and_not_well(moc
     assert first["gone"] == first["low"] - first["landed"] > 0
     assert first["behind"] == first["end"] - first["low"]
     assert f"{first['gone']} offsets were deleted before: a gap" in shown
+    checked = command("preflight", SOURCE, "--json")
+    offsets = [each for each in json.loads(checked.out)["findings"] if each["check"] == "offsets"]
+    assert checked.code == 1 and "--accept-gap" in offsets[0]["fix"]
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_a_fix(mock: Broker, tmp_path: Path) -> None:
@@ -109,4 +143,6 @@ def test_a_cluster_that_does_not_answer_is_named_with_a_fix(mock: Broker, tmp_pa
     path.write_text(path.read_text().replace(mock.address, "127.0.0.1:1"))
     code, told, shown = status()
     assert (code, told["behind"], told["partitions"]) == (1, None, [])
+    checked = command("preflight", SOURCE)
+    assert checked.code == 1 and "127.0.0.1:1" in checked.out
     assert "127.0.0.1:1" in told["problem"]["problem"] and "Fix: Check that it is up" in shown

@@ -27,6 +27,7 @@ from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotsBeside
 from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
+from omnisupport_ingest.sources.postgres.capture.in_use import contracts_in_use, definition_in_use
 from omnisupport_ingest.sources.postgres.capture.parked import (
     TABLE_FAULTS,
     ParkedTables,
@@ -114,6 +115,7 @@ class Capture:
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
         self._contracted = contracted_tables(contracts, settings.source)
+        self._definition, self._contracts = definition_in_use(settings), contracts_in_use(self._contracted)
         self._captured = CapturedTables(self._contracted)
         self._contracts_again = contracts_again or (lambda: contracts)
         self._read_again: tuple[TableContract, ...] = ()
@@ -149,7 +151,11 @@ class Capture:
         with (
             take_lease(self._home.run, source),
             recorded(
-                CaptureRecords(folder), follows=until is None, last_landed=self._last_landed
+                CaptureRecords(folder),
+                follows=until is None,
+                last_landed=self._last_landed,
+                definition=self._definition,
+                contracts=self._contracts,
             ) as ready_to_capture,
         ):
             stop = pause

@@ -11,9 +11,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -69,7 +69,7 @@ class CaptureRecord:
 
     ``ended`` is None while it runs, and stays None if it was killed. ``failing_since``: time of the first of
     the failures in a row up to this start; None if this one went well. ``last_error`` may be of an earlier
-    start.
+    start. ``definition`` and ``contracts``: what it works by (``in_use``); empty in older records.
     """
 
     pid: int
@@ -80,6 +80,8 @@ class CaptureRecord:
     ended: datetime | None
     failing_since: datetime | None
     last_error: LastError | None
+    definition: Mapping[str, str] = field(default_factory=dict)
+    contracts: Mapping[str, str] = field(default_factory=dict)
 
     def killed(self, last_landed: datetime | None) -> LastError:
         """Return the error of a capture that is gone without a recorded end."""
@@ -117,12 +119,18 @@ class CaptureRecords:
 
 @contextmanager
 def recorded(
-    records: CaptureRecords, *, follows: bool, last_landed: Callable[[], datetime | None]
+    records: CaptureRecords,
+    *,
+    follows: bool,
+    last_landed: Callable[[], datetime | None],
+    definition: Mapping[str, str] | None = None,
+    contracts: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Record the start of a capture, and how it ends; the context gives a function to call once its checks
     have passed.
 
     ``last_landed``: time when the newest batch landed; called if the capture before was killed.
+    ``definition`` and ``contracts``: as in the record.
     """
     before = records.read()
     failing_since = before.failing_since if before is not None else None
@@ -132,8 +140,9 @@ def recorded(
         failing_since = failing_since or last_error.at
     now = datetime.now(UTC)
     record = CaptureRecord(
-        os.getpid(), socket.gethostname(), now, follows, False, None, failing_since, last_error
-    )
+        os.getpid(), socket.gethostname(), now, follows, False, None, failing_since, last_error,
+        definition or {}, contracts or {},
+    )  # fmt: skip
     records.write(record)
 
     def ready() -> None:

@@ -1,0 +1,216 @@
+"""Debezium's events to durable batches, beside Spark and DuckDB that parse the same lines into Parquet.
+
+Three programs take turns over one file of envelopes, as the JSON converter writes them without schemas. Ours
+is ``land``: every line checked, positions, identities, windows, manifest, everything synced, the line itself
+kept. Spark parses each line with ``from_json`` and the whole schema of an envelope, on a warm session;
+DuckDB's JSON reader finds the schema itself; both write the envelopes as Parquet and prove nothing. With
+``--kafka`` the same values also come from a topic (Tansu, a broker in memory, whose own work is not counted).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import median
+
+import click
+import duckdb
+
+from bench.processes import processor_seconds, spent
+from bench.report import write_result
+from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.runtime.spark import classic_session
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.debezium.land import Inlet, land
+from omnisupport_ingest.windows import WindowGrid, WindowSize
+from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, START, TABLES, contract
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+
+TIMES_SPARK, TIMES_DUCKDB = 3.0, 1.0
+
+_WORDS = [
+    "export",
+    "import",
+    "ticket",
+    "agent",
+    "reply",
+    "queue",
+    "error",
+    "screen",
+    "sign",
+    "password",
+    "invoice",
+]
+_IMAGE = (
+    "STRUCT<id: BIGINT, email: STRING, name: STRING, full_name: STRING, status: STRING, org_id: BIGINT,"
+    " updated_at: STRING, attrs: STRING>"
+)
+_ENVELOPE = (
+    f"before {_IMAGE}, after {_IMAGE}, source STRUCT<version: STRING, connector: STRING, name: STRING,"
+    " ts_ms: BIGINT, snapshot: STRING, db: STRING, sequence: STRING, ts_us: BIGINT, ts_ns: BIGINT,"
+    " schema: STRING, `table`: STRING, txId: BIGINT, lsn: BIGINT, xmin: BIGINT>,"
+    " transaction STRUCT<id: STRING, total_order: BIGINT, data_collection_order: BIGINT>, op STRING,"
+    " ts_ms BIGINT"
+)
+
+Seen = tuple[float, float]
+"""Wall seconds and CPU seconds."""
+
+
+def write_events(path: Path, rows: int, seed: int = 1) -> None:
+    """``rows`` creates and updates of customers, about 900 bytes each, no two with the same texts."""
+    rng = random.Random(seed)  # noqa: S311 - data, not secrets
+    with path.open("w") as file:
+        for number in range(rows):
+            key = number % (rows // 2 or 1)
+            row = customer(
+                key,
+                email=f"c{key}@example.com",
+                name=f"Customer {number}",
+                full_name=" ".join(rng.choices(_WORDS, k=45)) + f' "{number}"',
+                status=rng.choice(("active", "paused")),
+                org_id=rng.randrange(1000),
+                updated_at=f"2026-11-21T10:{number // 60_000 % 60:02d}:{number // 1000 % 60:02d}."
+                f"{number % 1000:03d}000Z",
+                attrs=json.dumps({"plan": rng.randrange(9), "tags": rng.sample(_WORDS, 2)}),
+            )
+            value = envelope("c" if key == number else "u", row, lsn=1000 + number, order=1)
+            value["source"] = {
+                "version": "3.6.3.Final", "connector": "postgresql", "name": "sd", "snapshot": "false",
+                "db": "samples", "ts_us": value["source"]["ts_ms"] * 1000, **value["source"], "xmin": None,
+            }  # fmt: skip
+            file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+class Ours:
+    """Lands files of one source into new homes."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "contracts").mkdir()
+        table = contract("customers", *TABLES["customers"])
+        (folder / "contracts" / "customers.json").write_text(json.dumps(table))
+        self._folder, self._contracts = folder, load_contracts(folder / "contracts")
+        self._first = folder / "first.jsonl"
+        write_events(self._first, 2)
+
+    def land(self, path: Path, rows: int) -> Seen:
+        """Land ``path`` in a source that has landed a file before, as all but the first find it."""
+        home = Path(tempfile.mkdtemp(dir=self._folder))
+        grid = WindowGrid(WindowSize(60), START)
+        inlet = Inlet(LandingStore(home, SOURCE), grid, self._contracts, "none")
+        land(self._first, inlet)
+        with _measured() as seen:
+            done = land(path, inlet)
+        assert done.tally is not None and (done.tally.read, done.tally.odd) == (rows, 0)
+        shutil.rmtree(home)
+        return seen()
+
+
+@contextmanager
+def _measured() -> Iterator[Callable[[], Seen]]:
+    """Gives a function that tells, behind the block, its wall and CPU seconds, of all processes below us."""
+    before, began = processor_seconds(os.getpid()), time.perf_counter()
+    found: list[Seen] = []
+    yield lambda: found[0]
+    wall = time.perf_counter() - began
+    found.append((wall, spent(before, processor_seconds(os.getpid()))))
+
+
+def _by_kafka(folder: Path, path: Path, rows: int, repeats: int) -> list[Seen]:
+    """The same values from a topic of four partitions, a sync into a new home each time."""
+    from confluent_kafka import Producer
+
+    from omnisupport_ingest_tests.sources.kafka.broker import running_broker
+    from omnisupport_ingest_tests.sources.kafka.topics import Reader
+
+    found = []
+    with running_broker(folder / "broker.log") as broker:
+        broker.make_topic("bench", 4)
+        producer = Producer({"bootstrap.servers": broker.address, "queue.buffering.max.messages": 1_000_000})
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines):
+                key = json.dumps({"id": number % (rows // 2 or 1)}, separators=(",", ":"))
+                producer.produce("bench", key=key, value=line.rstrip(b"\n"), partition=number % 4)
+                producer.poll(0)
+        assert producer.flush(120) == 0
+        for number in range(repeats):
+            reader = Reader(folder / f"kafka-{number}", broker.address, "bench")
+            began, worked = time.perf_counter(), time.process_time()
+            report = reader.sync()
+            found.append((time.perf_counter() - began, time.process_time() - worked))
+            assert (report.records, report.odd) == (rows, 0)
+    return found
+
+
+@click.command()
+@click.option("--rows", default=500_000, show_default=True)
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--kafka", is_flag=True, help="Also from a topic.")
+def main(rows: int, repeats: int, kafka: bool) -> None:
+    """Measure the three in turns."""
+    from pyspark.sql import functions as F
+
+    folder = Path(tempfile.mkdtemp(prefix="bench-envelopes-"))
+    path = folder / "events.jsonl"
+    write_events(path, rows)
+    ours = Ours(folder)
+    spark = classic_session(Settings(spark_driver_memory="3g", _env_file=None))  # type: ignore[call-arg]
+
+    def by_spark(source: Path) -> Seen:
+        with _measured() as seen:
+            read = (
+                spark.read.text(str(source)).select(F.from_json("value", _ENVELOPE).alias("e")).select("e.*")
+            )
+            read.write.mode("overwrite").parquet(str(folder / "spark"))
+        return seen()
+
+    def by_duckdb() -> Seen:
+        with _measured() as seen, closing(duckdb.connect(config={"threads": 2})) as connection:
+            connection.execute(
+                f"COPY (FROM read_json('{path}', format = 'newline_delimited'))"
+                f" TO '{folder / 'duckdb.parquet'}' (COMPRESSION zstd)"
+            )
+        return seen()
+
+    warm = folder / "warm.jsonl"
+    write_events(warm, 20_000)
+    by_spark(warm)
+    found: dict[str, list[Seen]] = {"ours": [], "Spark": [], "DuckDB": []}
+    for number in range(1, repeats + 1):
+        found["Spark"].append(by_spark(path))
+        found["ours"].append(ours.land(path, rows))
+        found["DuckDB"].append(by_duckdb())
+        told = ", ".join(
+            f"{name} {runs[-1][0]:.1f} s ({runs[-1][1]:.1f} CPU s)" for name, runs in found.items()
+        )
+        click.echo(f"  {number}/{repeats}: {told}", err=True)
+    if kafka:
+        found["ours, from a topic"] = _by_kafka(folder, path, rows, repeats)
+    size = path.stat().st_size / rows
+    click.echo(f"{rows:,} envelopes of {size:.0f} bytes, {repeats} runs each in turns, medians:")
+    for name, runs in found.items():
+        wall, worked = (median(run[i] for run in runs) for i in range(2))
+        each = f"{rows / wall:>9,.0f} a second; {1e6 * worked / rows:6.1f} CPU µs each"
+        click.echo(f"  {name:<20} {wall:6.1f} s, {each}")
+    for name, least in (("Spark", TIMES_SPARK), ("DuckDB", TIMES_DUCKDB)):
+        by_wall, by_cpu = (
+            median(run[i] for run in found[name]) / median(run[i] for run in found["ours"]) for i in range(2)
+        )
+        reached = "met" if by_wall >= least else "NOT MET"
+        both = f"{by_wall:.2f} times {name} by the clock, {by_cpu:.2f} by CPU"
+        click.echo(f"  {both}; to be reached {least:.0f}: {reached}")
+    write_result("envelopes", {"rows": rows, "bytes": size, "seconds_and_cpu": found})
+    spark.stop()
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

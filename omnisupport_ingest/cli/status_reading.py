@@ -1,0 +1,187 @@
+"""How far sources are read that have no log: tables by their cursors, partitions of Kafka topics by offsets.
+
+``source status NAME`` shows one of them, ``status`` all. A cluster is asked on a thread of its own
+(``ReadingLooks``), so one that does not answer holds up nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.errors import IngestError
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import Contracts
+    from omnisupport_ingest.contracts.sources import SourceDefinition
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
+    from omnisupport_ingest.sources.kafka.run import Lag
+    from omnisupport_ingest.sources.query.state import Progress
+
+Document = dict[str, Any]
+
+
+def reading_document(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
+    """How far the source of ``definition``, of the kind query or kafka, has been read, as JSON values.
+
+    ``problem`` says why that cannot be told, with the fix; None if it can.
+    """
+    from omnisupport_ingest.contracts.sources import SourceKind
+
+    document: Document = {
+        "source": definition.name,
+        "kind": definition.kind.value,
+        "state": _state(home, definition.name),
+        "connection": definition.connection,
+    }
+    told = _of_topics if definition.kind is SourceKind.KAFKA else _of_tables
+    try:
+        return document | told(settings, definition, home) | {"problem": None}
+    except IngestError as error:
+        nothing: Document = {"partitions": [], "behind": None}
+        if definition.kind is SourceKind.QUERY:
+            nothing = {"tables": []}
+        return document | nothing | {"problem": {"problem": error.problem, "fix": error.fix}}
+
+
+def is_well(document: Document) -> bool:
+    """Whether a document of ``reading_document`` names no problem, and no records that are gone unread."""
+    return document["problem"] is None and not any(each["gone"] for each in document.get("partitions", ()))
+
+
+def reading_lines(document: Document) -> Iterator[str]:
+    """The document of ``reading_document`` for people: a line for the source, then one for each part."""
+    yield f"{document['source']}: {document['state']}, {document['connection']}"
+    for each in document.get("tables", ()):
+        cursor = "never read to its end" if each["cursor"] is None else f"read up to {each['cursor']}"
+        at = f", {render.ago(each['read_at'])}" if each["read_at"] else ""
+        going = f"; being read {each['reading']}" if each["reading"] else ""
+        yield f"  {each['table']}: {cursor}{at}{going}"
+    for each in document.get("partitions", ()):
+        landed = "nothing has landed" if each["landed"] is None else f"landed up to offset {each['landed']}"
+        newest = f", newest record landed {render.ago(each['landed_at'])}" if each["landed_at"] else ""
+        gap = f"; {render.counted(each['gone'], 'offset')} were deleted before: a gap" if each["gone"] else ""
+        where = f"{each['topic']}[{each['partition']}]"
+        yield f"  {where}: {landed} of {each['end']}, {each['behind']} behind{newest}{gap}"
+    if document["problem"] is not None:
+        yield f"{document['problem']['problem']}\nFix: {document['problem']['fix']}"
+
+
+def reading_summary(document: Document) -> str:
+    """The same in one line, for a look at the whole platform."""
+    what = f"{document['source']}, {document['connection']}, {document['state']}"
+    if document["problem"] is not None:
+        return f"{what}: {document['problem']['problem']}"
+    if document["kind"] == "query":
+        read = [each["read_at"] for each in document["tables"] if each["read_at"]]
+        return f"{what}, last read {render.ago(max(read))}" if read else f"{what}, never read to its end"
+    newest = [each["landed_at"] for each in document["partitions"] if each["landed_at"]]
+    landed = f", newest record landed {render.ago(max(newest))}" if newest else ""
+    gone = sum(each["gone"] for each in document["partitions"])
+    gap = f", {render.counted(gone, 'offset')} were deleted unread: a gap" if gone else ""
+    return f"{what}, {render.counted(document['behind'], 'record')} behind{landed}{gap}"
+
+
+class ReadingLooks:
+    """A look at every source of a home that is read by cursors or from topics, each on a thread of its own,
+    begun when made."""
+
+    def __init__(self, settings: Settings, home: Home, contracts: Contracts) -> None:
+        from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+
+        self._found: dict[str, Document] = {}
+        self._looks: list[tuple[SourceDefinition, threading.Thread]] = []
+        for each in sources_in_force(settings, contracts).all:
+            if each.kind in (SourceKind.KAFKA, SourceKind.QUERY):
+                look = threading.Thread(target=self._look, args=(settings, each, home), daemon=True)
+                look.start()
+                self._looks.append((each, look))
+
+    def results(self, answered_by: float) -> Sequence[Document]:
+        """Their documents; of one that has not answered by then (``time.monotonic``), that it has not."""
+        for definition, look in self._looks:
+            look.join(max(0.0, answered_by - time.monotonic()))
+            if definition.name not in self._found:
+                self._found[definition.name] = {
+                    "source": definition.name,
+                    "kind": definition.kind.value,
+                    "state": "not known",
+                    "connection": definition.connection,
+                    "tables": [],
+                    "partitions": [],
+                    "behind": None,
+                    "problem": {
+                        "problem": "It has not answered in time.",
+                        "fix": f"omnisupport-ingest source status {definition.name} waits longer.",
+                    },
+                }
+        return [self._found[definition.name] for definition, _ in self._looks]
+
+    def _look(self, settings: Settings, definition: SourceDefinition, home: Home) -> None:
+        found = reading_document(settings, definition, home)
+        self._found.setdefault(definition.name, found)
+
+
+def _state(home: Home, source: str) -> str:
+    from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+    from omnisupport_ingest.sources.postgres.session.lease import is_captured
+
+    if PauseRequest(_landing(home, source)).read() is not None:
+        return "PAUSED"
+    return "RUNNING" if is_captured(home.run, source) else "STOPPED"
+
+
+def _landing(home: Home, source: str) -> Path:
+    return home.path / "landing" / source
+
+
+def _of_tables(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.query.state import FILE, QueryState
+
+    folder = _landing(home, definition.name)
+    names = [each.full_name for each in definition.tables(contracts_in_force(settings))]
+    if not (folder / FILE).exists():
+        # A look makes no file.
+        return {"tables": [_table(name, None) for name in names]}
+    with QueryState(folder) as state:
+        return {"tables": [_table(name, state.progress(name)) for name in names]}
+
+
+def _table(name: str, progress: Progress | None) -> Document:
+    reading = progress.reading if progress is not None else None
+    return {
+        "table": name,
+        "cursor": progress.cursor if progress is not None else None,
+        "read_at": render.iso(progress.finished) if progress is not None else None,
+        "reading": None if reading is None else ("whole" if reading.full else "from its cursor"),
+    }
+
+
+def _of_topics(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.kafka.run import lags
+
+    found = lags(definition, contracts_in_force(settings), home.path / "landing")
+    return {"partitions": [_partition(each) for each in found], "behind": sum(each.behind for each in found)}
+
+
+def _partition(lag: Lag) -> Document:
+    since = None if lag.landed_at is None else (datetime.now(UTC) - lag.landed_at).total_seconds()
+    return {
+        "topic": lag.held.topic,
+        "partition": lag.held.partition,
+        "landed": lag.landed,
+        "low": lag.held.low,
+        "end": lag.held.end,
+        "behind": lag.behind,
+        "gone": lag.gone,
+        "landed_at": render.iso(lag.landed_at),
+        "seconds_since_landed": None if since is None else round(since, 1),
+    }
