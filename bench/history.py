@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.versions import LawVersions, of_contract
+from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
@@ -195,7 +195,7 @@ class History:
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:
         """Commit everything that has landed in ``windows`` to the first ``layers`` of raw, deduped events,
         net changes and dimension."""
-        workspace, laws = self.workspace, LawVersions(self.workspace, SOURCE)
+        workspace, rules_in_force = self.workspace, RulesVersions(self.workspace, SOURCE)
         workspace.quarantine(SOURCE).open()
         deduped, net_changes = workspace.deduped(SOURCE), workspace.net_changes(self.contract)
         of_table = of_contract(self.contract)
@@ -203,7 +203,7 @@ class History:
         _commit(workspace.raw(SOURCE), {key: self._state(key, raw.VERSIONS, None) for key in keys})
         if layers > 1:
             raw_id = workspace.raw(SOURCE).open().table_id
-            _commit(deduped, {key: self._state(key, laws.of(key), raw_id) for key in keys})
+            _commit(deduped, {key: self._state(key, rules_in_force.of(key), raw_id) for key in keys})
         if layers > 2:
             above = deduped.open().table_id
             _commit(net_changes, {key: self._state(key, of_table, above) for key in keys})

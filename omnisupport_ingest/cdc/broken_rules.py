@@ -3,7 +3,7 @@
 A rule that lets rows pass keeps nothing back, so this is all that is left of its breach: how many rows, and a
 few keys, of tables whose key is no personal data. Copies count once. A rule that rejects its batch is also
 why the other events of that batch are withheld: which these are is found here, and told to a second
-judgement (``judging.Law.rejected``).
+judgement (``judging.JudgingRules.rejected``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RuleOfWindow = tuple[str, str, str, str]
 
 @dataclass
 class BrokenRules:
-    """``counts``: rows that break a rule. ``keys``: some of them. ``rejected``: as of ``judging.Law``."""
+    """``counts``: rows that break a rule. ``keys``: some of them. ``rejected``: as of ``JudgingRules``."""
 
     counts: Counter[RuleOfWindow] = field(default_factory=Counter)
     keys: dict[RuleOfWindow, tuple[str, ...]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.envelope import RAW_TYPE, event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
-from omnisupport_ingest.cdc.judging import ACCEPTED, Law, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
 """The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity``
@@ -66,8 +66,8 @@ def mark_distinct(raw: DataFrame) -> DataFrame:
     return raw.select("*", F.lit(1).alias("copy"), F.lit(False).alias("collision"))
 
 
-def judge(marked: DataFrame, law: Law) -> DataFrame:
-    """Judge marked raw events by ``law``.
+def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
+    """Judge marked raw events by ``judging_rules``.
 
     In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and
     ``late`` (it landed in a closed window), ``rules`` (broken ones), ``reason`` (a scenario of the
@@ -78,10 +78,12 @@ def judge(marked: DataFrame, law: Law) -> DataFrame:
     """
     kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
     judged = T.StructType([*kept, *_ADDED])
-    if not law.erasures:
-        return marked.mapInArrow(partial(judge_batches, law=law, few=ordinary.FEW), judged)
+    if not judging_rules.erasures:
+        return marked.mapInArrow(
+            partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW), judged
+        )
     told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erased = marked.mapInArrow(partial(judge_and_erase, law=law, few=ordinary.FEW), told)
+    erased = marked.mapInArrow(partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), told)
     blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
     hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
     return erased.withColumn("event_hash", hashed).drop(ERASED)

@@ -106,7 +106,7 @@ TableOfBatch = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
-class Law:
+class JudgingRules:
     """What events are judged by.
 
     ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided of
@@ -128,24 +128,34 @@ class Law:
 
 
 def judge_batches(
-    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW, taken: Taken | None = None
+    batches: Iterable[pa.RecordBatch],
+    judging_rules: JudgingRules,
+    *,
+    few: int = FEW,
+    taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Add the columns ``ADDED`` to marked events, taking the marks away, and protect their personal values.
 
     ``few``: of so many events of a table in a batch, or fewer, each is judged by itself. ``taken``: counts
     the events.
     """
-    protections = Protections.of(law.contracts, law.secrets)
-    return protect_batches(judge_unprotected(batches, law, few=few, taken=taken), protections, few=few)
+    protections = Protections.of(judging_rules.contracts, judging_rules.secrets)
+    return protect_batches(
+        judge_unprotected(batches, judging_rules, few=few, taken=taken), protections, few=few
+    )
 
 
 def judge_unprotected(
-    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW, taken: Taken | None = None
+    batches: Iterable[pa.RecordBatch],
+    judging_rules: JudgingRules,
+    *,
+    few: int = FEW,
+    taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept."""
-    judge = _Judge(law, few, taken or Taken())
+    judge = _Judge(judging_rules, few, taken or Taken())
     for landed in batches:
-        batch = decrypt_batch(landed, law.contracts, law.secrets.subjects)
+        batch = decrypt_batch(landed, judging_rules.contracts, judging_rules.secrets.subjects)
         kept = [name for name in batch.schema.names if name not in _MARKS]
         yield pa.RecordBatch.from_arrays(
             [*(batch.column(name) for name in kept), *judge.judged(batch)], names=[*kept, *ADDED]
@@ -153,11 +163,11 @@ def judge_unprotected(
 
 
 def judge_and_erase(
-    batches: Iterable[pa.RecordBatch], law: Law, *, few: int = FEW
+    batches: Iterable[pa.RecordBatch], judging_rules: JudgingRules, *, few: int = FEW
 ) -> Iterator[pa.RecordBatch]:
     """``judge_batches``, and then the values taken out of erased events; adds ``erasing.ERASED`` too."""
-    keys = {(each.schema, each.table): each.key for each in law.contracts}
-    return erase_batches(judge_batches(batches, law, few=few), law.erasures, keys)
+    keys = {(each.schema, each.table): each.key for each in judging_rules.contracts}
+    return erase_batches(judge_batches(batches, judging_rules, few=few), judging_rules.erasures, keys)
 
 
 class _Tables:
@@ -196,20 +206,20 @@ class _Tables:
 
 
 class _Judge:
-    def __init__(self, law: Law, few: int, taken: Taken) -> None:
-        self._law, self._taken = law, taken
-        self._tables = _Tables(law.contracts)
+    def __init__(self, judging_rules: JudgingRules, few: int, taken: Taken) -> None:
+        self._judging_rules, self._taken = judging_rules, taken
+        self._tables = _Tables(judging_rules.contracts)
         self._window_ends: dict[str, datetime] = {}
         self._ordinary = Ordinary(
-            {(each.schema, each.table): each for each in law.contracts},
-            {event_hash for *_, event_hash in law.reviews},
+            {(each.schema, each.table): each for each in judging_rules.contracts},
+            {event_hash for *_, event_hash in judging_rules.reviews},
             self._window_end,
             few=few,
-            rejected={batch_id for *_, batch_id in law.rejected},
-            sealed=law.sealed,
+            rejected={batch_id for *_, batch_id in judging_rules.rejected},
+            sealed=judging_rules.sealed,
         )
         # Scenarios that let an event pass are not looked for.
-        self._strict = {name for name in SCENARIOS if law.decisions.action(name) not in _PASSES}
+        self._strict = {name for name in SCENARIOS if judging_rules.decisions.action(name) not in _PASSES}
 
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
@@ -240,7 +250,7 @@ class _Judge:
         return added
 
     def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        rows = _Rows(batch, with_batch=bool(self._law.rejected))
+        rows = _Rows(batch, with_batch=bool(self._judging_rules.rejected))
         started = time.perf_counter()
         images = [self._carried(rows, row) for row in range(batch.num_rows)]
         rules = self._tables.broken([(rows.place(row), image) for row, image in enumerate(images)])
@@ -251,8 +261,12 @@ class _Judge:
         states: list[str | None] = []
         for row in range(batch.num_rows):
             late, too_late = self._lateness(rows, row) if rows.watermark_before[row] else _IN_TIME
-            decided = self._law.reviews.get(rows.event(row)) if self._law.reviews else None
-            carried = _Carried(images[row], rules[row], self._law.rejected.get(rows.of_batch(row), ()))
+            decided = (
+                self._judging_rules.reviews.get(rows.event(row)) if self._judging_rules.reviews else None
+            )
+            carried = _Carried(
+                images[row], rules[row], self._judging_rules.rejected.get(rows.of_batch(row), ())
+            )
             found = self._finding(rows, row, late, too_late, carried, released=decided == RELEASE)
             if rows.copy[row] > 1:
                 found = _COPY
@@ -288,7 +302,7 @@ class _Judge:
     def _state(self, reason: str, decided: str | None) -> str:
         if decided == DISCARD:
             return DISCARDED
-        return OPEN if self._law.decisions.needs_review(reason) else NOT_NEEDED
+        return OPEN if self._judging_rules.decisions.needs_review(reason) else NOT_NEEDED
 
     def _lateness(self, rows: _Rows, row: int) -> tuple[bool, bool]:
         """Whether the event landed in a closed window, and whether it is too late to be replayed."""
@@ -304,7 +318,7 @@ class _Judge:
     def _window_end(self, window: str) -> datetime:
         if window not in self._window_ends:
             start = datetime.strptime(window, KEY_FORMAT).replace(tzinfo=UTC)
-            self._window_ends[window] = start + self._law.window_length
+            self._window_ends[window] = start + self._judging_rules.window_length
         return self._window_ends[window]
 
     def _finding(
@@ -322,7 +336,7 @@ class _Judge:
         strict = self._strict
         if rows.window[row] == OUT_OF_RANGE:
             return _OUT_OF_RANGE
-        if rows.window[row] in self._law.sealed:
+        if rows.window[row] in self._judging_rules.sealed:
             return _TOO_LATE
         if rows.collision[row] and not released:
             return _COLLISION

@@ -18,7 +18,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.retyping import waiting
-from omnisupport_ingest.layers.shown import Shown, law_of
+from omnisupport_ingest.layers.shown import Shown, judging_rules_of
 from omnisupport_ingest.layers.taken_in import DimensionVersion
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
@@ -89,7 +89,7 @@ def _lacks(workspace: Workspace, contract: TableContract, lsn: Lsn) -> str | Non
         return f"dim_{contract.name} is not there yet"
     if any(waiting(workspace, contract, each) for each in (net_changes, dimension)):
         return "a column of another type waits for `contracts retype`"
-    if law_of(state.versions) != set(of_contract(contract)):
+    if judging_rules_of(state.versions) != set(of_contract(contract)):
         return "its contract is new, and the dimension is not made by it yet"
     shown = Shown.of(net_changes, dimension)
     unshown = [

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, ref
 from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
-from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, LawVersions, found_in
+from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions, found_in
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -98,7 +98,7 @@ class _Judging:
     spark: SparkSession
     source: str
     run_id: str
-    versions: LawVersions
+    versions: RulesVersions
     lateness: Lateness
     passed: Callable[[str], bool]
     sealed: frozenset[str]
@@ -136,7 +136,7 @@ def materialize(
         workspace.secrets(workspace.contracts.of_source(source))
         # In this order: who has something erased looks at what has landed after it is recorded, so every
         # event that a run judges without knowing of it is seen there.
-        versions = LawVersions(workspace, source)
+        versions = RulesVersions(workspace, source)
         targets = [*dict.fromkeys(windows), *([OUT_OF_RANGE] if raw.files(OUT_OF_RANGE) else [])]
         for window in targets:
             state = snapshot.state(window)
@@ -233,14 +233,14 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
     workspace, source = judging.workspace, judging.source
     identity = Identity(LAYER, source, judging.run_id)
     unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    law = _law(workspace, source, judging.versions, [job.plan.window for job in jobs])
-    law = replace(law, sealed=judging.sealed)
-    if law.erasures:
+    judging_rules = _judging_rules(workspace, source, judging.versions, [job.plan.window for job in jobs])
+    judging_rules = replace(judging_rules, sealed=judging.sealed)
+    if judging_rules.erasures:
         marked = _marked(judging.spark, raw, jobs)
-        judged = dedupe.judge(marked, with_rejected(marked, law))
+        judged = dedupe.judge(marked, with_rejected(marked, judging_rules))
         accepted, tallies, staged, told = _judged(judging, snapshot, judged, jobs, unit)
     else:
-        accepted, tallies, staged, told = _judged_by_tasks(judging, snapshot, jobs, law, unit)
+        accepted, tallies, staged, told = _judged_by_tasks(judging, snapshot, jobs, judging_rules, unit)
     counts = _counts(snapshot, jobs, accepted, tallies)
     quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
     companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
@@ -278,7 +278,7 @@ def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs
 
 
 def _judged_by_tasks(
-    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], law: Law, unit: str
+    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], judging_rules: JudgingRules, unit: str
 ) -> _Verdicts:
     """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
     that a task for each window made."""
@@ -296,15 +296,17 @@ def _judged_by_tasks(
             assert found is not None, "copies are always found"
             copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
 
-        def made(by: Law) -> Made | None:
-            works = [partial(judge, files=share, law=by, copies=copies) for share in in_shares(files)]
+        def made(by: JudgingRules) -> Made | None:
+            works = [
+                partial(judge, files=share, judging_rules=by, copies=copies) for share in in_shares(files)
+            ]
             return drafts.enter_context(make(works))
 
-        first = made(law)
+        first = made(judging_rules)
         told = _told(first)
         if told.broken.rejected:
             # Who judges a batch must have seen all of it; that is another task's work, and seldom to be done.
-            first = made(replace(law, rejected=told.broken.rejected))
+            first = made(replace(judging_rules, rejected=told.broken.rejected))
         return _placed(judging, snapshot, jobs, first, unit)
 
 
@@ -382,14 +384,16 @@ def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
         others.unpersist()
 
 
-def law_of(workspace: Workspace, source: str, windows: Iterable[str]) -> Law:
+def judging_rules_of(workspace: Workspace, source: str, windows: Iterable[str]) -> JudgingRules:
     """What the events of ``windows`` are judged by now."""
-    return _law(workspace, source, LawVersions(workspace, source), windows)
+    return _judging_rules(workspace, source, RulesVersions(workspace, source), windows)
 
 
-def _law(workspace: Workspace, source: str, versions: LawVersions, windows: Iterable[str]) -> Law:
+def _judging_rules(
+    workspace: Workspace, source: str, versions: RulesVersions, windows: Iterable[str]
+) -> JudgingRules:
     reviews = versions.reviews
-    return Law(
+    return JudgingRules(
         contracts=workspace.contracts.of_source(source),
         decisions=workspace.decisions,
         window_length=workspace.grid.size.length,

@@ -24,7 +24,7 @@ from omnisupport_ingest.lake.log import LogChanges
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.odd_keys import keyless_in
-from omnisupport_ingest.layers.shown import law_of, net_facts, purged_before, purged_of, shown_since
+from omnisupport_ingest.layers.shown import judging_rules_of, net_facts, purged_before, purged_of, shown_since
 from omnisupport_ingest.layers.versions import of_contract
 
 MERGES_KEPT = 10
@@ -60,7 +60,7 @@ def waiting_merge(
     ``changes``: what the net changes have that the dimension does not show, if it is known already.
     """
     delay = contract.delayed_merge
-    if delay is None or state is None or law_of(state.versions) != set(of_contract(contract)):
+    if delay is None or state is None or judging_rules_of(state.versions) != set(of_contract(contract)):
         return None
     changes = changes or shown_since(state, net_changes)
     if changes is None or changes.gone or not changes.added or changes.oldest is None:

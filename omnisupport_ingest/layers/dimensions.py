@@ -51,7 +51,7 @@ from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, o
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.shown import (
-    law_of,
+    judging_rules_of,
     net_facts,
     purged_before,
     purged_of,
@@ -137,7 +137,7 @@ class _Update(KeyedUpdate):
             or self._before is None
             or self._carried is None
             or self._held is None
-            or law_of(self._before.versions) != set(of_contract(contract))
+            or judging_rules_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:
             # A truncate that is taken back, or came to a window that was made again, may reach any row.

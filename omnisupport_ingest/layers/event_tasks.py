@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.broken_rules import BrokenRules, RulesLookout
 from omnisupport_ingest.cdc.decrypting import has_encrypted
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, Law, judge_unprotected
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, JudgingRules, judge_unprotected
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
@@ -68,8 +68,10 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str:
     return ""
 
 
-def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | None = None) -> str:
-    """Judge the events of the raw ``files`` by ``law``.
+def judge(
+    output: Output, files: Sequence[LakeFile], judging_rules: JudgingRules, copies: Copies | None = None
+) -> str:
+    """Judge the events of the raw ``files`` by ``judging_rules``.
 
     ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
     events are written; quarantined ones are put beside, as ``quarantine`` has them. A file of one table whose
@@ -77,13 +79,15 @@ def judge(output: Output, files: Sequence[LakeFile], law: Law, copies: Copies | 
     what ``Judged`` reads.
     """
     started = time.perf_counter()
-    told, protected, copies = Judged(), _protected_tables(law), copies or Copies()
-    lookout = RulesLookout(law.contracts)
+    told, protected, copies = Judged(), _protected_tables(judging_rules), copies or Copies()
+    lookout = RulesLookout(judging_rules.contracts)
     for file in files:
         table, marked = _only_table(file), copies.of(file)
         whole = table is not None and not marked and not protected(table)
-        found = _taken_over(output, file, table, law, lookout) if table is not None and whole else None
-        told += found or _judge_rows(output, file, law, marked, lookout)
+        found = (
+            _taken_over(output, file, table, judging_rules, lookout) if table is not None and whole else None
+        )
+        told += found or _judge_rows(output, file, judging_rules, marked, lookout)
     return replace(told, seconds=time.perf_counter() - started).told()
 
 
@@ -122,23 +126,25 @@ class Judged:
         return cls(Taken(*taken), BrokenRules.read(broken), alike, seconds)
 
 
-def _protected_tables(law: Law) -> Callable[[str], bool]:
+def _protected_tables(judging_rules: JudgingRules) -> Callable[[str], bool]:
     """Return whether events of a table, by its name in any schema, are not kept as they landed.
 
     Where one table of the source is protected, so is what has no contract (``cdc.protecting``).
     """
-    protected = {each.table for each in law.contracts if needs_protection(each)}
-    kept = {each.table for each in law.contracts} - protected
+    protected = {each.table for each in judging_rules.contracts if needs_protection(each)}
+    kept = {each.table for each in judging_rules.contracts} - protected
     return lambda table: bool(protected) and table not in kept
 
 
-def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, lookout: RulesLookout) -> Judged:
-    protections = Protections.of(law.contracts, law.secrets)
+def _judge_rows(
+    output: Output, file: LakeFile, judging_rules: JudgingRules, marks: Marks, lookout: RulesLookout
+) -> Judged:
+    protections = Protections.of(judging_rules.contracts, judging_rules.secrets)
     start, taken, broken, groups = 0, Taken(), BrokenRules(), Counter[Group]()
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
         marked = _marked(batch, *marks.between(start, start + len(batch)))
         start += len(batch)
-        for judged in judge_unprotected([marked], law, taken=taken):
+        for judged in judge_unprotected([marked], judging_rules, taken=taken):
             broken += lookout.found(judged)
             groups.update(groups_in(judged))
             kept = judged.filter(pc.not_equal(judged.column("verdict"), DUPLICATE))
@@ -150,20 +156,24 @@ def _judge_rows(output: Output, file: LakeFile, law: Law, marks: Marks, lookout:
     return Judged(taken, broken, groups)
 
 
-def _taken_over(output: Output, file: LakeFile, table: str, law: Law, lookout: RulesLookout) -> Judged | None:
+def _taken_over(
+    output: Output, file: LakeFile, table: str, judging_rules: JudgingRules, lookout: RulesLookout
+) -> Judged | None:
     """Take ``file`` over, if all its events, which are of one ``table``, are accepted in time; else None.
 
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
     """
     taken, broken = Taken(), BrokenRules()
-    for batch in batches_of(file.uri, _WITH_BATCH if law.rejected else _JUDGED_BY, dict(file.partition)):
+    for batch in batches_of(
+        file.uri, _WITH_BATCH if judging_rules.rejected else _JUDGED_BY, dict(file.partition)
+    ):
         marked = _marked(batch, *_distinct(len(batch)))
         if not marked.column("identity").equals(batch.column("identity")):
             return None
         if has_encrypted(batch):
             # Its contract says plain by now, and its values are to be readable.
             return None
-        for judged in judge_unprotected([marked], law, taken=taken):
+        for judged in judge_unprotected([marked], judging_rules, taken=taken):
             in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
             if not pc.all(in_time).as_py():
                 return None

@@ -36,7 +36,7 @@ from omnisupport_ingest.layers.retyping import waiting
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.layers.shown import purged_before, purged_of, shows
 from omnisupport_ingest.layers.table_news import Layer, SourceLayers, TableLayer
-from omnisupport_ingest.layers.versions import LawVersions
+from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.window_facts import Standing, numbers_of, standing_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
@@ -117,7 +117,7 @@ class _Look:
         # Landing first: what lands meanwhile is news of the next look.
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
-        self._laws = LawVersions(workspace, source)
+        self._versions = RulesVersions(workspace, source)
         self._files = self._event_files(source)
         self._layers = self._open_layers(source)
         everything, apart = self._judged_by()
@@ -222,7 +222,7 @@ class _Look:
     def _judged_versions(self, judged: TableSnapshot | None) -> Callable[[str], tuple[str, ...]]:
         def versions(window: str) -> tuple[str, ...]:
             state = judged.state(window) if judged is not None else None
-            return self._laws.of_held(window, state, partial(self.landed.parts, window))
+            return self._versions.of_held(window, state, partial(self.landed.parts, window))
 
         return versions
 
@@ -230,8 +230,13 @@ class _Look:
         """What every window is judged by, and what some windows are besides."""
         contracts = tuple(each.fingerprint for each in self._contracts)
         taking = tuple(each.contract.name for each in self._layers.tables)
-        laws = raw.VERSIONS, self._laws.common(), contracts, self._workspace.decisions.fingerprint
-        return (*laws, taking, self._apart), self._laws.apart()
+        rules_in_force = (
+            raw.VERSIONS,
+            self._versions.common(),
+            contracts,
+            self._workspace.decisions.fingerprint,
+        )
+        return (*rules_in_force, taking, self._apart), self._versions.apart()
 
     def _known(self) -> set[str]:
         tables = [layer.windows() for layer in self._layers.all]

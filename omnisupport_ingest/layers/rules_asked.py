@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.broken_rules import SAMPLES, BrokenRules, RulesLookout
 from omnisupport_ingest.cdc.erasing import Erasures
-from omnisupport_ingest.cdc.judging import Law
+from omnisupport_ingest.cdc.judging import JudgingRules
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import RulesAsked
 from omnisupport_ingest.lake.state import WindowState
@@ -30,16 +30,18 @@ from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.workspace import Workspace
 
 
-def with_rejected(marked: DataFrame, law: Law) -> Law:
-    """``law``, with the batches that it rejects among ``marked`` events (``dedupe.mark_copies``).
+def with_rejected(marked: DataFrame, judging_rules: JudgingRules) -> JudgingRules:
+    """``judging_rules``, with the batches that it rejects among ``marked`` events (``dedupe.mark_copies``).
 
     Nothing is judged where no rule rejects batches.
     """
-    if not RulesLookout(law.contracts).rejects:
-        return law
+    if not RulesLookout(judging_rules.contracts).rejects:
+        return judging_rules
     # What stays of values does not matter here, so that nothing is erased or protected twice.
-    found = broken_in(dedupe.judge(marked, replace(law, erasures=Erasures())), law.contracts)
-    return replace(law, rejected=found.rejected)
+    found = broken_in(
+        dedupe.judge(marked, replace(judging_rules, erasures=Erasures())), judging_rules.contracts
+    )
+    return replace(judging_rules, rejected=found.rejected)
 
 
 def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> BrokenRules:

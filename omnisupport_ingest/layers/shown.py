@@ -76,7 +76,7 @@ def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, 
     return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
 
 
-def law_of(versions: tuple[str, ...]) -> set[str]:
+def judging_rules_of(versions: tuple[str, ...]) -> set[str]:
     return {each for each in versions if not each.startswith(_PURGE)}
 
 

@@ -54,7 +54,7 @@ RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
 """What may change the fold of the same events."""
 
 
-class LawVersions:
+class RulesVersions:
     """Versions of what the events of a source are judged by: the same for all windows but for reviews,
     erasures and destroyed keys."""
 

@@ -30,7 +30,7 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import named_by
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.shown import Shown
-from omnisupport_ingest.layers.versions import LawVersions, of_contract
+from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.freshness import Freshness, ServiceLevel, freshness, service_level
@@ -166,7 +166,7 @@ def _tables(
     held = _look(raw.LAYER, workspace.raw(source))
     yield _behind(held, _always(raw.VERSIONS), batches, lasting=landed_once)
     judged = _look(deduped.LAYER, workspace.deduped(source))
-    wanted = _of_judged(LawVersions(workspace, source), judged, batches)
+    wanted = _of_judged(RulesVersions(workspace, source), judged, batches)
     yield _behind(judged, wanted, batches, lasting=removed.sealed)
     yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
@@ -183,11 +183,11 @@ def _tables(
         yield replace(dimension, level=level, verified=verified)
 
 
-def _of_judged(laws: LawVersions, judged: _Look, batches: _Batches | None) -> _Versions:
+def _of_judged(rules_in_force: RulesVersions, judged: _Look, batches: _Batches | None) -> _Versions:
     if batches is None:
-        return laws.of
+        return rules_in_force.of
     parts = batches.landed.parts
-    return lambda window: laws.of_held(window, judged.states.get(window), partial(parts, window))
+    return lambda window: rules_in_force.of_held(window, judged.states.get(window), partial(parts, window))
 
 
 def _always(versions: tuple[str, ...]) -> _Versions:

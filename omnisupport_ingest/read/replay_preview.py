@@ -18,7 +18,7 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.deduped import law_of, to_judge
+from omnisupport_ingest.layers.deduped import judging_rules_of, to_judge
 from omnisupport_ingest.layers.explained import changed
 from omnisupport_ingest.layers.rules_asked import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
@@ -69,7 +69,7 @@ def preview_replay(
     asked = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, asked)
     marked = dedupe.mark_copies(to_judge(events))
-    judged = dedupe.judge(marked, with_rejected(marked, law_of(workspace, source, asked))).cache()
+    judged = dedupe.judge(marked, with_rejected(marked, judging_rules_of(workspace, source, asked))).cache()
     try:
         verdicts = {
             row["verdict"]: row["count"]

@@ -28,7 +28,7 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
-from omnisupport_ingest.layers.versions import LawVersions
+from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import keep_of
 from omnisupport_ingest.retention.rules import (
@@ -159,7 +159,7 @@ class _Looked:
         """Whether the window was judged by the rules in force. One that the decision table lets wait for a
         replay is not pending, and still needs its events for it."""
         parts = partial(self._store.parts, window)
-        return judged is None or judged.versions == self._laws.of_held(window, judged, parts)
+        return judged is None or judged.versions == self._versions.of_held(window, judged, parts)
 
     def _size(self, part: LandedPart) -> int:
         try:
@@ -169,7 +169,7 @@ class _Looked:
 
     def _undecided(self, window: str) -> int:
         where = Filter(state=OPEN, window=window)
-        return len(quarantined(self.workspace, self.source, self._laws.reviews, where))
+        return len(quarantined(self.workspace, self.source, self._versions.reviews, where))
 
     @property
     def _store(self) -> LandingStore:
@@ -189,8 +189,8 @@ class _Looked:
         return frozenset((*standing.unsettled, *standing.closing, *standing.late, *standing.wrong))
 
     @cached_property
-    def _laws(self) -> LawVersions:
-        return LawVersions(self.workspace, self.source)
+    def _versions(self) -> RulesVersions:
+        return RulesVersions(self.workspace, self.source)
 
     @cached_property
     def _snapshot(self) -> str | None:

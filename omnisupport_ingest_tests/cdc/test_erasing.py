@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
-from omnisupport_ingest.cdc.judging import Law, judge_and_erase
+from omnisupport_ingest.cdc.judging import JudgingRules, judge_and_erase
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.read.row_traces import KeyChange, spans_of
@@ -87,7 +87,7 @@ def judged(deliveries: Sequence[Delivery], spans: Spans) -> list[dict[str, Any]]
         landed(each, copy, collides=len(contents[each.event.at]) > 1)
         for each, copy in zip(deliveries, copies, strict=True)
     ]
-    law = Law(
+    judging_rules = JudgingRules(
         contracts=(CONTRACT,),
         decisions=DECISIONS,
         window_length=timedelta(hours=1),
@@ -99,11 +99,11 @@ def judged(deliveries: Sequence[Delivery], spans: Spans) -> list[dict[str, Any]]
         ),
     )
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-    return [row for out in judge_and_erase([batch], law) for row in out.to_pylist()]
+    return [row for out in judge_and_erase([batch], judging_rules) for row in out.to_pylist()]
 
 
 def expected(deliveries: Sequence[Delivery], spans: Spans) -> list[Verdict]:
-    law = judging.Law(
+    judging_rules = judging.JudgingRules(
         actions={name: decision.action for name, decision in SCENARIOS.items()},
         to_review=frozenset(name for name, each in SCENARIOS.items() if each.needs_manual_review),
         lateness={},
@@ -111,7 +111,7 @@ def expected(deliveries: Sequence[Delivery], spans: Spans) -> list[Verdict]:
         window_length=timedelta(hours=1),
         erasures=spans,
     )
-    return sorted(judging.judge(deliveries, law), key=lambda each: each.delivery.number)
+    return sorted(judging.judge(deliveries, judging_rules), key=lambda each: each.delivery.number)
 
 
 @st.composite

@@ -13,7 +13,7 @@ from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_fold import fold_groups
 from omnisupport_ingest.cdc.fold import shape_of
 from omnisupport_ingest.cdc.images import is_whole, read_image
-from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, Law, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     MALFORMED,
     ROW_RULE,
@@ -25,7 +25,7 @@ from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import DEEP, Raw, in_time, mutated, text_of
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
+RULES = JudgingRules((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
     [
@@ -63,7 +63,7 @@ def event(ordinal: int, after: str | None, **values: Any) -> dict[str, Any]:
 
 
 def judged(*events: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_batches(judge_batches([pa.RecordBatch.from_pylist(list(events), SCHEMA)], LAW))
+    return pa.Table.from_batches(judge_batches([pa.RecordBatch.from_pylist(list(events), SCHEMA)], RULES))
 
 
 def folded(found: pa.Table) -> pa.Table:
@@ -91,9 +91,13 @@ def test_any_image_is_judged_and_folded_and_the_row_beside_it_is_accepted(
     assert {reason for reason in found["reason"].to_pylist() if reason} <= {MALFORMED, ROW_RULE}
     assert sorted(rows["_cdc_key"].to_pylist()) == ['["1"]', '["2"]', '["3"]']
     erased = Erasures({("public", "parcels", key_hash('["2"]')): (Span(None, (1, 1, 9)),)})
-    law = Law(LAW.contracts, LAW.decisions, LAW.window_length, erasures=erased)
+    judging_rules = JudgingRules(RULES.contracts, RULES.decisions, RULES.window_length, erasures=erased)
     batch = pa.RecordBatch.from_pylist([good, event(2, odd), update], SCHEMA)
-    assert pa.Table.from_batches(judge_and_erase([batch], law))["erased"].to_pylist() == [False, True, False]
+    assert pa.Table.from_batches(judge_and_erase([batch], judging_rules))["erased"].to_pylist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

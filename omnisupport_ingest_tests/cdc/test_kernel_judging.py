@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, ordinary
 from omnisupport_ingest.cdc.erasing import ERASED, Erasures, Span, key_hash
-from omnisupport_ingest.cdc.judging import ADDED, Law, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ADDED, JudgingRules, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
     JUDGED,
     SCENARIOS,
@@ -80,36 +80,36 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Laws:
-    """One law, as the kernel and as the oracle know it."""
+class BothRules:
+    """The rules, as the kernel and as the oracle know it."""
 
-    kernel: Law
-    oracle: oracle.Law
+    kernel: JudgingRules
+    oracle: oracle.JudgingRules
 
 
 @settings(max_examples=examples(400))
 @given(randoms, st.integers(1, 9), st.sampled_from((0, 2, ordinary.FEW)))
 def test_every_copy_gets_the_verdict_of_the_oracle(rng: Random, batch_rows: int, few: int) -> None:
     deliveries = drawn(rng)
-    laws = drawn_laws(rng, deliveries)
-    assert judged(deliveries, laws.kernel, batch_rows, few) == due(deliveries, laws.oracle)
+    both = drawn_rules(rng, deliveries)
+    assert judged(deliveries, both.kernel, batch_rows, few) == due(deliveries, both.oracle)
 
 
 @settings(max_examples=examples(100))
 @given(randoms)
 def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothing(rng: Random) -> None:
     deliveries = drawn(rng)
-    laws = drawn_laws(rng, deliveries)
-    found = judged(deliveries, laws.kernel, 5)
+    both = drawn_rules(rng, deliveries)
+    found = judged(deliveries, both.kernel, 5)
     assert len(found) == len(deliveries)
     later = [
         replace(each, number=each.number + len(deliveries), arrival=deliveries[-1].arrival)
         for each in deliveries
     ]
-    again = judged([*deliveries, *later], laws.kernel, 5)
+    again = judged([*deliveries, *later], both.kernel, 5)
     assert {number: again[number] for number in found} == found
     assert {again[each.number][0] for each in later} <= {
-        DUPLICATE if laws.oracle.passes("duplicate_position") else oracle.QUARANTINED
+        DUPLICATE if both.oracle.passes("duplicate_position") else oracle.QUARANTINED
     }
 
 
@@ -117,7 +117,7 @@ def test_raw_is_accepted_and_duplicates_and_quarantined_and_copies_change_nothin
 @given(randoms)
 def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -> None:
     deliveries = drawn(rng)
-    laws = drawn_laws(rng, deliveries)
+    both = drawn_rules(rng, deliveries)
     spans: dict[tuple[str, Key], list[tuple[Position | None, Position]]] = defaultdict(list)
     for each in deliveries:
         if each.event.key is not None and rng.random() < 0.3:
@@ -130,12 +130,12 @@ def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -
         }
     )
     due = {
-        each.delivery.number: each for each in oracle.judge(deliveries, replace(laws.oracle, erasures=spans))
+        each.delivery.number: each for each in oracle.judge(deliveries, replace(both.oracle, erasures=spans))
     }
     table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
     rows = [
         row
-        for batch in judge_and_erase(table.to_batches(4), replace(laws.kernel, erasures=erasures))
+        for batch in judge_and_erase(table.to_batches(4), replace(both.kernel, erasures=erasures))
         for row in batch.to_pylist()
     ]
     assert len(rows) == len(due)
@@ -177,9 +177,9 @@ def test_null_in_a_part_of_a_composite_key_never_reaches_a_table(
     )
     key = (image["id"], image.get("region"))
     event = Event(lanes.Position(1, 5, 0), op, SHAPE.name, key, _START, after=image)  # type: ignore[arg-type]
-    law = replace(drawn_laws(Random(1), []).kernel, contracts=(contract,))
+    judging_rules = replace(drawn_rules(Random(1), []).kernel, contracts=(contract,))
     told = _row(Delivery(1, event, "2026-11-01T0900", _ARRIVAL), 1, False) | {"after": json.dumps(image)}
-    (batch,) = judge_batches(pa.Table.from_pylist([told], schema=_SCHEMA).to_batches(), law)
+    (batch,) = judge_batches(pa.Table.from_pylist([told], schema=_SCHEMA).to_batches(), judging_rules)
     (row,) = batch.to_pylist()
     assert (row["reason"], row["rules"]) == (reason, rules)
 
@@ -190,7 +190,7 @@ def test_the_cases_hold_every_situation_they_are_meant_to() -> None:
     for seed in range(300):
         rng = Random(seed)
         deliveries = drawn(rng)
-        verdicts = due(deliveries, drawn_laws(rng, deliveries).oracle)
+        verdicts = due(deliveries, drawn_rules(rng, deliveries).oracle)
         reasons |= {each[1] for each in verdicts.values()}
         states |= {each[2] for each in verdicts.values()}
     assert reasons == {None, "duplicate_position", *oracle._IN_ORDER}
@@ -242,7 +242,7 @@ def _long(rng: Random, event: Event) -> Event:
     return replace(event, table=table, key=None if event.at.ordinal == 8 and event.op == "u" else event.key)
 
 
-def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
+def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
     """A decision table with actions drawn from those that are allowed, and reviews of some events."""
     ours = load_decision_table(default_decision_table())
     decisions = dict(ours.decisions)
@@ -256,9 +256,9 @@ def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
     of_batches = {
         (each.window, "public", each.event.table, str(each.number)): (oracle.REJECTING,) for each in rejected
     }
-    return Laws(
-        Law((CONTRACT,), DecisionTable(decisions), HOUR, by_event, rejected=of_batches),
-        oracle.Law(
+    return BothRules(
+        JudgingRules((CONTRACT,), DecisionTable(decisions), HOUR, by_event, rejected=of_batches),
+        oracle.JudgingRules(
             {name: each.action for name, each in decisions.items()},
             frozenset(name for name, each in decisions.items() if each.needs_manual_review),
             {SHAPE.name: (HOUR, 3 * HOUR)},
@@ -270,44 +270,50 @@ def drawn_laws(rng: Random, deliveries: Sequence[Delivery]) -> Laws:
     )
 
 
-def as_kernel_law(law: oracle.Law, deliveries: Sequence[Delivery]) -> Law:
-    """A law of the oracle, for events of the oracle's table, as the kernel takes it."""
+def as_kernel_rules(judging_rules: oracle.JudgingRules, deliveries: Sequence[Delivery]) -> JudgingRules:
+    """Rules of the oracle, for events of the oracle's table, as the kernel takes it."""
     ours = load_decision_table(default_decision_table())
     decisions = {
-        name: Decision(name, law.actions.get(name, each.action), name in law.to_review, "")
+        name: Decision(
+            name, judging_rules.actions.get(name, each.action), name in judging_rules.to_review, ""
+        )
         for name, each in ours.decisions.items()
     }
-    limits = law.longest.get(SHAPE.name, {})
+    limits = judging_rules.longest.get(SHAPE.name, {})
     columns = tuple(replace(each, max_length=limits.get(each.name)) for each in CONTRACT.columns)
-    allowed, longest = law.lateness[SHAPE.name]
+    allowed, longest = judging_rules.lateness[SHAPE.name]
     contract = replace(CONTRACT, columns=columns, allowed_lateness=allowed, max_lateness=longest)
     reviews = {
-        (*each.event.at, _hash(each)): law.reviews[each.key] for each in deliveries if each.key in law.reviews
+        (*each.event.at, _hash(each)): judging_rules.reviews[each.key]
+        for each in deliveries
+        if each.key in judging_rules.reviews
     }
-    return Law((contract,), DecisionTable(decisions), law.window_length, reviews)
+    return JudgingRules((contract,), DecisionTable(decisions), judging_rules.window_length, reviews)
 
 
-def no_law() -> Law:
+def no_rules() -> JudgingRules:
     """Nothing but positions and contents counts."""
     ours = load_decision_table(default_decision_table())
-    return Law((), ours, HOUR)
+    return JudgingRules((), ours, HOUR)
 
 
 Told = tuple[str, str | None, str | None, tuple[str, ...], bool]
 """Verdict, reason, state of the review, broken rules, whether it is late."""
 
 
-def due(deliveries: Sequence[Delivery], law: oracle.Law) -> dict[int, Told]:
+def due(deliveries: Sequence[Delivery], judging_rules: oracle.JudgingRules) -> dict[int, Told]:
     return {
         each.delivery.number: (each.verdict, each.reason, each.state, tuple(each.rules), each.late)
-        for each in oracle.judge(deliveries, law)
+        for each in oracle.judge(deliveries, judging_rules)
     }
 
 
-def judged(deliveries: Sequence[Delivery], law: Law, batch_rows: int, few: int = 0) -> dict[int, Told]:
+def judged(
+    deliveries: Sequence[Delivery], judging_rules: JudgingRules, batch_rows: int, few: int = 0
+) -> dict[int, Told]:
     table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
     found: dict[int, Told] = {}
-    for batch in judge_batches(table.to_batches(batch_rows), law, few=few):
+    for batch in judge_batches(table.to_batches(batch_rows), judging_rules, few=few):
         assert batch.schema.names == [
             *(name for name in _SCHEMA.names if name not in ("copy", "collision")),
             *ADDED,

@@ -148,8 +148,8 @@ def judged_alike(raw: list[Event], found: Layers) -> None:
         )
         for number, event in enumerate(raw, 1)
     ]
-    law = test_kernel_judging.no_law()
-    verdicts = test_kernel_judging.judged(deliveries, law, 2)
+    judging_rules = test_kernel_judging.no_rules()
+    verdicts = test_kernel_judging.judged(deliveries, judging_rules, 2)
     by_verdict = {
         test_kernel_judging.ACCEPTED: found.accepted,
         test_kernel_judging.DUPLICATE: found.duplicates,
@@ -165,11 +165,11 @@ class TestJudging:
 
     @pytest.fixture(autouse=True)
     def kernel_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def judge(deliveries: Iterable[Any], law: Any) -> Any:
+        def judge(deliveries: Iterable[Any], judging_rules: Any) -> Any:
             told = list(deliveries)
-            found = judging.judge(told, law)
-            kernel = test_kernel_judging.as_kernel_law(law, told)
-            assert test_kernel_judging.judged(told, kernel, 2) == test_kernel_judging.due(told, law)
+            found = judging.judge(told, judging_rules)
+            kernel = test_kernel_judging.as_kernel_rules(judging_rules, told)
+            assert test_kernel_judging.judged(told, kernel, 2) == test_kernel_judging.due(told, judging_rules)
             return found
 
         monkeypatch.setattr(test_judging, "judge", judge)

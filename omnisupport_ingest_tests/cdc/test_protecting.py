@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, Law, judge_and_erase, judge_batches
+from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
 from omnisupport_ingest.cdc.protected_images import protect_image, protect_images
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.contracts.masks import Mask
@@ -44,7 +44,7 @@ PLAIN = TableContract(
 KEY = HashKey("k1", b"a secret of more than thirty-two characters")
 SECRETS = Secrets(HashKeys((KEY,)))
 PROTECTION = Protection(PEOPLE, SECRETS)
-LAW = Law((PEOPLE, PLAIN), load_decision_table(default_decision_table()), HOUR, secrets=SECRETS)
+RULES = JudgingRules((PEOPLE, PLAIN), load_decision_table(default_decision_table()), HOUR, secrets=SECRETS)
 SCHEMA = (
     arrow_schema(RAW_TYPE, without=())
     .append(pa.field("copy", pa.int32()))
@@ -114,8 +114,8 @@ def person(number: int, email: str = "ada.lovelace@x.org", **told: Any) -> dict[
     return landed(number, **({"after": image} | told))
 
 
-def judged(rows: pa.RecordBatch, law: Law = LAW, few: int = 64) -> list[dict[str, Any]]:
-    return [row for found in judge_batches([rows], law, few=few) for row in found.to_pylist()]
+def judged(rows: pa.RecordBatch, judging_rules: JudgingRules = RULES, few: int = 64) -> list[dict[str, Any]]:
+    return [row for found in judge_batches([rows], judging_rules, few=few) for row in found.to_pylist()]
 
 
 def test_every_event_of_a_table_with_policies_is_protected_and_no_verdict_changes() -> None:
@@ -133,7 +133,7 @@ def test_every_event_of_a_table_with_policies_is_protected_and_no_verdict_change
         person(107, op="m", source_schema="", source_table="", key=None, after="ada.lovelace@x.org"),
         person(108, op="r", identity='["public","people","[\\"108\\"]","r","0123456789abcdef"]'),
     )
-    plain = Law((PEOPLE, PLAIN), LAW.decisions, HOUR, secrets=SECRETS)
+    plain = JudgingRules((PEOPLE, PLAIN), RULES.decisions, HOUR, secrets=SECRETS)
     for few in (0, 64):
         found = judged(rows, plain, few)
         by_number = {row["commit_lsn"]: row for row in found}
@@ -167,9 +167,11 @@ def test_an_accepted_event_has_the_hash_of_what_is_left_and_a_quarantined_one_ke
 def test_an_erased_event_of_a_protected_table_keeps_its_key_alone() -> None:
     span = Span(None, (1, 1, 0))
     erasures = Erasures({("public", "people", key_hash('["1"]')): (span,)})
-    law = Law((PEOPLE,), LAW.decisions, HOUR, erasures=erasures, secrets=SECRETS)
+    judging_rules = JudgingRules((PEOPLE,), RULES.decisions, HOUR, erasures=erasures, secrets=SECRETS)
     (one, two) = [
-        row for found in judge_and_erase([batch(person(1), person(2))], law) for row in found.to_pylist()
+        row
+        for found in judge_and_erase([batch(person(1), person(2))], judging_rules)
+        for row in found.to_pylist()
     ]
     assert (one["after"], one["unchanged"]) == ('{"id":"1"}', ["badge", "email", "note"])
     assert json.loads(two["after"])["email"] == "ada***@x.org"

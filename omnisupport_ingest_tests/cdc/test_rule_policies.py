@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.broken_rules import SAMPLES, BrokenRules, RulesLookout
-from omnisupport_ingest.cdc.judging import Law, judge_batches
+from omnisupport_ingest.cdc.judging import JudgingRules, judge_batches
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.contracts.decision_table import (
     DUPLICATE_POSITION,
@@ -148,12 +148,12 @@ def marked(images: Sequence[Image], batches: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def law(**changed: Any) -> Law:
+def judging_rules(**changed: Any) -> JudgingRules:
     table = load_decision_table(default_decision_table())
-    return Law((changed.pop("contract", CONTRACT),), table, timedelta(hours=1), **changed)
+    return JudgingRules((changed.pop("contract", CONTRACT),), table, timedelta(hours=1), **changed)
 
 
-def judged(events: pa.RecordBatch, by: Law, few: int) -> pa.RecordBatch:
+def judged(events: pa.RecordBatch, by: JudgingRules, few: int) -> pa.RecordBatch:
     (found,) = judge_batches([events], by, few=few)
     return found
 
@@ -166,7 +166,7 @@ def test_each_event_gets_what_the_policies_of_its_broken_rules_say(
     batches = [data.draw(st.sampled_from("ab")) for _ in images]
     events = marked(images, batches)
     due = [read_plainly(image) for image in images]
-    first = judged(events, law(), few)
+    first = judged(events, judging_rules(), few)
     assert first.column("rules").to_pylist() == due
     withheld = [bool(set(broken) - WARN) for broken in due]
     assert first.column("reason").to_pylist() == ["row_rule" if each else None for each in withheld]
@@ -179,7 +179,7 @@ def test_each_event_gets_what_the_policies_of_its_broken_rules_say(
             rejecting[batch] |= REJECT & set(broken)
     assert found.rejected == {(*PLACE, batch): tuple(sorted(rules)) for batch, rules in rejecting.items()}
 
-    again = judged(events, law(rejected=found.rejected), few)
+    again = judged(events, judging_rules(rejected=found.rejected), few)
     reasons = [
         "row_rule" if each else "batch_rejected" if batch in rejecting else None
         for each, batch in zip(withheld, batches, strict=True)
@@ -207,19 +207,19 @@ def test_each_row_of_a_batch_is_told_its_own_warnings() -> None:
         {"id": "5", **late},
     ]
     for few in (0, FEW):
-        found = judged(marked(images, ["a"] * 5), law(), few)
+        found = judged(marked(images, ["a"] * 5), judging_rules(), few)
         assert found.column("rules").to_pylist() == [read_plainly(image) for image in images]
         assert found.column("reason").null_count == 5
 
 
 def test_keys_are_samples_unless_they_are_personal() -> None:
     events = marked([{"id": "1", "state": "lost", "opened": _hour(9)}] * 5, ["a"] * 5)
-    found = RulesLookout([CONTRACT]).found(judged(events, law(), 0))
+    found = RulesLookout([CONTRACT]).found(judged(events, judging_rules(), 0))
     rule = (*PLACE, "state:enum")
     assert (found.counts[rule], len(found.keys[rule])) == (5, SAMPLES)
     columns = (replace(CONTRACT.columns[0], personal=True), *CONTRACT.columns[1:])
     personal = replace(CONTRACT, columns=columns)
-    hidden = RulesLookout([personal]).found(judged(events, law(contract=personal), 0))
+    hidden = RulesLookout([personal]).found(judged(events, judging_rules(contract=personal), 0))
     assert (hidden.counts[rule], hidden.keys) == (5, {})
 
 
@@ -227,8 +227,8 @@ def test_an_event_whose_batch_is_rejected_may_be_released() -> None:
     fine = {"id": "1", "opened": _hour(9)}
     events = marked([fine, {**fine, "cost": "-1"}], ["a", "a"])
     rejected = {(*PLACE, "a"): ("cost:minimum",)}
-    released = law(rejected=rejected, reviews={(1, row, 0, row): "release" for row in range(2)})
-    assert judged(events, law(rejected=rejected), 0).column("reason").to_pylist() == [
+    released = judging_rules(rejected=rejected, reviews={(1, row, 0, row): "release" for row in range(2)})
+    assert judged(events, judging_rules(rejected=rejected), 0).column("reason").to_pylist() == [
         "batch_rejected",
         "row_rule",
     ]
@@ -241,7 +241,7 @@ def test_an_expression_that_cannot_be_computed_for_a_row_keeps_the_rule(few: int
     contract = replace(CONTRACT, quality=Quality((rule,)))
     owners = ["8", "7", "nobody", "9" * 20, None]
     events = marked([{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners], ["a"] * 5)
-    found = judged(events, law(contract=contract), few).column("rules").to_pylist()
+    found = judged(events, judging_rules(contract=contract), few).column("rules").to_pylist()
     assert found == [[], ["owner_is_high"], [], [], []]
 
 
@@ -254,7 +254,9 @@ def test_a_value_that_stops_a_whole_query_keeps_the_rule_of_its_row_alone(few: i
     owners = ["UTC", "Asia/Tokyo", "no zone", "UTC", None, "nor this"]
     images = [{"id": "1", "owner": owner, "opened": _hour(9)} for owner in owners]
     images[3]["solved"] = _hour(8)
-    found = judged(marked(images, ["a"] * 6), law(contract=contract), few).column("rules").to_pylist()
+    found = (
+        judged(marked(images, ["a"] * 6), judging_rules(contract=contract), few).column("rules").to_pylist()
+    )
     assert found == [[], ["opened_early"], [], ["solved_after_opened"], [], []]
 
 
@@ -266,5 +268,5 @@ def test_a_copy_counts_for_no_rule_wherever_it_is_put(action: str) -> None:
     ours = load_decision_table(default_decision_table())
     decided = ours.decisions | {DUPLICATE_POSITION: Decision(DUPLICATE_POSITION, action, False, "")}
     for few in (0, FEW):
-        found = judged(events, replace(law(), decisions=DecisionTable(decided)), few)
+        found = judged(events, replace(judging_rules(), decisions=DecisionTable(decided)), few)
         assert RulesLookout([CONTRACT]).found(found).counts == {(*PLACE, "state:enum"): 1}

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import omnisupport_ingest
-from omnisupport_ingest.cdc.judging import Law, judge_batches
+from omnisupport_ingest.cdc.judging import JudgingRules, judge_batches
 from omnisupport_ingest.contracts import decision_table
 from omnisupport_ingest.contracts.decision_table import (
     JUDGED,
@@ -111,8 +111,8 @@ def judged(event: Mapping[str, Any], table: DecisionTable) -> tuple[str, Finding
     arrays = {name: pa.array([value], TYPES.get(name)) for name, value in event.items()}
     of_batch = (event["window"], "public", "tickets", event.get("batch_id", ""))
     rejected = {of_batch: ("title:max_length",)} if "batch_id" in event else {}
-    law = Law((CONTRACT,), table, timedelta(hours=1), rejected=rejected)
-    (batch,) = judge_batches([pa.RecordBatch.from_pydict(arrays)], law)
+    judging_rules = JudgingRules((CONTRACT,), table, timedelta(hours=1), rejected=rejected)
+    (batch,) = judge_batches([pa.RecordBatch.from_pydict(arrays)], judging_rules)
     (found,) = batch.to_pylist()
     reason = found["reason"]
     return found["verdict"], None if reason is None else Finding(reason, found["detector"])

@@ -14,7 +14,7 @@ import pytest
 
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, Law
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.lake import file_tasks
@@ -137,7 +137,7 @@ def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_t
     assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
 
 
-LAW = Law((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
+RULES = JudgingRules((CONTRACT,), load_decision_table(default_decision_table()), timedelta(hours=1))
 """Row rules of the contract, and every scenario as the decision table has it."""
 
 
@@ -151,7 +151,7 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     place = (("window", "2026-11-21T12"),)
     file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
     output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
-    assert Judged.read(judge(output, [file], LAW)).taken.events == len(rows)
+    assert Judged.read(judge(output, [file], RULES)).taken.events == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
     return path, accepted, list((tmp_path / f"of {name}" / "beside").rglob("*.parquet"))
@@ -186,7 +186,7 @@ def test_a_task_counts_what_it_refuses_and_writes_no_copy(tmp_path: Path) -> Non
     window = "2026-11-21T1200"
     file = LakeFile(path.name, str(path), window, (("window", window),), len(rows), path.stat().st_size)
     output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
-    told = Judged.read(judge(output, [file], LAW, Copies((str(marks),), {file.uri: 0})))
+    told = Judged.read(judge(output, [file], RULES, Copies((str(marks),), {file.uri: 0})))
     output.close()
     # The late event and the refused one go one by one, no copy does.
     assert (told.taken.events, told.taken.exactly) == (201, 2)
@@ -221,7 +221,7 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
         else each
         for each in CONTRACT.columns
     )
-    law = replace(LAW, contracts=(replace(CONTRACT, columns=columns),))
+    judging_rules = replace(RULES, contracts=(replace(CONTRACT, columns=columns),))
     known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
     of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
     files = []
@@ -233,7 +233,7 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
         place = (("window", "2026-11-21T12"),)
         files.append(LakeFile(path.name, str(path), place[0][1], place, 1, path.stat().st_size))
 
-    def judged_by(by: Law, name: str) -> tuple[Judged, list[int], dict[int, str]]:
+    def judged_by(by: JudgingRules, name: str) -> tuple[Judged, list[int], dict[int, str]]:
         """What a task for each file says, which events were accepted, and why others were not."""
         told, accepted, beside = Judged(), [], {}
         for number, file in enumerate(files):
@@ -249,10 +249,10 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
                 beside |= dict.fromkeys(rows["commit_lsn"].to_pylist(), place["reason"])
         return told, accepted, beside
 
-    first, accepted, beside = judged_by(law, "first")
+    first, accepted, beside = judged_by(judging_rules, "first")
     assert (accepted, beside) == ([0, 2], {1: "row_rule"})
     place = ("2026-11-21T12", CONTRACT.schema, CONTRACT.table, "a")
     assert first.broken.rejected == {place: ("status:enum",)}
-    again, accepted, beside = judged_by(replace(law, rejected=first.broken.rejected), "again")
+    again, accepted, beside = judged_by(replace(judging_rules, rejected=first.broken.rejected), "again")
     assert (accepted, beside) == ([2], {0: "batch_rejected", 1: "row_rule"})
     assert again.broken.counts == first.broken.counts

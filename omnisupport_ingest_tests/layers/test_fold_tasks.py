@@ -26,11 +26,11 @@ from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.fold_tasks import (
     Share,
     Told,
-    filled,
     fold,
     in_key_shares,
     of_block,
     parts_agree,
+    voided,
 )
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.test_kernel_fold import TABLE, drawn, kernel_states, oracle_states
@@ -83,7 +83,7 @@ def folded(folder: Path, share: Share) -> tuple[pa.Table, Told] | None:
     )
 
 
-def voided(rng: Random, events: Sequence[Event]) -> list[Event]:
+def with_voided(rng: Random, events: Sequence[Event]) -> list[Event]:
     """Withheld events at the places of accepted ones, which void them: of two that collided one was
     released."""
     accepted = [event for event in events if not event.quarantined and event.key and event.op in "cu"]
@@ -109,7 +109,7 @@ def test_files_of_accepted_and_withheld_events_come_to_what_the_oracle_comes_to(
     rng: Random, files: int, rows_of_a_block: int
 ) -> None:
     events = drawn(rng)
-    events += voided(rng, events)
+    events += with_voided(rng, events)
     accepted = [event for event in events if not event.quarantined]
     withheld = [event for event in events if event.quarantined]
     assume(accepted)
@@ -161,9 +161,9 @@ def test_only_an_event_at_the_very_place_of_a_withheld_one_voids_it() -> None:
     others = ({"window": "w2"}, {"epoch": 2}, {"ordinal": 0}, {"identity": "[]"})
     # The last has the mark of the first.
     others = (*others, {"commit_lsn": 4, "ordinal": 1_000_005})
-    assert filled(events({}), events(*others)).tolist() == [False]
-    assert filled(events({}, {"ordinal": 0}), events({})).tolist() == [True, False]
-    assert filled(events({"identity": "[]"}), events(*others)).tolist() == [True]
+    assert voided(events({}), events(*others)).tolist() == [False]
+    assert voided(events({}, {"ordinal": 0}), events({})).tolist() == [True, False]
+    assert voided(events({"identity": "[]"}), events(*others)).tolist() == [True]
 
 
 def test_a_key_change_of_any_share_counts_for_its_block() -> None:

@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.model import ContractError, Contracts, TableCo
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.versions import LawVersions
+from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.settings import Settings
@@ -63,13 +63,13 @@ def part(batch: str, *tables: str) -> LandedPart:
     return LandedPart(batch, 1, W, "data/x.parquet", len(rows), at, at, True, rows, moment, None, None)
 
 
-def laws(home: Path, *contracts: TableContract) -> LawVersions:
+def rules_in_force(home: Path, *contracts: TableContract) -> RulesVersions:
     settings = Settings(_env_file=None, home=home, window="minutes:1")
     opened = Home.open(home, settings.window_size)
-    return LawVersions(Workspace(settings, opened, Contracts(contracts)), "desk")
+    return RulesVersions(Workspace(settings, opened, Contracts(contracts)), "desk")
 
 
-def held(made_by: LawVersions, *batches: str) -> WindowState:
+def held(made_by: RulesVersions, *batches: str) -> WindowState:
     return WindowState(1, ("a",), None, checkpoint(W), batches=batches, versions=made_by.of(W))
 
 
@@ -79,14 +79,14 @@ def held(made_by: LawVersions, *batches: str) -> WindowState:
 def test_a_window_is_stale_if_it_has_an_event_of_the_table(
     tmp_path: Path, tables: tuple[str, ...], stale: bool
 ) -> None:
-    before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b1")
-    now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
+    before = held(rules_in_force(tmp_path, contract("agents"), contract("tickets")), "b1")
+    now = rules_in_force(tmp_path, contract("agents"), contract("tickets", size=SIZE))
     assert (now.of_held(W, before, lambda: [part("b1", *tables)]) != before.versions) == stale
 
 
 def test_a_window_of_which_landing_has_forgotten_a_batch_is_stale(tmp_path: Path) -> None:
-    before = held(laws(tmp_path, contract("agents"), contract("tickets")), "b0", "b1")
-    now = laws(tmp_path, contract("agents"), contract("tickets", size=SIZE))
+    before = held(rules_in_force(tmp_path, contract("agents"), contract("tickets")), "b0", "b1")
+    now = rules_in_force(tmp_path, contract("agents"), contract("tickets", size=SIZE))
     assert now.of_held(W, before, lambda: [part("b1", "agents")]) != before.versions
 
 
@@ -97,8 +97,8 @@ def test_a_window_of_which_landing_has_forgotten_a_batch_is_stale(tmp_path: Path
 def test_a_window_with_rows_that_no_contract_describes_is_stale_by_the_first_policy_of_any_table(
     tmp_path: Path, before: tuple[str, ...], now: tuple[str, ...], stale: bool
 ) -> None:
-    def made(protected: tuple[str, ...], **columns: dict[str, Any]) -> LawVersions:
-        return laws(
+    def made(protected: tuple[str, ...], **columns: dict[str, Any]) -> RulesVersions:
+        return rules_in_force(
             tmp_path,
             *(
                 contract(name, pii={"mail": DROPPED} if name in protected else {}, mail=NOTE, **of_table)
@@ -112,8 +112,8 @@ def test_a_window_with_rows_that_no_contract_describes_is_stale_by_the_first_pol
 
 
 def test_a_table_that_is_new_makes_only_windows_stale_that_have_events_of_it(tmp_path: Path) -> None:
-    before = held(laws(tmp_path, contract("agents")), "b1")
-    now = laws(tmp_path, contract("agents"), contract("tickets"))
+    before = held(rules_in_force(tmp_path, contract("agents")), "b1")
+    now = rules_in_force(tmp_path, contract("agents"), contract("tickets"))
     assert now.of_held(W, before, lambda: [part("b1", "agents")]) == before.versions
     assert now.of_held(W, before, lambda: [part("b1", "agents", "tickets")]) != before.versions
 
@@ -127,8 +127,8 @@ def test_the_first_policy_of_a_source_reaches_windows_with_events_of_no_contract
     document["x-cdc"] |= {"table": "tickets", "pii": {"note": {"policy": "drop", "note": "Personal."}}}
     document["properties"]["note"] = NOTE
     covered = contract_of(document, Path("tickets.json"))
-    before = held(laws(tmp_path, contract("agents"), contract("tickets", note=NOTE)), "b1")
-    now = laws(tmp_path, contract("agents"), covered)
+    before = held(rules_in_force(tmp_path, contract("agents"), contract("tickets", note=NOTE)), "b1")
+    now = rules_in_force(tmp_path, contract("agents"), covered)
     assert (now.of_held(W, before, lambda: [part("b1", *tables)]) != before.versions) == stale
 
 

@@ -19,7 +19,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import Manifest, StreamSpan
 from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.versions import LawVersions, of_contract
+from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.layers import story as stories
@@ -70,14 +70,14 @@ class ThreeTables(Story):
         self, *windows: str, tables: Collection[str] = TABLES, events: bool = True, closed: bool = False
     ) -> None:
         """Commit all that has landed in ``windows`` to raw and deduped ``events`` and to ``tables``."""
-        workspace, laws = self.workspace, LawVersions(self.workspace, SOURCE)
+        workspace, rules_in_force = self.workspace, RulesVersions(self.workspace, SOURCE)
         workspace.quarantine(SOURCE).open()
         if events:
             raw_id = workspace.raw(SOURCE).open().table_id
             commit(workspace.raw(SOURCE), [self.state(each, raw.VERSIONS, None, closed) for each in windows])
             commit(
                 workspace.deduped(SOURCE),
-                [self.state(each, laws.of(each), raw_id, closed) for each in windows],
+                [self.state(each, rules_in_force.of(each), raw_id, closed) for each in windows],
             )
         above = workspace.deduped(SOURCE).open().table_id
         for contract in map(self.of, tables):

@@ -90,7 +90,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class Law:
+class JudgingRules:
     """What events are judged by.
 
     ``actions`` and ``to_review``: of the decision table. ``lateness``: by table, how long a window stays
@@ -181,7 +181,7 @@ class Clockwork:
         return arrival
 
 
-def judge(deliveries: Iterable[Delivery], law: Law) -> list[Verdict]:
+def judge(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list[Verdict]:
     """Judge what has landed, in landing order.
 
     Duplicates are judged first: the copy that landed first decides, and the others are copies of it.
@@ -193,9 +193,9 @@ def judge(deliveries: Iterable[Delivery], law: Law) -> list[Verdict]:
     verdicts = []
     for events in contents.values():
         for first, *copies in events.values():
-            verdicts.append(_verdict(first, law, collision=len(events) > 1))
-            verdicts += [_copy(each, first, law) for each in copies]
-    return [replace(each, erased=_was_erased(each.delivery.event, law)) for each in verdicts]
+            verdicts.append(_verdict(first, judging_rules, collision=len(events) > 1))
+            verdicts += [_copy(each, first, judging_rules) for each in copies]
+    return [replace(each, erased=_was_erased(each.delivery.event, judging_rules)) for each in verdicts]
 
 
 def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -214,17 +214,17 @@ def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter
     return dict(found)
 
 
-def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
-    late, too_late = _lateness(delivery, law)
-    rules = _broken(delivery, law)
-    decided = law.reviews.get(delivery.key)
+def _verdict(delivery: Delivery, judging_rules: JudgingRules, *, collision: bool) -> Verdict:
+    late, too_late = _lateness(delivery, judging_rules)
+    rules = _broken(delivery, judging_rules)
+    decided = judging_rules.reviews.get(delivery.key)
     doubts = {
         "collision": collision,
-        "older_epoch": _of_older_epoch(delivery) and not law.passes("older_epoch"),
-        "out_of_order_event": delivery.misplaced and not law.passes("out_of_order_event"),
-        "too_late_arrival": too_late and not law.passes("too_late_arrival"),
-        "late_arrival": late and not too_late and not law.passes("late_arrival"),
-        "batch_rejected": delivery.number in law.rejected,
+        "older_epoch": _of_older_epoch(delivery) and not judging_rules.passes("older_epoch"),
+        "out_of_order_event": delivery.misplaced and not judging_rules.passes("out_of_order_event"),
+        "too_late_arrival": too_late and not judging_rules.passes("too_late_arrival"),
+        "late_arrival": late and not too_late and not judging_rules.passes("late_arrival"),
+        "batch_rejected": delivery.number in judging_rules.rejected,
     }
     faults = {
         "out_of_range": delivery.window == OUT_OF_RANGE,
@@ -238,28 +238,28 @@ def _verdict(delivery: Delivery, law: Law, *, collision: bool) -> Verdict:
         return Verdict(delivery, ACCEPTED, None, None, rules, late)
     if reason == "batch_rejected":
         rules = (*rules, REJECTING)
-    return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, law), rules, late)
+    return Verdict(delivery, QUARANTINED, reason, _state(reason, decided, judging_rules), rules, late)
 
 
-def _copy(delivery: Delivery, first: Delivery, law: Law) -> Verdict:
-    late, _ = _lateness(delivery, law)
-    reason, rules = "duplicate_position", _broken(first, law)
-    if law.passes(reason):
+def _copy(delivery: Delivery, first: Delivery, judging_rules: JudgingRules) -> Verdict:
+    late, _ = _lateness(delivery, judging_rules)
+    reason, rules = "duplicate_position", _broken(first, judging_rules)
+    if judging_rules.passes(reason):
         return Verdict(delivery, DUPLICATE, reason, None, rules, late)
-    state = _state(reason, law.reviews.get(first.key), law)
+    state = _state(reason, judging_rules.reviews.get(first.key), judging_rules)
     return Verdict(delivery, QUARANTINED, reason, state, rules, late)
 
 
-def _state(reason: str, decided: str | None, law: Law) -> str:
+def _state(reason: str, decided: str | None, judging_rules: JudgingRules) -> str:
     if decided == "discard":
         return "discarded"
-    return "open" if reason in law.to_review else "not_needed"
+    return "open" if reason in judging_rules.to_review else "not_needed"
 
 
-def _was_erased(event: Event, law: Law) -> bool:
+def _was_erased(event: Event, judging_rules: JudgingRules) -> bool:
     if event.key is None:
         return False
-    for above, last in law.erasures.get((event.table, event.key), ()):
+    for above, last in judging_rules.erasures.get((event.table, event.key), ()):
         if event.at <= last and not (above is not None and event.at <= above):
             return True
     return False
@@ -269,27 +269,27 @@ def _of_older_epoch(delivery: Delivery) -> bool:
     return delivery.arrival.newest_epoch_before > delivery.event.at.epoch
 
 
-def _lateness(delivery: Delivery, law: Law) -> tuple[bool, bool]:
+def _lateness(delivery: Delivery, judging_rules: JudgingRules) -> tuple[bool, bool]:
     """Whether it landed in a closed window, and whether it lay further behind than may be taken in."""
     mark, event = delivery.arrival.watermark_before, delivery.event
     if mark is None or delivery.window == OUT_OF_RANGE:
         return False, False
-    allowed, longest = law.lateness.get(event.table, (timedelta(hours=1), timedelta(days=7)))
+    allowed, longest = judging_rules.lateness.get(event.table, (timedelta(hours=1), timedelta(days=7)))
     start = datetime.strptime(delivery.window, "%Y-%m-%dT%H%M").replace(tzinfo=mark.tzinfo)
-    late = mark >= start + law.window_length + allowed
+    late = mark >= start + judging_rules.window_length + allowed
     spared = not delivery.arrival.from_file or event.op in "rb"
     return late, late and not spared and mark - event.source_ts > longest
 
 
-def _broken(delivery: Delivery, law: Law) -> tuple[str, ...]:
+def _broken(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, ...]:
     event = delivery.event
     if event.op not in "cur" or delivery.unreadable is not None:
         return ()
     image = {**event.carried_before, **(event.after or {})}
-    limits = law.longest.get(event.table, {})
-    names = law.key_columns.get(event.table, ()) if event.after is not None else ()
+    limits = judging_rules.longest.get(event.table, {})
+    names = judging_rules.key_columns.get(event.table, ()) if event.after is not None else ()
     nulls = tuple(f"{n}:not_null" for n, part in zip(names, event.key or (), strict=False) if part is None)
-    typed = law.no_values.get(event.table, {})
+    typed = judging_rules.no_values.get(event.table, {})
     wrong = tuple(f"{column}:type" for column, texts in typed.items() if image.get(column) in texts)
     return (
         nulls

@@ -15,7 +15,7 @@ from omnisupport_ingest_tests.oracle.judging import (
     Arrival,
     Clockwork,
     Delivery,
-    Law,
+    JudgingRules,
     judge,
     ledger,
 )
@@ -25,7 +25,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 EVENT = Event(Position(1, 10, 0), "c", "tickets", ("1",), NOON, after={"status": "open"})
 FIRST = Delivery(1, EVENT, "2026-03-01T1200", Arrival(NOON, None, 1, from_file=True))
-LAW = Law(
+RULES = JudgingRules(
     actions={
         "late_arrival": "replay_window",
         "too_late_arrival": "quarantine",
@@ -40,8 +40,11 @@ LAW = Law(
 )
 
 
-def reasons(*deliveries: Delivery, law: Law = LAW) -> list[str | None]:
-    return [each.reason for each in sorted(judge(deliveries, law), key=lambda each: each.delivery.number)]
+def reasons(*deliveries: Delivery, judging_rules: JudgingRules = RULES) -> list[str | None]:
+    return [
+        each.reason
+        for each in sorted(judge(deliveries, judging_rules), key=lambda each: each.delivery.number)
+    ]
 
 
 def arrived(hours: float, delivery: Delivery = FIRST) -> Delivery:
@@ -54,7 +57,7 @@ def arrived(hours: float, delivery: Delivery = FIRST) -> Delivery:
     [(1.9, False, None), (2, True, None), (3, True, None), (3.1, True, "too_late_arrival")],
 )
 def test_lateness_is_judged_by_the_watermark_that_the_batch_found(hours, late, reason):
-    (verdict,) = judge([arrived(hours)], LAW)
+    (verdict,) = judge([arrived(hours)], RULES)
     assert (verdict.late, verdict.reason) == (late, reason)
 
 
@@ -71,7 +74,7 @@ def test_what_capture_streamed_is_never_too_late():
 
 def test_the_copy_that_landed_first_decides():
     late_copy = replace(arrived(9), number=2)
-    assert [each.verdict for each in judge([late_copy, FIRST], LAW)] == [ACCEPTED, DUPLICATE]
+    assert [each.verdict for each in judge([late_copy, FIRST], RULES)] == [ACCEPTED, DUPLICATE]
     late_first = replace(late_copy, number=0)
     assert reasons(late_first, FIRST) == ["too_late_arrival", "duplicate_position"]
 
@@ -110,7 +113,7 @@ def test_an_unsent_column_is_judged_by_the_old_image():
 
 def test_a_release_lets_an_event_in_but_not_one_that_breaks_todays_contract():
     late = arrived(9)
-    released = replace(LAW, reviews={late.key: "release"})
+    released = replace(RULES, reviews={late.key: "release"})
     assert [each.verdict for each in judge([late], released)] == [ACCEPTED]
     stricter = replace(released, longest={"tickets": {"status": 3}})
     assert [(each.verdict, each.state) for each in judge([late], stricter)] == [(QUARANTINED, "not_needed")]
@@ -118,31 +121,31 @@ def test_a_release_lets_an_event_in_but_not_one_that_breaks_todays_contract():
 
 def test_a_discarded_event_stays_in_quarantine():
     late = arrived(9)
-    (verdict,) = judge([late], replace(LAW, reviews={late.key: "discard"}))
+    (verdict,) = judge([late], replace(RULES, reviews={late.key: "discard"}))
     assert (verdict.verdict, verdict.state, verdict.told.quarantined) == (QUARANTINED, "discarded", True)
 
 
 def test_an_action_that_lets_pass_lets_pass():
-    accepting = replace(LAW, actions={**LAW.actions, "too_late_arrival": "replay_window"})
-    assert reasons(arrived(9), law=accepting) == [None]
-    strict = replace(LAW, actions={**LAW.actions, "late_arrival": "quarantine"})
-    assert reasons(arrived(2), law=strict) == ["late_arrival"]
+    accepting = replace(RULES, actions={**RULES.actions, "too_late_arrival": "replay_window"})
+    assert reasons(arrived(9), judging_rules=accepting) == [None]
+    strict = replace(RULES, actions={**RULES.actions, "late_arrival": "quarantine"})
+    assert reasons(arrived(2), judging_rules=strict) == ["late_arrival"]
 
 
 def test_an_erased_event_is_judged_whole_and_kept_without_its_values():
     wrong = replace(FIRST, event=replace(EVENT, at=Position(1, 20, 0), after={"status": "far too long"}))
     later = replace(FIRST, event=replace(EVENT, at=Position(1, 30, 0)))
-    law = replace(LAW, erasures={("tickets", ("1",)): [(None, Position(1, 20, 0))]})
-    first, second, third = judge([FIRST, wrong, later], law)
+    judging_rules = replace(RULES, erasures={("tickets", ("1",)): [(None, Position(1, 20, 0))]})
+    first, second, third = judge([FIRST, wrong, later], judging_rules)
     assert [each.reason for each in (first, second, third)] == [None, "row_rule", None]
     assert [each.kept.after for each in (first, second, third)] == [{}, {}, {"status": "open"}]
     assert first.kept.unchanged == {"status"}
-    above = replace(LAW, erasures={("tickets", ("1",)): [(EVENT.at, Position(1, 20, 0))]})
+    above = replace(RULES, erasures={("tickets", ("1",)): [(EVENT.at, Position(1, 20, 0))]})
     assert [each.erased for each in judge([FIRST, wrong, later], above)] == [False, True, False]
 
 
 def test_the_ledger_counts_a_late_event_besides_what_else_it_is():
-    ((verdicts, scenarios),) = ledger(judge([arrived(9), replace(arrived(9), number=2)], LAW)).values()
+    ((verdicts, scenarios),) = ledger(judge([arrived(9), replace(arrived(9), number=2)], RULES)).values()
     assert verdicts == {QUARANTINED: 1, DUPLICATE: 1}
     assert scenarios == {"late_arrival": 1, "too_late_arrival": 1, "duplicate_position": 1}
 

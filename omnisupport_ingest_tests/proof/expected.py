@@ -1,4 +1,4 @@
-"""What every layer must hold, from the oracle: the batches as they landed, and the law in force."""
+"""What every layer must hold, from the oracle: the batches as they landed, and the judging_rules in force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (
     DUPLICATE,
-    Law,
+    JudgingRules,
     Verdict,
     judge,
 )
@@ -76,7 +76,7 @@ class Current:
 
 
 class Expected:
-    """What the layers must hold once everything of ``landed`` that may be taken is judged by ``law``.
+    """What the layers must hold once everything of ``landed`` that may be taken is judged.
 
     ``shapes``: the tables as their contracts have them. ``shown_since``: by table, when a row must have been
     deleted at the earliest to be shown; null: any row is.
@@ -85,14 +85,14 @@ class Expected:
     def __init__(
         self,
         landed: Landed,
-        law: Law,
+        judging_rules: JudgingRules,
         shapes: Sequence[TableShape],
         shown_since: Mapping[str, datetime | None],
     ) -> None:
         self.shapes = shapes
         self.copies: Mapping[int, Copy] = landed.copies
         self.verdicts: Mapping[int, Verdict] = {
-            each.delivery.number: each for each in judge(landed.taken, law)
+            each.delivery.number: each for each in judge(landed.taken, judging_rules)
         }
         self._shown_since = shown_since
         self._states: dict[str, dict[Key, Row]] = {}

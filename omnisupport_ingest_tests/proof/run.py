@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, Law
+from omnisupport_ingest_tests.oracle.judging import Delivery, EventKey, JudgingRules
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position
 from omnisupport_ingest_tests.proof.compare import (
     Difference,
@@ -266,9 +266,9 @@ class _Home:
         self._platform.change_law(VERSIONS[self._version], self._actions)
         self.tally.did("decision table changes")
 
-    def _law(self) -> Law:
+    def _judging_rules(self) -> JudgingRules:
         terms, decisions = VERSIONS[self._version], self._platform.decisions
-        return Law(
+        return JudgingRules(
             actions={name: each.action for name, each in decisions.decisions.items()},
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
@@ -283,7 +283,7 @@ class _Home:
     def _expected(self) -> Expected:
         return Expected(
             self._landed,
-            self._law(),
+            self._judging_rules(),
             shapes_of(VERSIONS[self._version]),
             self._shown_since(self._landed.watermark),
         )

@@ -12,7 +12,7 @@ from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.decision_table import TOO_LATE
 from omnisupport_ingest.windows import OUT_OF_RANGE
-from omnisupport_ingest_tests.cdc.test_kernel_judging import drawn, drawn_laws, judged, randoms
+from omnisupport_ingest_tests.cdc.test_kernel_judging import drawn, drawn_rules, judged, randoms
 from omnisupport_ingest_tests.examples import examples
 
 
@@ -20,11 +20,11 @@ from omnisupport_ingest_tests.examples import examples
 @given(randoms, st.sampled_from((0, ordinary.FEW)))
 def test_events_of_a_sealed_window_wait_in_quarantine_whatever_they_are(rng: Random, few: int) -> None:
     deliveries = drawn(rng)
-    laws = drawn_laws(rng, deliveries)
+    both = drawn_rules(rng, deliveries)
     windows = sorted({each.window for each in deliveries} - {OUT_OF_RANGE})
     sealed = frozenset(rng.sample(windows, len(windows) // 2))
-    before = judged(deliveries, laws.kernel, 5, few)
-    after = judged(deliveries, replace(laws.kernel, sealed=sealed), 5, few)
+    before = judged(deliveries, both.kernel, 5, few)
+    after = judged(deliveries, replace(both.kernel, sealed=sealed), 5, few)
     for each in deliveries:
         verdict, reason, *_ = after[each.number]
         if each.window not in sealed:
