@@ -312,7 +312,6 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
             "DimensionRanges.leave_out",
             "DimensionRanges.unresolved_keys",
             "DimensionRanges.even_cuts",
-            "DimensionRanges.same_rows",
             "DimensionRanges.numbers",
         )
     },
