@@ -34,6 +34,9 @@ _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE = 60_000_000
 """In microseconds."""
 
+LEAST_OF_WINDOW = 1_000
+"""Events of one window that are written at once."""
+
 
 @dataclass
 class Tally:
@@ -181,6 +184,11 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
         windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
     for window, of_window in windows.items():
         mine = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+        if mine.num_rows < LEAST_OF_WINDOW:
+            # They wait for others of their window: a file of many windows has no row group of a few rows.
+            for row in mine.to_pylist():
+                writer.add(LandedEvent(*row.values()))
+            continue
         highest = pc.max(mine.column("source_ts")).as_py()
         writer.add_block(EventBlock(window, mine.num_rows, mine.nbytes, highest, partial(_same, mine)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.sources.debezium import ordinary_lines
+from omnisupport_ingest.sources.debezium import line_reader, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import ALONE, PLAIN
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally
@@ -163,6 +164,33 @@ def test_another_life_of_the_connector_is_found_line_by_line(contracts: Sequence
     assert (found.num_rows, others, orders.later) == (0, [0, 1], None)
 
 
+@pytest.mark.parametrize("at_once_from", [1, 100])
+def test_a_file_lands_the_same_whether_its_lines_are_read_at_once_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once_from: int
+) -> None:
+    monkeypatch.setattr(line_reader, "LEAST_OF_WINDOW", at_once_from)
+    hours = 3_600_000
+    lines = [
+        compact(
+            envelope("c", customer(n, **AWKWARD), lsn=1000 + n, order=1, ts=TS + n % 3 * hours - n % 7 * 9000)
+        )
+        for n in range(300)
+    ]
+    lines[17:17] = [b"null", compact(envelope("c", customer(5), lsn=None, order=1)), b"{}"]
+    found = []
+    for folder, least in (("at_once", 1), ("one_by_one", 1_000_000)):
+        monkeypatch.setattr(ordinary_lines, "LEAST_LINES", least)
+        recorder = Recorder(tmp_path / folder)
+        done = recorder.land_lines("events.jsonl", lines)
+        windows = {each.window: each.rows for each in done.manifest.files}
+        assert done.tally is not None
+        number, fault = done.tally.first_odd
+        told = (str(done.tally), number, fault.problem, done.manifest.relations, done.manifest.file)
+        found.append((recorder.events(), windows, told))
+    assert len(found[0][0]) == 302 and len(found[0][1]) == 5, "four hours, and the line without a time"
+    assert found[0] == found[1]
+
+
 TOLD = [each for line in DEFAULTS.read_text().splitlines() if isinstance(each := json.loads(line), dict)]
 BY_LOG = [
     each
@@ -219,8 +247,6 @@ def _contracts() -> Sequence[TableContract]:
     from omnisupport_ingest.contracts.load import contract_of
 
     if not _KEPT:
-        from pathlib import Path
-
         _KEPT.extend(
             contract_of(contract(name, *told), Path(f"{name}.json")) for name, told in TABLES.items()
         )
