@@ -57,7 +57,7 @@ def spent(before: dict[int, float], after: dict[int, float]) -> float:
 
 
 def _fields(pid: int) -> list[str] | None:
-    """The fields of ``/proc/<pid>/stat`` from the state on; null if the process has gone."""
+    """The fields of ``/proc/<pid>/stat`` from the state on; None if the process has gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -54,7 +54,7 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
-    source that goes with them, null for a table; ``data``: what is dropped if that is asked for; ``windows``:
+    source that goes with them, None for a table; ``data``: what is dropped if that is asked for; ``windows``:
     of the source, judged again for the tables that stay."""
 
     source: str

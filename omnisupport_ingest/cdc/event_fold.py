@@ -328,7 +328,7 @@ class _Rows:
 
 
 def key_columns(keys: Sequence[str | None], shape: Shape) -> dict[str, pa.Array]:
-    """The key's columns as text, from the texts of the keys; null where there is no key."""
+    """The key's columns as text, from the texts of the keys; None where there is no key."""
     values = {key: () if key is None else json.loads(key) for key in set(keys)}
     return {
         name: pa.array(

@@ -88,7 +88,7 @@ def history(
     """Every version of every row of one table: ``history_type(contract)``.
 
     In: as in ``fold.fold_events``, of all windows. A version's ``_cdc_valid_to`` and
-    ``_cdc_valid_to_position`` are null while it is the last one. ``_cdc_opened_by`` and
+    ``_cdc_valid_to_position`` are None while it is the last one. ``_cdc_opened_by`` and
     ``_cdc_closed_by`` are operations, or ``moved`` for the halves of a key change;
     ``_cdc_unresolved`` as in ``current.current_state``. A quarantined event begins a version with
     what it leaves unknown. ``partitions``: as in ``fold_events``. ``keys`` (``_cdc_key``, each once): the

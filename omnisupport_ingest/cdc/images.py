@@ -10,7 +10,7 @@ from omnisupport_ingest.foreign import Unreadable, texts_only
 
 
 def read_image(text: str | None) -> dict[str, Any] | None:
-    """The columns of an image by name; null where there is none, or ``text`` is no JSON object.
+    """The columns of an image by name; None where there is none, or ``text`` is no JSON object.
 
     Landed images hold text and null alone. What else JSON has (another capture's image) is given as
     text: numbers as they are written, ``true`` and ``false``, objects and arrays as compact JSON.

@@ -283,7 +283,7 @@ class _Judge:
         return [pa.array(values, kind) for values, (_, kind) in zip(added, _ORDINARY, strict=True)]
 
     def _carried(self, rows: _Rows, row: int) -> Image | None:
-        """The image of an event that brings a row; null where there is none, or it cannot be read.
+        """The image of an event that brings a row; None where there is none, or it cannot be read.
 
         What the fold takes from the old image is judged too, else it would reach the gate.
         """

@@ -48,7 +48,7 @@ class Part:
     ``alive``: latest event that leaves the key alive. ``life_start``: latest ``c`` or ``r``; a new
     life inherits nothing. ``moved_from``: old key, where a key change began that life and left a
     column unsent. ``doubt``: latest quarantined delete. ``vouched``: latest accepted event that leaves
-    the key alive. All null where there is none.
+    the key alive. All None where there is none.
     """
 
     row: int
@@ -65,7 +65,7 @@ class Part:
 @dataclass(slots=True)
 class Life:
     """Parts merged: which of them is the last, the first, the latest living one, the latest start of a
-    life, the latest doubt, the latest accepted living one (null where no part has any).
+    life, the latest doubt, the latest accepted living one (None where no part has any).
 
     ``deletes``: in order, the last one below ``alive`` and all above it. ``begins``: lowest position
     that can belong to the life of the latest living event; cells below it are void.
@@ -159,7 +159,7 @@ def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> li
 
 
 def life_begins(alive: Position | None, start: Position | None, endings: Sequence[Ending]) -> Position | None:
-    """The later of the life's start and the last ending below ``alive``; null if there is neither."""
+    """The later of the life's start and the last ending below ``alive``; None if there is neither."""
     if alive is None or not endings:
         return start
     last = max((each.position for each in endings if each.position <= alive), default=None)

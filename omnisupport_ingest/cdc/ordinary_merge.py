@@ -33,7 +33,7 @@ class Packing:
 
     @classmethod
     def of(cls, columns: list[pa.StructArray]) -> Packing | None:
-        """One that holds every position of ``columns``; null if 62 bits do not."""
+        """One that holds every position of ``columns``; None if 62 bits do not."""
         lowest, highest = [], []
         for place in range(3):
             parts = [pc.min_max(pc.struct_field(column, place)) for column in columns if len(column)]

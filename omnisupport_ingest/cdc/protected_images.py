@@ -31,7 +31,7 @@ _QUERIES = 1_000
 
 
 def protect_image(text: str | None, protection: Protection) -> str | None:
-    """One image, protected; null where there is none, or none that can be read: what is a value in it is not
+    """One image, protected; None where there is none, or none that can be read: what is a value in it is not
     known."""
     image = read_image(text)
     if image is None:
@@ -111,7 +111,7 @@ def _reading(kept: tuple[str, ...], protected: tuple[str, ...]) -> str:
 
 
 def _as_json(texts: pa.StringArray) -> pa.StringArray:
-    """Each text as a JSON string; null as ``null``."""
+    """Each text as a JSON string; None as ``null``."""
     if pc.any(pc.match_substring_regex(texts, _ESCAPED)).as_py():
         encoded = texts.dictionary_encode()
         quoted = [json.dumps(text, ensure_ascii=False) for text in encoded.dictionary.to_pylist()]

@@ -145,7 +145,7 @@ class Folded:
         return (ORDER.get(op, len(ORDER)), *others)
 
     def cell(self, name: str, row: int) -> Cell | None:
-        """The cell that the row has for a column; null where no event carried it."""
+        """The cell that the row has for a column; None where no event carried it."""
         apart, known = self._apart[row].get(name), name not in self._unresolved[row]
         position = apart if apart is not None else (self.parts[row].alive if known else None)
         return None if position is None else Cell(position, known, row)

@@ -92,7 +92,7 @@ class Carried:
 
     @classmethod
     def parse(cls, text: str) -> Carried | None:
-        """What ``to_text`` wrote; null for the text of another format, none included."""
+        """What ``to_text`` wrote; None for the text of another format, none included."""
         try:
             record: Any = json.loads(text)
             if record["format"] != FORMAT:

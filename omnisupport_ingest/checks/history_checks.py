@@ -101,7 +101,7 @@ def versions_do_not_overlap(
 
 
 def _look(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:
-    """The history; null if it has not been made, or not since its contract or this program changed."""
+    """The history; None if it has not been made, or not since its contract or this program changed."""
     history = look(workspace.history(contract))
     state = history.state(WHOLE_TABLE) if history is not None else None
     return history if state is not None and state.versions == versions_of(contract) else None
@@ -117,7 +117,7 @@ def _files_of_last_run(history: TableSnapshot) -> tuple[LakeFile, ...]:
 def _of_last_run(
     workspace: Workspace, spark: SparkSession, contract: TableContract, history: TableSnapshot
 ) -> CheckFinding | None:
-    """The finding about the keys in files of the last run; null where all must be compared to tell."""
+    """The finding about the keys in files of the last run; None where all must be compared to tell."""
     state, written = history.state(WHOLE_TABLE), _files_of_last_run(history)
     dimension, order = look(workspace.dimension(contract)), order_of(contract)
     if state is None or dimension is None:

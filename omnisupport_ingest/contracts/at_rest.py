@@ -23,7 +23,7 @@ def read_at_rest(
 ) -> Subject | None:
     """The subject whose key encrypts, from ``policy``, the ``x-cdc`` of the contract in ``path``.
 
-    ``name``: of the table in the lake. Null where values land plain. ``ContractError`` for what cannot be
+    ``name``: of the table in the lake. None where values land plain. ``ContractError`` for what cannot be
     carried out.
     """
     told = policy.get("at_rest")

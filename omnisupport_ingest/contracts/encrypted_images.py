@@ -116,7 +116,7 @@ def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | N
 
 
 def _names(image: str) -> tuple[str, ...] | None:
-    """The names of the members of ``image``; null if it is no object of texts, or one stands twice."""
+    """The names of the members of ``image``; None if it is no object of texts, or one stands twice."""
     try:
         pairs = json.loads(image, object_pairs_hook=lambda found: [*found])
     except (ValueError, RecursionError):

@@ -123,7 +123,7 @@ class ExpressionRules:
     ) -> dict[str, pa.BooleanArray]:
         """By rule, the rows that break it.
 
-        ``texts`` and ``sent``: by column, at least ``columns``: PostgreSQL's texts, null for NULL and for
+        ``texts`` and ``sent``: by column, at least ``columns``: PostgreSQL's texts, None for NULL and for
         what was not sent, and what was sent.
         """
         if not self.rules:

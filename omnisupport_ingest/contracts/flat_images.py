@@ -61,7 +61,7 @@ class FlatImages:
     """The columns of the images of one table.
 
     ``proven``: whether the image is a flat object of texts and nulls, so that ``texts`` and ``sent`` are what
-    the exact reader gives; of another image they mean nothing. ``texts``: by column, null for NULL and for
+    the exact reader gives; of another image they mean nothing. ``texts``: by column, None for NULL and for
     what was not sent. ``sent``: by column, whether the image has it.
     """
 

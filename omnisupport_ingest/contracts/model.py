@@ -149,15 +149,15 @@ class TableContract:
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
     later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
-    shows a row after its delete, null for ever. ``cursor``: how it is read where there is no log, null if
-    only a log will do. ``target``: the table of a warehouse that follows the current state, null if none.
-    ``delayed_merge``: how long net changes may wait for their merge, null if every run merges at once.
+    shows a row after its delete, None for ever. ``cursor``: how it is read where there is no log, None if
+    only a log will do. ``target``: the table of a warehouse that follows the current state, None if none.
+    ``delayed_merge``: how long net changes may wait for their merge, None if every run merges at once.
     ``retention``: how long its layers are kept.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
     ``evolution``: one of ``EVOLUTION``. ``changed_only``: the history has no version for what changed
     nothing. ``quality``: rules of several columns, and what is expected of the table. ``subject``: whose key
-    encrypts the personal values of a row before they land; null where they land plain.
+    encrypts the personal values of a row before they land; None where they land plain.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
     target, delayed merge, retention, evolution, history and expectations, which change no row of net changes
     and dimension: another fingerprint is another contract. ``verdicts_by``: ``judged_by``, empty where that
@@ -307,5 +307,5 @@ class Contracts:
         return tuple(contract for contract in self.all if contract.source == source)
 
     def find(self, source: str, schema: str, table: str) -> TableContract | None:
-        """The contract of one source table, null if it has none."""
+        """The contract of one source table, None if it has none."""
         return self._by_table.get((source, schema, table))

@@ -56,7 +56,7 @@ def value_test(kind: Kind) -> Test:
 
 
 def number(text: str, kind: Kind) -> Decimal | float | None:
-    """The number that ``text`` spells, comparable with a ``Decimal``; null if it spells none of ``kind``.
+    """The number that ``text`` spells, comparable with a ``Decimal``; None if it spells none of ``kind``.
 
     Exact, but for ``real`` and ``double precision``, whose values are binary fractions.
     """

@@ -29,7 +29,7 @@ Breaks = Callable[[str], bool]
 class RulesOfColumn:
     """The rules of one column.
 
-    ``not_null``: the name of that rule; null where NULL is allowed. ``by_name``: the others, by what stands
+    ``not_null``: the name of that rule; None where NULL is allowed. ``by_name``: the others, by what stands
     behind the colon.
     """
 

@@ -52,7 +52,7 @@ class SubjectKeysUnreadable(IngestError):
 
 @dataclass(frozen=True)
 class SubjectKey:
-    """The key of one subject. ``secret`` is null once it is destroyed."""
+    """The key of one subject. ``secret`` is None once it is destroyed."""
 
     id: bytes
     secret: bytes | None = field(repr=False)

@@ -188,4 +188,4 @@ _EXACT: dict[Kind, Callable[[str, PgType], Any]] = {
     Kind.TEXT_ARRAY: lambda text, _: strings_of(text),
     Kind.INTEGER_ARRAY: lambda text, _: longs_of(text),
 }
-"""Kind → the value of a text that is one of its kind; null where the typed column cannot hold it."""
+"""Kind → the value of a text that is one of its kind; None where the typed column cannot hold it."""

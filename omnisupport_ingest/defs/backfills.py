@@ -144,7 +144,7 @@ def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillS
 
 
 def find_backfill(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus | None:
-    """``backfill_status``, null if there is no backfill of this id."""
+    """``backfill_status``, None if there is no backfill of this id."""
     return None if instance.get_backfill(backfill_id) is None else backfill_status(instance, backfill_id)
 
 

@@ -29,7 +29,7 @@ class RulesAsked:
 
     ``broken``: by rule, as ``<table>/<rule>``, the events that break it, whatever its policy; ``keys``: a few
     of their keys, of tables whose key is no personal data. ``share``: of the time that the run's tasks took
-    to judge, over all its windows, the share that the rules took; null where nobody measured.
+    to judge, over all its windows, the share that the rules took; None where nobody measured.
     """
 
     broken: Mapping[str, int] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Checkpoint:
     the window was made again for a scenario; ``detectors`` names what found each of them.
 
     A window that was made again says what it replaced: ``replaced_hash`` is the content hash before,
-    null where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
+    None where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
     another state, and ``changed_by`` why (``late events``, ``contract``, …).
 
     ``exact_share``: of the events that the run took here, over all its windows, the share that went one by
-    one through the exact kernel; null where nobody counted. ``rules``: null where no rule was asked.
+    one through the exact kernel; None where nobody counted. ``rules``: None where no rule was asked.
 
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
     written whole or folded since. What the window takes in later opens it again.

@@ -87,7 +87,7 @@ class KeyRange:
 
 
 def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile] | None:
-    """The data files of the table, by key; null if some file does not say its lowest key, or ranges overlap:
+    """The data files of the table, by key; None if some file does not say its lowest key, or ranges overlap:
     then another program has written to the table."""
     found = []
     for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():

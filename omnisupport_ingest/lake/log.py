@@ -43,7 +43,7 @@ class LogChanges:
 def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     """The changes after ``version``, up to the one of ``snapshot``.
 
-    Null if they cannot be told any more: an entry of the log is gone, or a file that has to be read.
+    None if they cannot be told any more: an entry of the log is gone, or a file that has to be read.
     """
     files = files_since(snapshot, version)
     if files is None:
@@ -69,7 +69,7 @@ class FileChanges:
 
 
 def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
-    """Which files hold other rows than at ``version``; null if an entry of the log is gone."""
+    """Which files hold other rows than at ``version``; None if an entry of the log is gone."""
     if version > snapshot.version:
         return None
     added: dict[str, LakeFile] = {}

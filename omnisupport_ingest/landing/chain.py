@@ -17,7 +17,7 @@ from omnisupport_ingest.position import Lsn
 class Gap:
     """A break in the chain of one epoch.
 
-    ``after`` is the last batch of the unbroken part, which ends at ``expected``; null if the break is
+    ``after`` is the last batch of the unbroken part, which ends at ``expected``; None if the break is
     at the start of the epoch, which ``expected`` is then. ``before`` is the next batch found, which
     continues ``found`` instead. ``found`` below ``expected`` is an overlap of two writers; above it,
     a batch is missing. ``later_epoch`` is the newest epoch if that is another one: the repair of a

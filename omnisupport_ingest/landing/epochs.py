@@ -43,7 +43,7 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """An epoch that has begun. ``facts`` is null for a source that is not a server (files)."""
+    """An epoch that has begun. ``facts`` is None for a source that is not a server (files)."""
 
     number: int
     reason: str

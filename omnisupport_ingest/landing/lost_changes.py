@@ -27,7 +27,7 @@ class LostStretch:
     """What committed to ``table`` below ``lost_from`` is in the stream; what did above it may be missing.
 
     ``lost_to``: a snapshot of all of the table whose chunks all stand there or above has it; null until one
-    is about to be planned. ``mended``: where the table is as the source was without such a snapshot, null if
+    is about to be planned. ``mended``: where the table is as the source was without such a snapshot, None if
     that is not so. ``whole``: whether it takes such a snapshot, and not a chunk alone.
     """
 

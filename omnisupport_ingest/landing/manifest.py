@@ -51,7 +51,7 @@ class StreamSpan:
     """The part of the WAL stream a batch covers: ``previous_end_lsn`` → ``end_lsn``.
 
     ``start_lsn`` is the commit LSN of its first transaction; ``last_commit_lsn``, ``last_xid`` and
-    ``last_commit_ts`` are of its last one. All four are null for a batch that only moves the
+    ``last_commit_ts`` are of its last one. All four are None for a batch that only moves the
     chain on through an idle stretch (a keepalive).
 
     ``recovered_from``: on the first batch after capture died with batches that were durable and not
@@ -97,7 +97,7 @@ class OffsetSpan:
     next batch goes on.
 
     ``records``: how many of them held a record; compaction, and the ends of transactions, leave offsets
-    without one. ``topic_id``: which topic of this name it was; null where the cluster does not tell.
+    without one. ``topic_id``: which topic of this name it was; None where the cluster does not tell.
     ``gone``: so many offsets from ``start`` on had been deleted before they were read, and ``accepted`` is
     why a person went on behind them.
     """
@@ -119,7 +119,7 @@ class FileSpan:
     ``manifest``: the delivery that described it; empty for a file that came alone. ``order``: what
     orders its events: ``transaction`` (log position and order in the transaction), ``lsn`` (log
     position alone), ``time`` (commit time alone) or ``CURSOR_ORDER`` (rows read by a cursor, ``name`` is
-    their table); null for a delivery of rows, not of events.
+    their table); None for a delivery of rows, not of events.
     A source has one such order.
 
     ``offsets``: of records of Kafka, which land as a file does, but are named by their offsets: every
@@ -140,7 +140,7 @@ class ArrivalFacts:
     ``…_before`` is the state the batch found, the other one the state it left. ``highest_commit_ts``
     is the highest commit time of the epoch's stream that is not impossibly far ahead.
     ``newest_epoch_before`` is the highest epoch that had begun, which means that an event of it had
-    landed; 0 if none had. It is null where the batch was landed by format version 1, which did not
+    landed; 0 if none had. It is None where the batch was landed by format version 1, which did not
     record it; such a batch counts as landed before any newer epoch began.
     """
 

@@ -53,7 +53,7 @@ class ReadingTime:
         return began if before is None else max(began, before)
 
     def _landed_before(self, batch: Manifest) -> datetime | None:
-        """When the last of the chunks landed that had been read before ``batch`` was; null without one."""
+        """When the last of the chunks landed that had been read before ``batch`` was; None without one."""
         if batch.files:
             earlier = bisect_left(self._ordinals, min(file.first.ordinal for file in batch.files))
             return self._landed_by[earlier - 1] if earlier else None

@@ -51,9 +51,9 @@ class LandedEvent(NamedTuple):
 
     ``op``: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate of one
     table, ``m`` logical message, ``b`` boundary of a finished snapshot of one table.
-    ``key``: JSON array of the key columns' texts in the contract's order (``["1"]``), null for
+    ``key``: JSON array of the key columns' texts in the contract's order (``["1"]``), None for
     ``t``, ``m`` and ``b``. ``after`` of a ``b``: the range of keys that the snapshot was of (``KeyRange``),
-    null where it was of the table. ``unchanged``: columns that were not sent (TOAST). ``moved_from_key``:
+    None where it was of the table. ``unchanged``: columns that were not sent (TOAST). ``moved_from_key``:
     on the ``c`` of a key-changing update the old row's key; its ``d`` stands at ``ordinal - 1``.
     ``source_ts``: commit time, timezone-aware. ``lsn``: of the change itself, never an identity.
 

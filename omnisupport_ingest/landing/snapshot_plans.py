@@ -63,7 +63,7 @@ class SnapshotPlan:
         return len(self.bounds) + 1
 
     def range_of(self, chunk: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-        """Start and end of a chunk; null where it is open."""
+        """Start and end of a chunk; None where it is open."""
         start = self.bounds[chunk - 1] if chunk else None
         return start, self.bounds[chunk] if chunk < len(self.bounds) else None
 

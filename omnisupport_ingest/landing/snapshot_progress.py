@@ -35,12 +35,12 @@ class SnapshotProgress:
 
     @property
     def rows_per_second(self) -> float | None:
-        """Null before any rows have landed, and where not all that were read have to land."""
+        """None before any rows have landed, and where not all that were read have to land."""
         return self.rows / self.seconds if self.seconds and self.rows and not self.compared else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Of reading, if it goes on as fast; null where that cannot be told yet."""
+        """Of reading, if it goes on as fast; None where that cannot be told yet."""
         if self.compared:
             return self.seconds / self.done * (self.chunks - self.done) if self.done else None
         rate = self.rows_per_second

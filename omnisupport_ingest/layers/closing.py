@@ -81,7 +81,7 @@ def _open(snapshot: TableSnapshot, windows: Iterable[str]) -> list[str]:
 class Fold:
     """Writes one file per partition for windows that have several.
 
-    ``hash_column``: the rows' own hash, null where the content hash is not one of rows. ``merge``: makes the
+    ``hash_column``: the rows' own hash, None where the content hash is not one of rows. ``merge``: makes the
     rows fewer that say the same (called with them and their number); null: they stay as they are.
     """
 

@@ -55,7 +55,7 @@ def waiting_merge(
     net_changes: TableSnapshot,
     changes: LogChanges | None = None,
 ) -> WaitingMerge | None:
-    """What waits for its merge into a dimension with ``state``; null if nothing does, or nothing may.
+    """What waits for its merge into a dimension with ``state``; None if nothing does, or nothing may.
 
     ``changes``: what the net changes have that the dimension does not show, if it is known already.
     """
@@ -87,7 +87,7 @@ class ScatteredWrites:
 
 
 def scattered_writes(merges: tuple[MergeCost, ...]) -> ScatteredWrites | None:
-    """Whether the last updates of a dimension rewrote much for few keys; null if not, or if it is not known.
+    """Whether the last updates of a dimension rewrote much for few keys; None if not, or if it is not known.
 
     Much is a quarter of its files, few is a hundredth of its rows. Of a table of a few files nothing is said.
     """

@@ -240,7 +240,7 @@ class _Update(KeyedUpdate):
             refold = told
 
     def _odd(self) -> DataFrame | None:
-        """The keys that cannot be merged; null if there are none."""
+        """The keys that cannot be merged; None if there are none."""
         found = []
         odd = odd_files(self._added)
         if odd:

@@ -87,7 +87,7 @@ class ErasureLedger:
         return Erasures({place: tuple(sorted(spans, key=_order)) for place, spans in found.items()})
 
     def digest(self, window: str) -> str | None:
-        """SHA-256 of the erasures that ``window`` was named with; null where there are none.
+        """SHA-256 of the erasures that ``window`` was named with; None where there are none.
 
         The same erasures have the same digest, whoever made them, when, and how often.
         """

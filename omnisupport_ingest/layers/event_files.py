@@ -34,7 +34,7 @@ class EventFiles:
 
     @classmethod
     def newest(cls, workspace: Workspace, source: str) -> EventFiles | None:
-        """The newest version; null before the first event was judged. Makes no table."""
+        """The newest version; None before the first event was judged. Makes no table."""
         deduped = look(workspace.deduped(source))
         quarantine = look(workspace.quarantine(source))
         return None if deduped is None or quarantine is None else cls(deduped, quarantine)
@@ -46,7 +46,7 @@ class EventFiles:
 
     @classmethod
     def at_version(cls, workspace: Workspace, source: str, version: int) -> EventFiles | None:
-        """The version ``version`` of the deduped events; null if its log or a file of it is gone."""
+        """The version ``version`` of the deduped events; None if its log or a file of it is gone."""
         table, quarantine = workspace.deduped(source), look(workspace.quarantine(source))
         if quarantine is None:
             return None

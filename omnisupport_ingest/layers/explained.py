@@ -27,7 +27,7 @@ class Replaced:
     """What a window held that is being made again, and what is known to have changed beneath it.
 
     ``keys_changed`` counts the keys with another state; it is called only if the content may differ,
-    and null where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
+    and None where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
     tells of (an erased event in quarantine keeps its hash, which is its name), but the layers below do.
     """
 

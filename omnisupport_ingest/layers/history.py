@@ -84,7 +84,7 @@ def versions_of(contract: TableContract) -> tuple[str, ...]:
 
 
 def news_of(state: WindowState | None, files: EventFiles, contract: TableContract) -> EventNews | None:
-    """What the events have that a history with ``state`` was not made from; null if that cannot be told."""
+    """What the events have that a history with ``state`` was not made from; None if that cannot be told."""
     if state is None or state.upstream_table_id != files.deduped.table_id:
         return None
     version = state.checkpoint.upstream_version
@@ -208,7 +208,7 @@ class _Update(KeyedUpdate):
             odd = (told if odd is None else odd.unionByName(told)).localCheckpoint()
 
     def _all(self) -> Sent | None:
-        """Every version, to be put into files; null where there are no events."""
+        """Every version, to be put into files; None where there are no events."""
         contract = self._contract
         count, size = self._events.size(contract)
         if not count:

@@ -61,7 +61,7 @@ class EventNews:
 
 
 def news_since(files: EventFiles, contract: TableContract, version: int) -> EventNews | None:
-    """The news in ``files`` after ``version`` of the deduped events; null if they cannot be told any more."""
+    """The news in ``files`` after ``version`` of the deduped events; None if they cannot be told any more."""
     changes = files_since(files.deduped, version)
     if changes is None:
         return None
@@ -124,7 +124,7 @@ def differing(spark: SparkSession, files: EventFiles, contract: TableContract, n
 def tied(keys: DataFrame, events: DataFrame) -> DataFrame | None:
     """``keys`` with all keys that key changes among ``events`` tie to them, each once.
 
-    Null where a chain of key changes is too long to be followed.
+    None where a chain of key changes is too long to be followed.
     """
     moved = events.where(F.col("moved_from_key").isNotNull() & F.col("key").isNotNull() & ~F.col("withheld"))
     pairs = moved.select("key", "moved_from_key").distinct().localCheckpoint()

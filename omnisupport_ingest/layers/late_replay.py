@@ -76,7 +76,7 @@ class Attempt:
 def next_attempt(
     replay: LateReplay, find: Callable[[str], Attempt | None], now: datetime
 ) -> tuple[int | None, str]:
-    """The number of the attempt to ask for now, null if none is due, and in words why not.
+    """The number of the attempt to ask for now, None if none is due, and in words why not.
 
     ``find`` looks an attempt up by its id. One that has ended although the windows still wait has
     failed; the next one is asked for after a time that doubles with every attempt.

@@ -8,5 +8,5 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 
 
 def look(table: LakeTable) -> TableSnapshot | None:
-    """The newest version of ``table`` as it is on disk; null if the table is not there yet."""
+    """The newest version of ``table`` as it is on disk; None if the table is not there yet."""
     return TableSnapshot(table, DeltaTable(str(table.folder))) if table.exists else None

@@ -27,7 +27,7 @@ class BatchFacts:
 
 
 def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
-    """The highest position of ``checkpoints`` and its batch, and the highest watermark; null where there is
+    """The highest position of ``checkpoints`` and its batch, and the highest watermark; None where there is
     none."""
     mark = max((each.watermark for each in checkpoints if each.watermark is not None), default=None)
     newest = max(
@@ -42,7 +42,7 @@ def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
 
 
 def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:
-    """The facts of landed files of one window; all null where there are none."""
+    """The facts of landed files of one window; all None where there are none."""
     held = list(parts)
     if not held:
         return BatchFacts(None, None, None, None)

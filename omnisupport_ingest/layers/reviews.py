@@ -72,7 +72,7 @@ class ReviewLedger:
         return {review.event.key: review.decision for review in self._by_window.get(window, ())}
 
     def digest(self, window: str) -> str | None:
-        """SHA-256 of what ``of_window`` gives; null where nothing was decided.
+        """SHA-256 of what ``of_window`` gives; None where nothing was decided.
 
         The same decisions have the same digest, whoever made them, when, and after what others.
         """
@@ -85,7 +85,7 @@ class ReviewLedger:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def latest(self, event: EventRef) -> Review | None:
-        """The decision that counts for ``event``; null if nobody decided."""
+        """The decision that counts for ``event``; None if nobody decided."""
         return self._latest.get(event)
 
     def history(self, event: EventRef) -> tuple[Review, ...]:

@@ -33,7 +33,7 @@ class Shown:
 
     @classmethod
     def of(cls, net_changes: TableSnapshot | None, dimension: TableSnapshot | None) -> Shown:
-        """``net_changes`` and ``dimension``: null where they are not there."""
+        """``net_changes`` and ``dimension``: None where they are not there."""
         if net_changes is None:
             return cls(None, frozenset(), None)
         state = dimension.state(WHOLE_TABLE) if dimension is not None else None
@@ -59,7 +59,7 @@ class Shown:
 
 
 def made_from(net_changes: TableSnapshot, dimension: WindowState | None) -> TableSnapshot | None:
-    """The version of the net changes that the dimension shows; null if there is none any more."""
+    """The version of the net changes that the dimension shows; None if there is none any more."""
     version = dimension.checkpoint.upstream_version if dimension is not None else None
     if dimension is None or version is None or dimension.upstream_table_id != net_changes.table_id:
         return None
@@ -104,7 +104,7 @@ def purged_before(contract: TableContract, watermark: datetime | None) -> dateti
 
 
 def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
-    """What the net changes have that a dimension with ``state`` does not show; null if that cannot be
+    """What the net changes have that a dimension with ``state`` does not show; None if that cannot be
     told, so that it may be anything."""
     if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
         return None

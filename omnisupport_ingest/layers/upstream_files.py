@@ -22,7 +22,7 @@ def files_to_read(
 ) -> frozenset[str] | None:
     """The ``files`` that hold exactly the ``wanted`` names.
 
-    Null if a file holds some that are wanted beside some that are not: they cannot be told apart any
+    None if a file holds some that are wanted beside some that are not: they cannot be told apart any
     more, so whoever wants them has to begin again with all of them.
     """
     found = set()

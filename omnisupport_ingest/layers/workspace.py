@@ -49,7 +49,7 @@ class Workspace:
     contracts: Contracts
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
     learned: Stamp | None = field(default=None, repr=False, compare=False)
-    """What the contracts had learned when they were read; null if they stay as they are."""
+    """What the contracts had learned when they were read; None if they stay as they are."""
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)

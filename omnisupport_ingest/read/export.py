@@ -54,7 +54,7 @@ class Exported:
     """What was written. ``cursor`` is the last event of the table that is in it.
 
     ``pending_batches`` counts what had landed before and is not in it. If that is none, the file is
-    complete up to ``complete_to``, the end of the landed WAL (null where it came by files alone).
+    complete up to ``complete_to``, the end of the landed WAL (None where it came by files alone).
     ``unresolved``: rows that have a value which is not known.
     """
 

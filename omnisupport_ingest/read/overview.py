@@ -42,7 +42,7 @@ class LandingOverview:
     """Where the landing of a source stands. ``events`` counts duplicates too.
 
     ``last_batch_id`` is the newest batch before any gap; ``stream_end`` the end of the landed WAL.
-    ``epoch`` is the one that began last, null before the first. ``problem`` says why landing cannot be
+    ``epoch`` is the one that began last, None before the first. ``problem`` says why landing cannot be
     read; everything else is empty then.
     """
 
@@ -68,7 +68,7 @@ _NOTHING = LandingOverview(None, None, 0, 0, None, None, None, None, None)
 class TableOverview:
     """How far a table is. ``pending_windows`` and ``pending_batches`` are what it does not hold yet.
 
-    Both are null for the quarantine, which is committed with the deduped events, and where landing
+    Both are None for the quarantine, which is committed with the deduped events, and where landing
     cannot be read. ``cursor`` is the highest position taken; ``watermark`` the highest of any window.
     ``freshness``, ``level`` (what is promised of it, and kept) and ``verified`` (what the last comparison
     with its source came to) are of dimensions alone; so are ``waits``, what waits for its merge as the
@@ -109,7 +109,7 @@ class SourceOverview:
 
 @dataclass(frozen=True)
 class _Look:
-    """A table as it is on disk, null if it is not there, with the readable states of its windows."""
+    """A table as it is on disk, None if it is not there, with the readable states of its windows."""
 
     path: str
     layer: str
@@ -307,7 +307,7 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
 
 
 def _overview(seen: _Look, pending: set[tuple[str, str]] | None) -> TableOverview:
-    """``pending``: the windows and batches that the table lacks, null if that is not a question."""
+    """``pending``: the windows and batches that the table lacks, None if that is not a question."""
     checkpoints = [state.checkpoint for state in seen.states.values()]
     cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]
     marks = [each.watermark for each in checkpoints if each.watermark is not None]

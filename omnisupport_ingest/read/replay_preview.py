@@ -33,7 +33,7 @@ class TablePreview:
     """Keys of one table whose folded state a replay would change, by window; windows without are left out.
 
     ``keys_changed`` counts them all. ``keys`` names the first ``NAMED``, in order, as the tables'
-    ``_cdc_key`` has them; ``""`` stands for what speaks of the whole table. It is null where a key column is
+    ``_cdc_key`` has them; ``""`` stands for what speaks of the whole table. It is None where a key column is
     personal by the contract.
     """
 

@@ -39,7 +39,7 @@ _LIVING = frozenset("cur")
 class RowState:
     """Where a key stands. ``last``: its last event, with operation ``op``.
 
-    ``through``: the position that ended its row, null while it lives. ``doubtful``: a delete in
+    ``through``: the position that ended its row, None while it lives. ``doubtful``: a delete in
     quarantine leaves open whether it lives. ``marked``: its soft-delete column is set.
     """
 
@@ -75,7 +75,7 @@ class KeyChange:
 
 
 def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowState | None:
-    """Where ``key`` stands by the fold of every window; null if the fold has no such key."""
+    """Where ``key`` stands by the fold of every window; None if the fold has no such key."""
     rows = _folded(workspace, contract, key)
     ends = _table_ends(rows)
     keyed = rows.filter(pc.equal(rows["_cdc_key"], key))

@@ -36,10 +36,10 @@ class Stand(Enum):
 class WindowLine:
     """One window of one source.
 
-    ``closes_at``: the watermark that closes it, null for the sentinel. ``events`` and ``batches`` are
+    ``closes_at``: the watermark that closes it, None for the sentinel. ``events`` and ``batches`` are
     what landed in it, ``late_events`` those that landed after it had closed. ``accepted``,
     ``duplicates`` and ``quarantined`` are null until the window was judged. ``generation`` counts how
-    often deduped events were made again, from 1. ``replay``: what the last replay changed, null if
+    often deduped events were made again, from 1. ``replay``: what the last replay changed, None if
     there was none.
     """
 

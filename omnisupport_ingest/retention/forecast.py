@@ -39,7 +39,7 @@ _MANIFEST_BYTES = 3_000
 
 @dataclass(frozen=True, slots=True)
 class DiskForecast:
-    """``layers``: bytes in use by layer. ``per_day``: bytes that are added a day, null before there is an
+    """``layers``: bytes in use by layer. ``per_day``: bytes that are added a day, None before there is an
     hour to tell it by. ``free`` bytes are left on the disk of the home, which is full in ``days`` (null: not
     told, or nothing grows)."""
 

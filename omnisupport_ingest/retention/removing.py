@@ -139,7 +139,7 @@ class _Remover:
 
 
 def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> WindowChange | None:
-    """The change that takes what ``judged`` has taken of ``window`` out of raw; null if none of it is left.
+    """The change that takes what ``judged`` has taken of ``window`` out of raw; None if none of it is left.
 
     The state stays, with all that raw took; it says what rows are left: those that landed since.
     """
@@ -162,7 +162,7 @@ def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> Win
 
 
 def _delete(path: Path) -> int | None:
-    """Delete a data file, and the folder of its batch once that is empty; null if it was gone already."""
+    """Delete a data file, and the folder of its batch once that is empty; None if it was gone already."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

@@ -32,7 +32,7 @@ class WindowFacts:
     ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
     ``landed``: events by the manifests; ``held``: events that raw holds of it, in files that are on
     disk; ``all_held``: raw has taken every batch. ``of_files``: something in it came by files of events.
-    ``snapshot``: a table whose snapshot is not over, null if there is none. ``undecided``:
+    ``snapshot``: a table whose snapshot is not over, None if there is none. ``undecided``:
     events in quarantine that wait for a person. ``judged_whole``: all files of what was judged of it are on
     disk. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
     """
@@ -99,7 +99,7 @@ def is_old(facts: WindowFacts, keep: timedelta | None, watermark: datetime | Non
 
 
 def _needed(facts: WindowFacts) -> str | None:
-    """Why the window is still worked on; null if it is not."""
+    """Why the window is still worked on; None if it is not."""
     if not facts.closed:
         return "it is not closed"
     if not facts.settled:

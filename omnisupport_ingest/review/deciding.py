@@ -154,7 +154,7 @@ class _Plan:
         latest: Review | None,
         places: _Places,
     ) -> tuple[str, str] | None:
-        """Why the event cannot be decided so, and what to do instead; null if it can be."""
+        """Why the event cannot be decided so, and what to do instead; None if it can be."""
         if holding is None:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
                 return None
@@ -218,7 +218,7 @@ class _Places:
             self._asked.setdefault(row.event.position, []).append(row)
 
     def taken(self, row: Quarantined) -> tuple[str, str] | None:
-        """Why ``row`` cannot be released beside another content of its position; null if it can be."""
+        """Why ``row`` cannot be released beside another content of its position; None if it can be."""
         for review in self._released.get(row.event.position, ()):
             if review.event != row.event and row.same_place(review):
                 return (
@@ -305,7 +305,7 @@ def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review
 
 
 def _window_in(table: LakeTable, event: EventRef) -> str | None:
-    """The window in which ``table`` holds ``event``; null if it does not."""
+    """The window in which ``table`` holds ``event``; None if it does not."""
     if not table.exists:
         return None
     epoch, commit_lsn, ordinal, event_hash = event.key

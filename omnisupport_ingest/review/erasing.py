@@ -254,7 +254,7 @@ def _waiting(
 
 
 def _known(ledger: ErasureLedger, contract: TableContract, place: _KeySpan) -> frozenset[str] | None:
-    """The windows that the ledger names for a span; null if it has none of it."""
+    """The windows that the ledger names for a span; None if it has none of it."""
     recorded = ledger.of((contract.schema, contract.table, key_hash(place[0])), place[1])
     return frozenset(window for each in recorded for window in each.windows) if recorded else None
 

@@ -69,7 +69,7 @@ def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
 
 
 def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
-    """The version of the moment ``at``; null if there was none, or the log does not reach back so far."""
+    """The version of the moment ``at``; None if there was none, or the log does not reach back so far."""
     if not table.exists:
         return None
     handle = DeltaTable(str(table.folder))

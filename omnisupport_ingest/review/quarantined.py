@@ -82,7 +82,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events are meant; null means any. ``table`` with or without its schema."""
+    """Which events are meant; None means any. ``table`` with or without its schema."""
 
     reason: str | None = None
     state: str | None = None

@@ -48,7 +48,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SubjectErased:
-    """What was done: ``certificate`` is its file, null where nothing was recorded. ``complete``: nothing of
+    """What was done: ``certificate`` is its file, None where nothing was recorded. ``complete``: nothing of
     the subject can be read in the home any more but what ``remains`` names.
 
     ``images`` of it landed encrypted, in ``windows``; ``cells`` above raw are readable still. ``swept``:
@@ -253,7 +253,7 @@ def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What an earlier certificate has that a later one repeats; null if there is none."""
+    """What an earlier certificate has that a later one repeats; None if there is none."""
     try:
         document = json.loads(read_file(path))
     except FileNotFoundError:

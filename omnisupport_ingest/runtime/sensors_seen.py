@@ -35,7 +35,7 @@ class SensorSeen:
 
 
 def sensors_seen(port: int, *, seconds: float = 0.7) -> tuple[SensorSeen, ...] | None:
-    """Every sensor that the UI at ``port`` of loopback knows; null if it does not answer in time."""
+    """Every sensor that the UI at ``port`` of loopback knows; None if it does not answer in time."""
     request = urllib.request.Request(
         f"http://{LOOPBACK}:{port}/graphql",
         data=json.dumps({"query": _QUESTION}).encode(),

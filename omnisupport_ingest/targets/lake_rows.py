@@ -86,7 +86,7 @@ class CurrentState:
         return tuple(file.uri for file in self.snapshot.files(WHOLE_TABLE))
 
     def since(self, version: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The files that came after ``version`` and those that went; null if they cannot be told or read."""
+        """The files that came after ``version`` and those that went; None if they cannot be told or read."""
         changes = files_since(self.snapshot, version)
         if changes is None:
             return None
@@ -95,7 +95,7 @@ class CurrentState:
 
 
 def entry_of(snapshot: TableSnapshot, version: int) -> str | None:
-    """The SHA-256 of the entry of ``version`` in the log; null if it is gone."""
+    """The SHA-256 of the entry of ``version`` in the log; None if it is gone."""
     try:
         text = (snapshot.table.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
     except FileNotFoundError:
@@ -152,7 +152,7 @@ class Difference:
         return other, vanished
 
     def highest(self) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]:
-        """The highest position of the files that came, and of what was known; null where there is none."""
+        """The highest position of the files that came, and of what was known; None where there is none."""
         found = []
         for view in ("came", "known"):
             found += self._connection.execute(

@@ -344,14 +344,14 @@ class _Sync:
 
 
 def _since(state: CurrentState, held: Held) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The files that came and went since what the target has; null if that is of another past."""
+    """The files that came and went since what the target has; None if that is of another past."""
     if held.table_id != state.snapshot.table_id or entry_of(state.snapshot, held.version) != held.entry:
         return None
     return state.since(held.version)
 
 
 def _held(cursor: Any, policy: TargetPolicy) -> Held | None:
-    """What the target says that it has; null where there is none."""
+    """What the target says that it has; None where there is none."""
     notes = qualified(policy.schema, NOTES)
     cursor.execute(f"SELECT to_regclass({literal(notes)}), to_regclass({literal(_table(policy))})")
     if None in cursor.fetchone():

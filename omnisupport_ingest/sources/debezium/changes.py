@@ -15,7 +15,7 @@ class Change:
     """A row's change, snapshot row or truncate, its values as JSON has them.
 
     ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
-    record's key, column → value; null if the file has none. ``fields`` and ``key_fields``: the Connect
+    record's key, column → value; None if the file has none. ``fields`` and ``key_fields``: the Connect
     schemas of the columns by name, empty without a schema. ``old_key``: of a key change, on its ``c``.
     ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``place``: commit and ordinal, where they are not
     made of PostgreSQL's ``lsn``; then ``placed_by`` is the order that they are of.

@@ -151,7 +151,7 @@ def _position(change: Change) -> tuple[int, int]:
 
 
 def _identity(change: Change, place: tuple[str, str], images: Images) -> str | None:
-    """What tells apart events at one position; null where a position has one event alone."""
+    """What tells apart events at one position; None where a position has one event alone."""
     order = change.order
     if order in (TRANSACTION, ARRIVAL):
         return None

@@ -43,7 +43,7 @@ NOT_WHOLE = "[null]"
 
 
 class Reader:
-    """Reads the images of one table. ``contract`` is null for a table without one."""
+    """Reads the images of one table. ``contract`` is None for a table without one."""
 
     def __init__(self, contract: TableContract | None, handling: Handling) -> None:
         columns = contract.source_columns if contract is not None else ()

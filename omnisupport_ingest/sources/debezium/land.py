@@ -41,7 +41,7 @@ FIRST_EPOCH = "first file of events"
 
 @dataclass(frozen=True, slots=True)
 class FileLanding:
-    """The batch that holds a file; ``tally`` is null if it had landed before and nothing was done.
+    """The batch that holds a file; ``tally`` is None if it had landed before and nothing was done.
 
     ``began_epoch``: the epoch that began with it, if one did.
     """

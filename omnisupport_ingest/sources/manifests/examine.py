@@ -34,7 +34,7 @@ class SeedRefused(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a delivery and the policy for it. ``line`` is null where it is of a whole file, ``file`` is
+    """A fault of a delivery and the policy for it. ``line`` is None where it is of a whole file, ``file`` is
     empty where it is of the whole delivery. ``problem`` and ``fix`` are sentences, without any value."""
 
     kind: str
@@ -59,7 +59,7 @@ class Fault:
 class ExaminedFile:
     """A file that is there. ``content``: SHA-256 of its content, unpacked. ``rows``: records that it has.
 
-    ``waits``: the gate that keeps all of its rows in quarantine; null if none does. ``waiting``: what tells
+    ``waits``: the gate that keeps all of its rows in quarantine; None if none does. ``waiting``: what tells
     the rows that will wait by a gate from those that would land, empty if all land.
     """
 
@@ -123,7 +123,7 @@ class RowGates:
         return found
 
     def kept_out_by(self, record: Record) -> str | None:
-        """The gate that keeps ``record`` in quarantine, before judging looks at it; null if none does."""
+        """The gate that keeps ``record`` in quarantine, before judging looks at it; None if none does."""
         for kind, _, _ in self._of_form(record):
             if self._gates.action(kind) == QUARANTINE:
                 return kind
@@ -158,7 +158,7 @@ class RowGates:
 
 
 def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
-    """The cursor of ``row`` as a number; null where it has none that can be read."""
+    """The cursor of ``row`` as a number; None where it has none that can be read."""
     try:
         found: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
     except QueryRefused:

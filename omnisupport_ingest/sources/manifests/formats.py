@@ -52,7 +52,7 @@ class FileUnreadable(ValueError):
 class Record:
     """One record of a file. ``number``: its line; of CSV and Parquet the record's number, a header counted.
 
-    ``row``: column → text, null where it is none, and ``fault`` says why. ``text``: as it was delivered.
+    ``row``: column → text, None where it is none, and ``fault`` says why. ``text``: as it was delivered.
     """
 
     number: int
@@ -227,7 +227,7 @@ def _parquet_rows(file: pq.ParquetFile) -> int:
 
 
 def _python_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | None]:
-    """Its rows, null for one with a map that names a key twice: an object cannot hold both."""
+    """Its rows, None for one with a map that names a key twice: an object cannot hold both."""
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except KeyError:

@@ -143,7 +143,7 @@ def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:
 
 class _Unit:
     """One batch of a delivery. ``ends``: a snapshot is whole, so what it lacks is gone. ``complete``: up to
-    when the source is with it, null where it does not say."""
+    when the source is with it, None where it does not say."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _Unit:
             yield event._replace(file_row=before + record.number)
 
     def _placed(self, block: Sequence[Record]) -> list[LandedEvent | None]:
-        """The events of rows that stand by their cursors, as in ``sources/query``; null for others."""
+        """The events of rows that stand by their cursors, as in ``sources/query``; None for others."""
         found: list[LandedEvent | None] = [None] * len(block)
         cursor, contract = self._cursor, self._seed.contract
         if not self._by_cursor or cursor is None:

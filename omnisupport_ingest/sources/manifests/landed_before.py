@@ -78,7 +78,7 @@ class Part:
 @dataclass(frozen=True)
 class LandedBefore:
     """A delivery beside what has landed: ``before``: the batches that are there, by what they are named by;
-    ``complete``: up to when the source is complete with it, null where it does not say."""
+    ``complete``: up to when the source is complete with it, None where it does not say."""
 
     seed: SeedManifest
     parts: tuple[Part, ...]

@@ -21,7 +21,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn, Place
 @dataclass(frozen=True, slots=True)
 class Moment:
     """When a transaction of the source began: the clock by which cursors are held against, and which
-    database it is (null where it cannot be told)."""
+    database it is (None where it cannot be told)."""
 
     clock: datetime
     database: str | None
@@ -43,8 +43,8 @@ class Span:
 class Rows:
     """Rows of a table in the order of the reading, one or more, as columns.
 
-    ``keys`` and ``images``: JSON, as events have them. ``cursors``: as numbers, null for NULL.
-    ``times``: of the contract's event-time column, microseconds, null where it names none. ``last``:
+    ``keys`` and ``images``: JSON, as events have them. ``cursors``: as numbers, None for NULL.
+    ``times``: of the contract's event-time column, microseconds, None where it names none. ``last``:
     the place of the last one. ``bytes``: about their size.
     """
 
@@ -84,7 +84,7 @@ class Reader(Protocol):
         """The columns of each index that can be walked in their order."""
 
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
-        """The highest cursor in the table; null if no row has one."""
+        """The highest cursor in the table; None if no row has one."""
 
     def rows(
         self, table: TableContract, cursor: CursorColumn, span: Span, take: Callable[[Rows], None], /
@@ -92,7 +92,7 @@ class Reader(Protocol):
         """Give the rows of ``span`` to ``take``, some megabytes at a time; returns how many there were."""
 
     def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
-        """The checksum of the keys in ``bounds``; null where the database cannot work one out."""
+        """The checksum of the keys in ``bounds``; None where the database cannot work one out."""
 
     def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
         """The keys in ``bounds`` as JSON, some thousands at a time."""

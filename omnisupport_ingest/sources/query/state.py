@@ -95,7 +95,7 @@ class QueryState:
             raise self._unreadable(error) from None
 
     def progress(self, table: str) -> Progress | None:
-        """That of the table ``schema.table``; null before its first reading."""
+        """That of the table ``schema.table``; None before its first reading."""
         try:
             found = self._base.execute("SELECT told FROM progress WHERE name = ?", (table,)).fetchone()
             return None if found is None else from_plain(Progress, parse_json(found[0]))
@@ -103,7 +103,7 @@ class QueryState:
             raise self._unreadable(error) from None
 
     def database(self) -> str | None:
-        """Which database the cursors are of; null if that is not known."""
+        """Which database the cursors are of; None if that is not known."""
         found = self._base.execute("SELECT database FROM source").fetchone()
         return None if found is None else found[0]
 
@@ -148,7 +148,7 @@ class QueryState:
         return found
 
     def highest_seen(self, table: str) -> int | None:
-        """The highest cursor of the versions of ``table`` that are remembered; null if none is."""
+        """The highest cursor of the versions of ``table`` that are remembered; None if none is."""
         found = self._base.execute("SELECT max(cursor) FROM seen WHERE name = ?", (table,)).fetchone()
         return None if found is None else found[0]
 

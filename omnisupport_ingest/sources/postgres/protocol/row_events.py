@@ -203,7 +203,7 @@ class RowSchema:
         return orjson.dumps(sent).decode(), unchanged
 
     def old_image(self, values: list[Value], is_key: bool) -> str:
-        """Return the old row as sent: in a key tuple the other columns are null without being so.
+        """Return the old row as sent: in a key tuple the other columns are None without being so.
 
         Under a partitioned table a null may be a column that the partition's replica identity leaves out.
         """

@@ -41,7 +41,7 @@ def write_text_rows(
     """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
 
     ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds the
-    text that PostgreSQL writes for the value; null for NULL. ``fetched`` is called with the number of rows
+    text that PostgreSQL writes for the value; None for NULL. ``fetched`` is called with the number of rows
     that came, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
     """
     expressions = _expressions(contract)
