@@ -46,7 +46,7 @@ class DimensionKeys:
         self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
         self._order = f"({', '.join(_part(i) for i in self._range)})"
         # Hashed once: a range is then a sum of numbers, however often it is halved.
-        texts = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
+        texts = " || ".join(f"strlen({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
         parts = [
             f"{f'CAST({key_part(i)} AS BIGINT)' if self._counts(i) else key_part(i)} AS {_part(i)}"
             for i in self._range
