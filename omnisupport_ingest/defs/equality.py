@@ -16,7 +16,7 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.equality.checking import Asked, Checked, check_source, not_comparable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import verified_in_words
-from omnisupport_ingest.read.verified import DIFFERS, NOT_COMPARABLE, write_verified
+from omnisupport_ingest.read.verified import DIFFERS, write_verified
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
@@ -102,7 +102,7 @@ def _checked(
 def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
     note, contract = checked.note, checked.contract
     through = note.through
-    fresh = through is not None and now - through.at <= STALE_AFTER
+    waits_long = note.waits_since is not None and now - note.waits_since > STALE_AFTER
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(note.state),
         "rows_compared": dg.MetadataValue.int(note.rows),
@@ -122,7 +122,7 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         asset_key=keys.dimension_key(contract),
         check_name=CHECK,
-        passed=not differs and (note.state != NOT_COMPARABLE or fresh),
+        passed=not differs and not waits_long,
         severity=dg.AssetCheckSeverity.ERROR if differs else dg.AssetCheckSeverity.WARN,
         description=f"{_capital(verified_in_words(note, now) or note.why)}.{help_of}",
         metadata=metadata,

@@ -87,7 +87,7 @@ def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
     if suspects:
         again = _Round(workspace, asked, suspects).run([each.contract for each in suspects.values()])
         second = {each.contract.name: each for each in again}
-        first = [_confirmed(each, second.get(each.contract.name)) for each in first]
+        first = [_confirmed(workspace, each, second.get(each.contract.name)) for each in first]
     for each in first:
         write_verified(workspace.home, each.contract, each.note)
     return first
@@ -157,7 +157,7 @@ class _Round:
         note = replace(note, left_out=len(held.moved), seconds=round(time.monotonic() - began, 2))
         if note.state in (EQUAL, PART_EQUAL) and unresolved:
             held_back = f"{len(unresolved):,} row{'s' * (len(unresolved) != 1)}"
-            why = f"all other rows are equal, and {held_back} wait for a decision: quarantine list"
+            why = f"all other rows are equal, and {held_back} lack columns that no accepted event carries yet"
             note = replace(not_comparable(self.workspace, contract, why, note.seconds).note, rows=found.rows)
         return Checked(contract, note, found)
 
@@ -204,11 +204,13 @@ class _Round:
 def not_comparable(workspace: Workspace, contract: TableContract, why: str, seconds: float = 0.0) -> Checked:
     """The result for a table that cannot be compared now, for the reason ``why``; what was known stays."""
     before = verified_of(workspace.home, contract)
-    note = before or Verified(contract.name, NOT_COMPARABLE, datetime.now(UTC))
+    now = datetime.now(UTC)
+    note = before or Verified(contract.name, NOT_COMPARABLE, now)
     note = replace(
         note,
+        waits_since=note.waits_since or now,
         state=NOT_COMPARABLE,
-        checked_at=datetime.now(UTC),
+        checked_at=now,
         rows=0,
         left_out=0,
         differing=0,
@@ -234,7 +236,7 @@ def _differ(found: Differing) -> str:
     return f"{'more than ' * found.more}{rows:,} row{'s' * (rows != 1)} {verb}"
 
 
-def _confirmed(first: Checked, second: Checked | None) -> Checked:
+def _confirmed(workspace: Workspace, first: Checked, second: Checked | None) -> Checked:
     """The result where ``second`` looked again at what differed."""
     if second is None or first.found is None:
         return first
@@ -248,4 +250,4 @@ def _confirmed(first: Checked, second: Checked | None) -> Checked:
     why = "what differed did not do so when it was looked at again; it was on its way"
     if second.note.state == NOT_COMPARABLE:
         why = f"what differed cannot be looked at again yet: {second.note.why}"
-    return Checked(first.contract, replace(first.note, state=NOT_COMPARABLE, why=why, differing=0))
+    return not_comparable(workspace, first.contract, why, first.note.seconds)

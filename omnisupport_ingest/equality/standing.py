@@ -2,7 +2,7 @@
 
 A wrong alarm is worse than a late one. So whatever is on its way is waited for, or named: what has not
 landed or is not shown yet, late data, a replay, a snapshot that is being read, a contract that is new. Rows
-that have changed since the LSN, and rows that wait for a person, are left out on both sides.
+that have changed since the LSN, and rows with unresolved columns, are left out on both sides.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class DimensionKeys:
         connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         # Hashed once: a range is then a sum of numbers, however often it is halved.
-        texts = " || ".join(f"length({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
+        texts = " || ".join(f"strlen({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
         parts = [
             f"{f'CAST({key_part(i)} AS BIGINT)' if self._counts(i) else key_part(i)} AS {_part(i)}"
             for i in self._range

@@ -42,7 +42,8 @@ class Verified:
     ``state`` of the last check, ``why`` in words for a person. ``rows`` of the source were compared, without
     the ``left_out`` ones, which changed meanwhile; ``differing`` keys differ. ``through``: where the whole
     table was equal last. Of a table that is taken in parts, ``round`` is where the first part was read, and
-    ``resume_at`` the first key column that the next part begins with.
+    ``resume_at`` the first key column that the next part begins with. ``waits_since``: of a table that is not
+    comparable, when it was found so first.
     """
 
     table: str
@@ -56,6 +57,7 @@ class Verified:
     through: Moment | None = None
     round: Moment | None = None
     resume_at: str | None = None
+    waits_since: datetime | None = None
 
 
 def verified_of(home: Home, contract: TableContract) -> Verified | None:

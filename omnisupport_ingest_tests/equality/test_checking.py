@@ -90,13 +90,14 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
 
     behind = story.check("UPDATE notes SET title = 'four' WHERE id = 3", take_in=False, patience=1.0)
     assert behind.note.state == NOT_COMPARABLE and "landing is at" in behind.note.why, behind.note
-    assert behind.note.through == through
+    assert behind.note.through == through and behind.note.waits_since is not None
 
     with source.connected() as writer, writer.cursor() as cursor:
         cursor.execute("BEGIN; UPDATE notes SET title = 'open' WHERE id = 4")
         opened = story.check(take_in=False, patience=1.0)
         cursor.execute("ROLLBACK")
     assert opened.note.state == NOT_COMPARABLE and "under way" in opened.note.why, opened.note
+    assert opened.note.waits_since == behind.note.waits_since, "it waits since the first time"
 
     requested = request_repair(story.workspace, story.notes, found.found, "verify --repair")
     assert [str(each) for each in requested] == ["notes, keys 15001"]
@@ -115,5 +116,6 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     assert {"verified_through_lsn", "verified_through"} <= evaluation.metadata.keys()
 
     after = story.check()
+    assert after.note.waits_since is None
     assert (after.note.state, after.note.left_out, after.note.rows) == (EQUAL, 0, 20_200), after.note
     assert after.note.through is not None and after.note.through.lsn > through.lsn
