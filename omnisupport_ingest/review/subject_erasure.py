@@ -132,20 +132,21 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
     own, named = (contract.source, row_subject(contract.full_name), key), []
     if contract.key == (contract.subject.column,):
         named = [(contract.source, contract.subject.name, json.loads(key)[0])]
-    (own_id, *named_ids) = (each.id for each in workspace.subjects.keys_of([own, *named]))
-    if not found and not traced(workspace, contract.source, {own_id, *named_ids}).encrypted:
+    ids = workspace.subjects.ids_of([own, *named])
+    others = found.difference(ids[:1])
+    if not found and not traced(workspace, contract.source, ids).encrypted:
         # A key that was mistyped must not be destroyed before its subject comes.
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
             f"whose key {contract.subject.column} is.",
         )
-    if len(found - {own_id}) > 1:
+    if len(others) > 1:
         raise ErasureRefused(
-            f"The row of {contract.full_name} has been of {len(found - {own_id})} subjects.",
+            f"The row of {contract.full_name} has been of {len(others)} subjects.",
             fix="Erase each by a table of which the key is the subject.",
         )
-    return {*found, own_id, *named_ids}
+    return {*found, *ids}
 
 
 def _sweep(workspace: Workspace, source: str, found: Traced) -> list[str]:
