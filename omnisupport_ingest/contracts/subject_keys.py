@@ -17,7 +17,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -144,6 +144,13 @@ class SubjectKeys:
             base.execute("COMMIT")
         known |= made
         return [known[each] for each in ids]
+
+    def living(self, ids: Collection[bytes]) -> set[bytes]:
+        """Those of ``ids`` whose key is there, and not destroyed."""
+        if not self.made:
+            return set()
+        with self._open() as base:
+            return {each.id for each in _known(base, [*ids]).values() if each.secret is not None}
 
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
         """The keys of ``ids``, destroyed ones too. ``SubjectKeysUnreadable`` if the file lacks one."""
