@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
@@ -31,7 +31,7 @@ def decrypt_batch(
 
     ``SubjectKeysUnreadable`` if a key is missing that was not destroyed.
     """
-    personal = {(each.schema, each.table): _personal(each) for each in contracts}
+    personal = {(each.schema, each.table): maybe_encrypted_columns(each) for each in contracts}
     for name in _IMAGES:
         marked = _marked(batch.column(name))
         if not marked.true_count:
@@ -46,17 +46,6 @@ def decrypt_batch(
 
 def _marked(images: pa.StringArray) -> pa.BooleanArray:
     return pc.fill_null(pc.match_substring(images, MARK), False)
-
-
-def _personal(contract: TableContract) -> tuple[str, ...]:
-    """The columns whose values may have landed encrypted, whatever the contract says by now."""
-    if contract.subject is not None:
-        return encrypted_columns(contract)
-    return tuple(
-        column.name
-        for column in contract.source_columns
-        if column.personal and column.name not in contract.key
-    )
 
 
 def _decrypted(

@@ -69,6 +69,17 @@ def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
     return tuple(column.name for column in contract.source_columns if column.name not in readable)
 
 
+def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
+    """The columns whose values may have landed encrypted, whatever the contract says by now."""
+    if contract.subject is not None:
+        return encrypted_columns(contract)
+    return tuple(
+        column.name
+        for column in contract.source_columns
+        if column.personal and column.name not in contract.key
+    )
+
+
 def refuse_encrypted(contracts: Iterable[TableContract], way: str) -> None:
     """``ContractError`` if one of ``contracts`` says encrypted: events that land by ``way`` land plain.
 

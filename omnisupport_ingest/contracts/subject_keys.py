@@ -7,6 +7,8 @@ of what it encrypted, in landing, in raw, in backups of both. A destroyed key le
 given no other one, so nothing of it that is delivered or read again can be read.
 
 The keys are one SQLite file in a folder of its own, for its owner only. Subjects stand in it as keyed hashes.
+A note beside that folder says which file it is, so that one that is lost is missed: one that was begun anew
+would give erased subjects keys again, and a backup could not be restored beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,12 +26,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from omnisupport_ingest.durable import sync_folder
+from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import read_file
 
 FILE = "keys/subjects.sqlite"
 """Where the keys are, below the home."""
+
+NOTE = "subject_keys"
+"""Which file of keys the home has begun, below the home."""
 
 ID_BYTES = 9
 """Of the id of a key, a keyed hash of its subject. 9 bytes are 12 characters of base64, whatever follows;
@@ -39,6 +45,7 @@ NONCE_BYTES = 12
 """As AES-GCM has it (NIST SP 800-38D, 8.2)."""
 
 _KEY_BYTES = 32
+_NOTE_BYTES = 16
 _SECRET_BYTES = 2 * _KEY_BYTES
 _WAIT_SECONDS = 60.0
 _AT_ONCE = 500
@@ -98,12 +105,29 @@ class SubjectKeys:
         """Whether the file is there."""
         return self.path.exists()
 
+    @property
+    def file_id(self) -> tuple[int, int] | None:
+        """Tells another file in its place; null: none is there."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def ids_of(self, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
+        """The ids that the keys of ``subjects`` have or would have, none without a file; no key is made."""
+        if not self.made:
+            return []
+        with self._open() as base:
+            return _ids(base, subjects)
+
     def keys_of(self, subjects: Sequence[tuple[str, str, str]]) -> list[SubjectKey]:
         """The keys of distinct ``subjects`` (source, name, value), made where there are none.
 
-        Durable then.
+        Durable then. ``SubjectKeysUnreadable`` if the file that the home had is not there.
         """
         with self._open() as base, gate("pii.subject_keys", "keys"):
+            self._note(base)
             ids = _ids(base, subjects)
             base.execute("BEGIN IMMEDIATE")
             known = _known(base, ids)
@@ -121,6 +145,13 @@ class SubjectKeys:
         known |= made
         return [known[each] for each in ids]
 
+    def living(self, ids: Collection[bytes]) -> set[bytes]:
+        """Those of ``ids`` whose key is there, and not destroyed."""
+        if not self.made:
+            return set()
+        with self._open() as base:
+            return {each.id for each in _known(base, [*ids]).values() if each.secret is not None}
+
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
         """The keys of ``ids``, destroyed ones too. ``SubjectKeysUnreadable`` if the file lacks one."""
         wanted = list(dict.fromkeys(ids))
@@ -135,7 +166,10 @@ class SubjectKeys:
         return found
 
     def destroy(self, ids: Iterable[bytes]) -> int:
-        """Destroy the keys of ``ids``; how many were there until now. Durable then, and overwritten."""
+        """Destroy the keys of ``ids``; how many were there until now. Durable then, and overwritten.
+
+        Who has no key yet is given none any more.
+        """
         when = datetime.now(UTC).isoformat()
         with self._open() as base, gate("pii.subject_keys", "destroy"):
             base.execute("BEGIN IMMEDIATE")
@@ -145,6 +179,7 @@ class SubjectKeys:
                     "UPDATE keys SET secret = NULL, destroyed_at = ? WHERE id = ? AND secret IS NOT NULL",
                     (when, each),
                 ).rowcount
+                base.execute("INSERT OR IGNORE INTO keys VALUES (?, NULL, ?)", (each, when))
             base.execute("COMMIT")
         return gone
 
@@ -184,7 +219,9 @@ class SubjectKeys:
             if not self.path.exists():
                 self._make()
             with closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as base:
-                base.execute("PRAGMA synchronous = FULL")
+                # A commit is the deletion of the journal. Durable is that with EXTRA alone: after a loss of
+                # power a journal that came back would take keys away, or bring a destroyed one back.
+                base.execute("PRAGMA synchronous = EXTRA")
                 # What is destroyed is overwritten in the file. The journal, which has it, is deleted with it.
                 base.execute("PRAGMA secure_delete = ON")
                 yield base
@@ -196,6 +233,8 @@ class SubjectKeys:
 
     def _make(self) -> None:
         """Make the file under another name, whole, and link it: who comes second finds the first one's."""
+        if self._noted.exists():
+            raise self._another("is not there, though values have landed encrypted")
         folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = folder / f".{self.path.name}.{secrets.token_hex(8)}"
@@ -214,6 +253,27 @@ class SubjectKeys:
                 sync_folder(folder.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+    @property
+    def _noted(self) -> Path:
+        return self.path.parent.parent / NOTE
+
+    def _note(self, base: sqlite3.Connection) -> None:
+        """Note which file of keys the home has, before anything lands by a key; refuse another one."""
+        (secret,) = base.execute("SELECT secret FROM store").fetchone()
+        own = hashlib.blake2b(key=secret, digest_size=_NOTE_BYTES, person=b"note").hexdigest()
+        if not self._noted.exists():
+            with gate("pii.subject_keys", "note"):
+                create_exclusively(self._noted, f"{own}\n".encode())
+        if read_file(self._noted).strip() != own.encode():
+            raise self._another("is not the one by which values have landed encrypted in this home")
+
+    def _another(self, problem: str) -> SubjectKeysUnreadable:
+        return SubjectKeysUnreadable(
+            f"The file of keys {self.path} {problem} ({self._noted}).",
+            fix="Stop the capture, restore keys/ from its newest backup, and start again. Only if there is "
+            "none, and what landed encrypted is lost for good: move that note away, and other keys are made.",
+        )
 
 
 def row_subject(table: str) -> str:

@@ -7,8 +7,10 @@ no value of a row. An export is on record before anybody is told that it was wri
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +23,9 @@ from omnisupport_ingest.json_values import from_note, to_plain
 from omnisupport_ingest.landing.integrity import sha256_of
 
 FILE = "exports.jsonl"
+
+_WHOLE = re.compile(rb'[0-9a-f]{64}"\}$')
+"""Ends every line that was written whole."""
 
 
 class ExportLedgerUnreadable(IngestError):
@@ -48,9 +53,14 @@ def note_export(home: Path, table: str, path: Path, rows: int) -> None:
     entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
     line = json.dumps(to_plain(entry), ensure_ascii=False).encode() + b"\n"
     with gate("export.file", FILE):
-        descriptor = os.open(home / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                # A line that a crash or a full disk cut off: it stays one of its own.
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(home / FILE))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -66,13 +76,13 @@ def exported_files(home: Path) -> list[ExportedFile]:
     except (OSError, Unreadable) as problem:
         raise _unreadable(home, problem) from problem
     found = []
-    for number, line in enumerate(lines, start=1):
+    for line in lines:
         try:
             found.append(from_note(ExportedFile, json.loads(line)))
         except ValueError as problem:
-            if number == len(lines):
-                # Cut off by a crash before anybody was told of the export.
-                break
+            if not _WHOLE.search(line):
+                # Cut off, by a crash or a full disk, before anybody was told of the export.
+                continue
             raise _unreadable(home, problem) from problem
     return found
 

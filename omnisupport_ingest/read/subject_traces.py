@@ -1,25 +1,32 @@
 """Where the values of a subject are: encrypted images in landing and raw, and cells in the tables above.
 
 An encrypted image names its key, so the images of a subject are found in every table of the source without
-reading one of them. They say which rows are the subject's, and by their keys those are found in the tables
-that hold values readable. Every file of the source is read once, however little is found in it.
+reading one of them. Beside it they say whose they are; by that the subject's rows are found in the tables
+that hold values readable, those too of which landing and raw have forgotten the events. Every file of the
+source is read, however little is found in it.
 """
 
 from __future__ import annotations
 
 import binascii
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.images import read_image
-from omnisupport_ingest.contracts.at_rest import encrypted_columns
+from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, key_id
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import Subject, TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
+from omnisupport_ingest.contracts.pii_policies import KEEP
+from omnisupport_ingest.contracts.subject_keys import ID_BYTES, row_subject
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.layers.looking import look
@@ -28,7 +35,12 @@ from omnisupport_ingest.layers.workspace import Workspace
 LANDING, RAW = "landing", "raw_cdc_staging"
 
 _IMAGES = ("before", "after")
-_READ = ["source_schema", "source_table", "key", *_IMAGES]
+_MOVED = "moved_from_key"
+_READ = ["source_schema", "source_table", "key", *_IMAGES, _MOVED]
+
+_KEY_ID = "key_id"
+_NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
+"""What names the key in an encrypted image."""
 
 Row = tuple[str, str, str]
 """Schema, table, and the text of a row's key."""
@@ -51,12 +63,15 @@ class Traced:
 
     ``encrypted``: files with images that its key encrypted; ``plain``: with images of its rows that landed
     before the contract said encrypted. ``windows`` and ``rows`` are those of the encrypted ones.
+    ``subjects``: what the subject columns of these say; ``unnamed``: the rows with one that says nothing.
     """
 
     encrypted: list[Holding] = field(default_factory=list)
     plain: list[Holding] = field(default_factory=list)
     windows: dict[bytes, set[str]] = field(default_factory=dict)
     rows: set[Row] = field(default_factory=set)
+    subjects: set[str] = field(default_factory=set)
+    unnamed: set[Row] = field(default_factory=set)
 
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -73,34 +88,111 @@ def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> s
 
 def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
     """What landing and raw of ``source`` hold that the keys ``ids`` encrypted, and plain of the same rows."""
-    found, marks = Traced(), {each: MARK + binascii.b2a_base64(each, newline=False).decode() for each in ids}
+    found = Traced()
+    columns = {
+        (each.schema, each.table): each.subject.column
+        for each in workspace.contracts.of_source(source)
+        if each.subject is not None
+    }
     counts: dict[tuple[str, Path], int] = {}
-    for place, path, window, batch in _landed(workspace, source):
-        for each, mark in marks.items():
-            for name in _IMAGES:
-                here = pc.fill_null(pc.match_substring(batch.column(name), mark), False)
-                if here.true_count:
-                    counts[place, path] = counts.get((place, path), 0) + here.true_count
-                    found.windows.setdefault(each, set()).add(window)
-                    found.rows |= set(_rows(batch.filter(here)))
+    for place, path, window, name, here in _encrypted_by(workspace, source, ids):
+        counts[place, path] = counts.get((place, path), 0) + here.num_rows
+        for each in here.column(_KEY_ID).unique().to_pylist():
+            found.windows.setdefault(binascii.a2b_base64(each), set()).add(window)
+        for row, image in zip(_rows(here), here.column(name).to_pylist(), strict=True):
+            if row is None:
+                continue
+            found.rows.add(row)
+            text = (read_image(image) or {}).get(columns.get(row[:2], ""))
+            if text is None:
+                found.unnamed.add(row)
+            else:
+                found.subjects.add(text)
     found.encrypted = _holdings(workspace, counts)
     found.plain = _holdings(workspace, _plain(workspace, source, found.rows))
     return found
 
 
-def cells_above_raw(workspace: Workspace, source: str, rows: Collection[Row]) -> list[Holding]:
-    """The files of the newest versions of the tables above raw that hold personal values of ``rows``."""
-    found = []
-    for contract in workspace.contracts.of_source(source):
-        keys = {key for schema, table, key in rows if (schema, table) == (contract.schema, contract.table)}
-        columns = encrypted_columns(contract)
-        if not keys or not columns:
+def by_other_keys(
+    workspace: Workspace, contract: TableContract, found: Traced, ids: Collection[bytes]
+) -> list[Holding]:
+    """Landed images of the rows in ``found`` that keys beside ``ids`` encrypted which are not destroyed: from
+    when a row did not say whose it is, and of former and later keys of a row whose key is the subject."""
+    wanted: list[tuple[str, str, str]] = []
+    for each in workspace.contracts.of_source(contract.source):
+        keys = {key for schema, table, key in found.rows if (schema, table) == (each.schema, each.table)}
+        if each.subject is not None and each.key == (each.subject.column,):
+            keys |= (moved := _moved(workspace, each, keys))
+            wanted += [(each.source, each.subject.name, text) for key in moved for text in json.loads(key)]
+        wanted += [(each.source, row_subject(each.full_name), key) for key in keys]
+    others = workspace.subjects.living({*workspace.subjects.ids_of(wanted)} - {*ids})
+    counts: dict[tuple[str, Path], int] = {}
+    for place, path, _, _, here in _encrypted_by(workspace, contract.source, others):
+        counts[place, path] = counts.get((place, path), 0) + here.num_rows
+    return _holdings(workspace, counts)
+
+
+def cells_above_raw(
+    workspace: Workspace, contract: TableContract, found: Traced, *, whole_rows: bool
+) -> list[Holding]:
+    """The files of the newest versions of the tables above raw that hold personal values of the subject.
+
+    ``contract``: of a table of the subject. ``whole_rows``: while windows wait to be judged again, whatever
+    a row in ``found`` holds may be the subject's, also where it names another one by now.
+    """
+    holding = []
+    for each in workspace.contracts.of_source(contract.source):
+        place, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
+        keys = {key for *of, key in found.rows if tuple(of) == place}
+        unnamed = {key for *of, key in found.unnamed if tuple(of) == place}
+        named = _comparable(each, contract.subject)
+        if not columns or not (keys or named):
             continue
-        for table in (workspace.deduped(source), workspace.quarantine(source)):
-            found += _cells(workspace, table, contract, keys, of_events=True)
-        for table in tables_of(workspace, contract):
-            found += _cells(workspace, table, contract, keys, of_events=False)
-    return found
+        wanted = Wanted(
+            columns, named, found.subjects, unnamed, keys if whole_rows or named is None else set()
+        )
+        for table in (workspace.deduped(each.source), workspace.quarantine(each.source)):
+            holding += _cells(workspace, table, each, wanted, of_events=True)
+        for table in tables_of(workspace, each):
+            holding += _cells(workspace, table, each, wanted, of_events=False)
+    return holding
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which cells of a table are looked for: of ``columns``, in rows whose column ``named`` says one of
+    ``subjects``, in those with a key in ``unnamed`` where it says nothing, and in those with a key in
+    ``keys`` whatever it says."""
+
+    columns: frozenset[str]
+    named: str | None
+    subjects: Collection[str]
+    unnamed: Collection[str]
+    keys: Collection[str]
+
+    def of_rows(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Which of ``rows`` (``_cdc_key``, and the column ``named``) are looked for."""
+        here = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.keys), pa.string()))
+        if self.named is None:
+            return here
+        said = rows[self.named].cast(pa.string())
+        unnamed = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.unnamed), pa.string()))
+        here = pc.or_(here, pc.and_(unnamed, said.is_null()))
+        return pc.or_(here, pc.is_in(said, pa.array(sorted(self.subjects), pa.string())))
+
+    def of_image(self, key: str | None, image: Mapping[str, Any]) -> bool:
+        """Whether an ``image`` of the row ``key`` is looked for."""
+        said = image.get(self.named) if self.named is not None else None
+        return key in self.keys or (key in self.unnamed if said is None else said in self.subjects)
+
+    def may_have(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Which of the events ``rows`` may have an image that is looked for."""
+        here = pc.is_in(rows["key"], pa.array(sorted({*self.keys, *self.unnamed}), pa.string()))
+        for subject in self.subjects if self.named is not None else ():
+            said = f"{json.dumps(self.named, ensure_ascii=False)}:{json.dumps(subject, ensure_ascii=False)}"
+            for name in _IMAGES:
+                here = pc.or_(here, pc.fill_null(pc.match_substring(rows[name], said), False))
+        return here
 
 
 def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
@@ -109,7 +201,7 @@ def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable,
 
 
 def _cells(
-    workspace: Workspace, table: LakeTable, contract: TableContract, keys: Collection[str], *, of_events: bool
+    workspace: Workspace, table: LakeTable, contract: TableContract, wanted: Wanted, *, of_events: bool
 ) -> list[Holding]:
     snapshot = look(table)
     counts: dict[tuple[str, Path], int] = {}
@@ -117,37 +209,83 @@ def _cells(
         partition = dict(file.partition)
         if partition.get("source_table", contract.table) != contract.table:
             continue
-        count = _event_cells(file.uri, contract, keys) if of_events else _row_cells(file.uri, contract, keys)
+        count = _event_cells(file.uri, contract, wanted) if of_events else _row_cells(file.uri, wanted)
         if count:
             counts[table.spec.path, Path(file.uri)] = count
     return _holdings(workspace, counts)
 
 
-def _event_cells(path: str, contract: TableContract, keys: Collection[str]) -> int:
-    columns = frozenset(encrypted_columns(contract))
+def _event_cells(path: str, contract: TableContract, wanted: Wanted) -> int:
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
-    wanted = pc.and_(
-        pc.is_in(rows["key"], pa.array(sorted(keys))), pc.equal(rows["source_schema"], contract.schema)
-    )
+    here = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
     if "source_table" in names:
-        wanted = pc.and_(wanted, pc.equal(rows["source_table"], contract.table))
-    images = rows.filter(wanted)
+        here = pc.and_(here, pc.equal(rows["source_table"], contract.table))
+    rows = rows.filter(here)
+    keys = rows["key"].to_pylist()
     return sum(
         value is not None
         for name in _IMAGES
-        for text in images[name].to_pylist()
-        for column, value in (read_image(text) or {}).items()
-        if column in columns
+        for key, text in zip(keys, rows[name].to_pylist(), strict=True)
+        if wanted.of_image(key, image := read_image(text) or {})
+        for column, value in image.items()
+        if column in wanted.columns
     )
 
 
-def _row_cells(path: str, contract: TableContract, keys: Collection[str]) -> int:
+def _row_cells(path: str, wanted: Wanted) -> int:
     there = frozenset(pq.read_schema(path).names)
-    columns = [name for name in encrypted_columns(contract) if name in there]
-    rows = pq.read_table(path, columns=["_cdc_key", *columns], partitioning=None)
-    rows = rows.filter(pc.is_in(rows["_cdc_key"], pa.array(sorted(keys))))
+    columns = sorted(wanted.columns & there)
+    named = [wanted.named] if wanted.named is not None else []
+    rows = pq.read_table(path, columns=["_cdc_key", *columns, *named], partitioning=None)
+    rows = rows.filter(wanted.of_rows(rows))
     return sum(rows.num_rows - rows[name].null_count for name in columns)
+
+
+def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
+    """The column in which rows of the lake name ``subject``s as the source does; null if they do not."""
+    if contract.subject is None or subject is None or contract.subject.name != subject.name:
+        return None
+    column = next(each for each in contract.source_columns if each.name == contract.subject.column)
+    same = column.pii == KEEP and column.type.kind in INTEGERS | {Kind.TEXT}
+    return column.name if same else None
+
+
+def _encrypted_by(
+    workspace: Workspace, source: str, ids: Collection[bytes]
+) -> Iterator[tuple[str, Path, str, str, pa.RecordBatch]]:
+    """Landed events with an image that one of the keys ``ids`` encrypted: with place, file, window and which
+    image it is, and the id in the column ``_KEY_ID``."""
+    wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
+    for place, path, window, batch in _landed(workspace, source) if len(wanted) else ():
+        for name in _IMAGES:
+            told = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
+            here = pc.is_in(told, wanted)
+            if here.true_count:
+                yield place, path, window, name, batch.append_column(_KEY_ID, told).filter(here)
+
+
+def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str]) -> set[str]:
+    """The former and later keys of the rows with ``keys``, as far as landing and raw know."""
+    ways: dict[str, set[str]] = {}
+    for _, _, _, batch in _landed(workspace, contract.source):
+        of_table = pc.and_(
+            pc.equal(batch.column("source_schema"), contract.schema),
+            pc.equal(batch.column("source_table"), contract.table),
+        )
+        moves = batch.filter(pc.and_(of_table, batch.column(_MOVED).is_valid()))
+        for key, former in zip(
+            moves.column("key").to_pylist(), moves.column(_MOVED).to_pylist(), strict=True
+        ):
+            if key is not None:
+                ways.setdefault(key, set()).add(former)
+                ways.setdefault(former, set()).add(key)
+    found, left = set[str](), [*keys]
+    while left:
+        new = ways.get(left.pop(), set()) - found - {*keys}
+        found |= new
+        left += new
+    return found
 
 
 def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
@@ -166,7 +304,7 @@ def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str,
 def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
     """How many images of ``rows`` landed with personal values readable, by place and file."""
     columns: Mapping[tuple[str, str], frozenset[str]] = {
-        (each.schema, each.table): frozenset(encrypted_columns(each))
+        (each.schema, each.table): frozenset(maybe_encrypted_columns(each))
         for each in workspace.contracts.of_source(source)
     }
     counts: dict[tuple[str, Path], int] = {}
@@ -181,11 +319,11 @@ def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tup
     return counts
 
 
-def _rows(events: pa.RecordBatch) -> Iterator[Row]:
+def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:
+    """The row of each event; null of one without a key."""
     columns = (events.column(name).to_pylist() for name in _READ[:3])
     for schema, table, key in zip(*columns, strict=True):
-        if key is not None:
-            yield schema, table, key
+        yield None if key is None else (schema, table, key)
 
 
 def _of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:

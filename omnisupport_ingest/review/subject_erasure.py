@@ -27,12 +27,16 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.landing.integrity import sha256_of
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import exported_files, still_there
 from omnisupport_ingest.read.subject_traces import (
     Holding,
     Traced,
+    by_other_keys,
     cells_above_raw,
     key_ids_of_row,
     tables_of,
@@ -66,9 +70,11 @@ class SubjectErased:
 
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
     """What ``erase_subject`` would erase; nothing is destroyed. ``ErasureRefused`` if it would refuse."""
-    found = traced(workspace, contract.source, _key_ids(workspace, contract, key))
-    cells = cells_above_raw(workspace, contract.source, found.rows)
-    return _erased(None, False, found, cells, 0, _remains(workspace, contract, found, cells))
+    ids = _key_ids(workspace, contract, key)
+    found = traced(workspace, contract.source, ids)
+    cells = cells_above_raw(workspace, contract, found, whole_rows=False)
+    left = _Left(cells, (), by_other_keys(workspace, contract, found, ids))
+    return _erased(None, False, found, cells, 0, _remains(workspace, contract, found, left))
 
 
 def erase_subject(
@@ -89,7 +95,7 @@ def erase_subject(
     before = _read(path) or {
         "asked": {"by": erased_by, "why": why, "at": _now()},
         "before": _plainly(
-            cells_above_raw(workspace, contract.source, traced(workspace, contract.source, ids).rows)
+            cells_above_raw(workspace, contract, traced(workspace, contract.source, ids), whole_rows=False)
         ),
         "swept": [],
     }
@@ -97,13 +103,16 @@ def erase_subject(
     # Only now: what landed or was judged in the meantime is found as well.
     found = traced(workspace, contract.source, ids)
     workspace.subjects.name_windows(contract.source, found.windows)
-    cells = cells_above_raw(workspace, contract.source, found.rows)
-    swept = [] if cells else _sweep(workspace, contract.source, found)
-    remains = _remains(workspace, contract, found, cells)
-    complete = not cells and not found.plain
+    waiting = _waiting(workspace, contract.source, found)
+    cells = cells_above_raw(workspace, contract, found, whole_rows=bool(waiting))
+    left = _Left(cells, waiting, by_other_keys(workspace, contract, found, ids))
+    pending = bool(cells or waiting)
+    swept = [] if pending else _sweep(workspace, contract, found)
+    remains = _remains(workspace, contract, found, left)
+    complete = not (pending or found.plain or left.by_other_keys)
     document = {
         "format_version": FORMAT_VERSION,
-        "state": "complete" if complete else "pending" if cells else "incomplete",
+        "state": "complete" if complete else "pending" if pending else "incomplete",
         "source": contract.source,
         "table": contract.full_name,
         "subject": contract.subject.name if contract.subject else None,
@@ -132,37 +141,76 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
     own, named = (contract.source, row_subject(contract.full_name), key), []
     if contract.key == (contract.subject.column,):
         named = [(contract.source, contract.subject.name, json.loads(key)[0])]
-    (own_id, *named_ids) = (each.id for each in workspace.subjects.keys_of([own, *named]))
-    if not found and not traced(workspace, contract.source, {own_id, *named_ids}).encrypted:
+    ids = workspace.subjects.ids_of([own, *named])
+    others = workspace.subjects.living(found.difference(ids[:1]))
+    if not found and not traced(workspace, contract.source, ids).encrypted:
         # A key that was mistyped must not be destroyed before its subject comes.
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
             f"whose key {contract.subject.column} is.",
         )
-    if len(found - {own_id}) > 1:
+    if len(others) > 1:
         raise ErasureRefused(
-            f"The row of {contract.full_name} has been of {len(found - {own_id})} subjects.",
+            f"The row of {contract.full_name} has been of {len(others)} subjects.",
             fix="Erase each by a table of which the key is the subject.",
         )
-    return {*found, own_id, *named_ids}
+    return {*found, *ids}
 
 
-def _sweep(workspace: Workspace, source: str, found: Traced) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is left of a subject: ``cells`` above raw; windows ``waiting`` to be judged, again or for the
+    first time; landed images of its rows ``by_other_keys``."""
+
+    cells: Sequence[Holding]
+    waiting: Collection[str]
+    by_other_keys: Sequence[Holding]
+
+
+def _waiting(workspace: Workspace, source: str, found: Traced) -> list[str]:
+    """The windows with images of the subject that some layer has yet to make without their values.
+
+    A run that is under way may have read them before the key was destroyed. What it writes is made again, as
+    its windows have other versions by now.
+    """
+    windows = {window for named in found.windows.values() for window in named}
+    versions, deduped = RulesVersions(workspace, source), look(workspace.deduped(source))
+    states = {window: deduped.state(window) if deduped is not None else None for window in windows}
+    made_before = {
+        window
+        for window, state in states.items()
+        if state is None or not {*versions.of(window)} <= {*state.versions}
+    }
+    waits = pending_windows(workspace, source)
+    return sorted(windows & {*made_before, *waits.windows, *waits.late_windows})
+
+
+def _tables(workspace: Workspace, contract: TableContract, found: Traced) -> list[TableContract]:
+    """The contracts of the tables that may hold rows of the subject."""
+    places, subject = {(schema, table) for schema, table, _ in found.rows}, contract.subject
+    return [
+        each
+        for each in workspace.contracts.of_source(contract.source)
+        if (each.schema, each.table) in places
+        or (subject is not None and each.subject is not None and each.subject.name == subject.name)
+    ]
+
+
+def _sweep(workspace: Workspace, contract: TableContract, found: Traced) -> list[str]:
     """Delete former versions of the tables that held the subject's values; their files, below the lake."""
-    places = {(schema, table) for schema, table, _ in found.rows}
+    source = contract.source
     tables = [(workspace.deduped(source), frozenset[str]())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
-    for contract in workspace.contracts.of_source(source):
-        if (contract.schema, contract.table) in places:
-            tables += [(table, frozenset()) for table in tables_of(workspace, contract)]
+    for each in _tables(workspace, contract, found):
+        tables += [(table, frozenset()) for table in tables_of(workspace, each)]
     return [
         f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
     ]
 
 
 def _remains(
-    workspace: Workspace, contract: TableContract, found: Traced, cells: Sequence[Holding]
+    workspace: Workspace, contract: TableContract, found: Traced, left: _Left
 ) -> tuple[dict[str, Any], ...]:
     """What of the subject is not gone, where, and why."""
     remains: list[dict[str, Any]] = []
@@ -183,13 +231,22 @@ def _remains(
     )
     add(
         "cells that can be read",
-        [each.path for each in cells],
-        "their windows are not judged again yet, or retention has sealed them; then give the command again",
+        [each.path for each in left.cells],
+        "their windows are not judged again yet, then give the command again; or retention has sealed them, "
+        "or the row had the value from another subject",
     )
-    places = {(schema, table) for schema, table, _ in found.rows}
-    tables = [
-        each for each in workspace.contracts.of_source(contract.source) if (each.schema, each.table) in places
-    ]
+    add(
+        "windows that wait to be judged",
+        left.waiting,
+        "what a run under way has read may be written still; give the command again when nothing is pending",
+    )
+    add(
+        "images of its rows that another key encrypted",
+        [each.path for each in left.by_other_keys],
+        "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
+        "former keys), or by its own table, with --subject too",
+    )
+    tables = _tables(workspace, contract, found)
     named = {f"{each.source}.{each.name}" for each in tables}
     add(
         "exports that were written before",

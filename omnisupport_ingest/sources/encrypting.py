@@ -57,6 +57,7 @@ class EncryptedLanding:
     ) -> None:
         self._source, self._keys, self._contracts = source, keys, contracts
         self._known: dict[tuple[str, str], SubjectKey] = {}
+        self._known_of = keys.file_id
         self._lock = threading.Lock()
 
     def __call__(self, events: pa.Table) -> pa.Table:
@@ -100,10 +101,14 @@ class EncryptedLanding:
         own = row_subject(table.name)
         wanted = [((table.subject if named else None) or own, text) for named, text in whose]
         with self._lock:
+            if self._keys.file_id != self._known_of:
+                # Lost or restored meanwhile: what is encrypted by a key that it lacks, nobody can read.
+                self._known = {}
             new = [each for each in wanted if each not in self._known]
             if new:
                 found = self._keys.keys_of([(self._source, *each) for each in new])
                 if len(self._known) + len(new) > _MOST_KEYS:
                     self._known = {each: self._known[each] for each in wanted if each in self._known}
                 self._known |= dict(zip(new, found, strict=True))
+                self._known_of = self._keys.file_id
             return [self._known[each] for each in wanted]

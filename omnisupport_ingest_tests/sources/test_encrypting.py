@@ -13,7 +13,7 @@ import pytest
 
 from omnisupport_ingest.cdc.decrypting import decrypt_batch, has_encrypted
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
-from omnisupport_ingest.contracts.subject_keys import SubjectKeys
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
@@ -112,3 +112,14 @@ def test_a_destroyed_key_takes_the_values_of_its_subject_in_every_table_and_no_o
     assert found[3] == {"id": "4", "owner": None, "address": ADA}, "it says of nobody's whose it is"
     assert found[4] == {"id": "5", "owner": "1"}, "what was not sent stays so"
     assert read(batch.slice(1, 1), keys, "before") == [{"id": "2", "email": ADA}]
+
+
+def test_a_capture_that_runs_misses_a_file_of_keys_that_is_lost(keys: SubjectKeys, tmp_path: Path) -> None:
+    landing = EncryptedLanding("desk", keys, lambda: (CUSTOMERS,))
+    events = events_table([event(1, "customers", {"id": "1", "email": ADA})])
+    before = landing(events)
+    kept = keys.path.rename(tmp_path / "kept")
+    with pytest.raises(SubjectKeysUnreadable, match="is not there"):
+        landing(events)
+    kept.rename(keys.path)
+    assert landing(events).equals(before)

@@ -34,6 +34,8 @@ keys.name_windows("desk", {key.id: ["2026-01-01T1200"]})
     [
         ("before@store", False, False, False, False),
         ("after@store", True, False, False, False),
+        ("before@note", True, False, False, False),
+        ("after@note", True, False, False, False),
         ("before@keys", True, False, False, False),
         ("after@keys", True, False, False, False),
         ("before@destroy", True, True, False, False),
