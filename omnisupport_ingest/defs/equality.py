@@ -14,6 +14,7 @@ from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.equality.checking import Asked, Checked, check_source, not_comparable
+from omnisupport_ingest.equality.standing import protected_key
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import verified_in_words
 from omnisupport_ingest.read.verified import DIFFERS, write_verified
@@ -41,7 +42,10 @@ _UNFINISHED = [
 def build_equality(
     settings: Settings, definition: SourceDefinition, contracts: Sequence[TableContract]
 ) -> dg.Definitions:
-    """Checks, job and schedule of a captured source."""
+    """Checks, job and schedule of a captured source, for the tables that can ever be compared."""
+    contracts = [each for each in contracts if not protected_key(each)]
+    if not contracts:
+        return dg.Definitions()
     checks = _checks(definition, contracts)
     job = dg.define_asset_job(
         f"verify_{definition.name}",
@@ -102,7 +106,9 @@ def _checked(
 def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
     note, contract = checked.note, checked.contract
     through = note.through
-    waits_long = note.waits_since is not None and now - note.waits_since > STALE_AFTER
+    # Net changes that may wait keep a table from being compared for as long.
+    waits = contract.delayed_merge.max_age if contract.delayed_merge is not None else timedelta(0)
+    waits_long = note.waits_since is not None and now - note.waits_since > STALE_AFTER + waits
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(note.state),
         "rows_compared": dg.MetadataValue.int(note.rows),

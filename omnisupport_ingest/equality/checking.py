@@ -118,7 +118,8 @@ class _Round:
     def _table(self, contract: TableContract, source: SourceAt, deadline: float) -> Checked:
         began = time.monotonic()
         try:
-            return self._compared(contract, source, deadline, began)
+            with source.apart():
+                return self._compared(contract, source, deadline, began)
         except (NotComparable, TableIncomplete, EventsGone, ColumnsNotSent, TableUnreadable) as error:
             why = error.problem
         except psycopg2.Error as error:

@@ -48,13 +48,18 @@ class Comparable:
     moved: tuple[Key, ...]
 
 
+def protected_key(contract: TableContract) -> list[str]:
+    """The columns of the key that a policy for personal data changes. A table with one is never comparable,
+    but row by row (``verify``)."""
+    return [name for name in contract.key if contract.column(name).pii != KEEP]
+
+
 def comparable(workspace: Workspace, contract: TableContract, lsn: Lsn, deadline: float) -> Comparable:
     """Wait until the dimension holds everything below ``lsn``, at most until ``deadline`` (monotonic), and
     hold the version. ``NotComparable``, ``TableIncomplete`` or ``EventsGone`` say why it cannot be compared.
     """
-    personal = [name for name in contract.key if contract.column(name).pii != KEEP]
-    if personal:
-        raise _not(f"the key {', '.join(personal)} is protected, so its rows have other keys in the lake")
+    if protected := protected_key(contract):
+        raise _not(f"the key {', '.join(protected)} is protected, so its rows have other keys in the lake")
     while (lacks := _lacks(workspace, contract, lsn)) is not None:
         if time.monotonic() >= deadline:
             raise _not(lacks)

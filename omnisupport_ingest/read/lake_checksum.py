@@ -57,15 +57,21 @@ def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Boun
 
 
 def is_at_source(contract: TableContract) -> str:
-    """Whether the source has the row, by what the lake knows: one that is only marked as deleted is there."""
+    """Whether the source has the row, by what the lake knows: one that is only marked as deleted is there.
+
+    A row that was marked and is gone since keeps its mark: it was deleted by an event of its own, or, with
+    the whole table, at another time than the mark tells.
+    """
     mark = contract.soft_delete_column
+    if mark is None:
+        return "(NOT l._cdc_is_deleted)"
+    value, marked_at = f"l.{named(mark)}", "l._cdc_updated_at"
+    if contract.column(mark).type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        marked_at = f"coalesce({value}, {marked_at})"
     # A mark that its typed column cannot hold stands as exact text.
-    marked = (
-        "false"
-        if mark is None
-        else f"coalesce(l.{named(mark)}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
-    )
-    return f"(NOT l._cdc_is_deleted OR {marked})"
+    marked = f"coalesce({value}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
+    there = f"l._cdc_op IS DISTINCT FROM 'd' AND l._cdc_deleted_at IS NOT DISTINCT FROM {marked_at}"
+    return f"(NOT l._cdc_is_deleted OR ({marked} AND {there}))"
 
 
 def _value(column: Column, value: str) -> str:

@@ -101,7 +101,8 @@ def _nothing(contract: TableContract) -> str:
     """A lake table without rows: no file tells its columns."""
     columns = ", ".join(f"NULL AS {named(column.name)}" for column in contract.columns)
     return (
-        f"(SELECT {columns}, NULL::VARCHAR AS _cdc_key, false AS _cdc_is_deleted,"
+        f"(SELECT {columns}, NULL::VARCHAR AS _cdc_key, NULL::VARCHAR AS _cdc_op, false AS _cdc_is_deleted,"
+        " NULL::TIMESTAMPTZ AS _cdc_deleted_at, NULL::TIMESTAMPTZ AS _cdc_updated_at,"
         " []::VARCHAR[] AS _cdc_unresolved, MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact WHERE false)"
     )
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from omnisupport_ingest.contracts.load import load_contracts
+from omnisupport_ingest.contracts.model import DelayedMerge
+from omnisupport_ingest.contracts.pii_policies import HASH
+from omnisupport_ingest.contracts.sources import sources_in_force
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.defs.equality import CHECK
+from omnisupport_ingest.defs.equality import CHECK, _result, build_equality
+from omnisupport_ingest.equality.checking import Checked
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.verified import NOT_COMPARABLE, Moment, Verified
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 
@@ -53,3 +61,26 @@ def test_just_the_dimensions_of_logs_have_the_check_and_no_ingest_run_makes_it(t
     assert checked == {"support_desk"}
     ingest = definitions.resolve_job_def("ingest_support_desk").asset_layer.asset_graph
     assert CHECK not in {key.name for key in ingest.asset_check_keys}
+
+
+def test_a_table_whose_key_is_protected_has_no_check_that_could_only_warn(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path, 5)
+    definition = sources_in_force(workspace.settings, workspace.contracts).find("support_desk")
+    one, other = workspace.contracts.of_source("support_desk")[:2]
+    hashed = [replace(each, pii=HASH) if each.name in other.key else each for each in other.columns]
+    protected = replace(other, columns=tuple(hashed))
+    for contracts, checked in (([one, protected], 1), ([protected], 0)):
+        made = build_equality(workspace.settings, definition, contracts)
+        assert sum(len(list(each.check_specs)) for each in made.asset_checks or ()) == checked
+
+
+@pytest.mark.parametrize(("hours", "passes"), [(2, True), (4, False)])
+def test_a_table_whose_net_changes_may_wait_is_not_warned_of_while_they_do(
+    tmp_path: Path, hours: int, passes: bool
+) -> None:
+    (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
+    contract = replace(contract, delayed_merge=DelayedMerge(timedelta(hours=2), 0.1))
+    now = datetime(2026, 11, 24, tzinfo=UTC)
+    through = Moment(1, Lsn(1), now - timedelta(hours=hours))
+    note = Verified(contract.name, NOT_COMPARABLE, now, why="batches wait", through=through)
+    assert _result(Checked(contract, note), now).passed is passes

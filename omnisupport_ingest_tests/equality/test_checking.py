@@ -25,11 +25,12 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, 
 class Story:
     """A table of notes at a source, and its dimension."""
 
-    def __init__(self, source: SourceUnderTest, spark: SparkSession) -> None:
+    def __init__(self, source: SourceUnderTest, spark: SparkSession, mark: str | None = None) -> None:
         self.source, self.spark = source, spark
         folder = source.home_folder.parent / "contracts"
         folder.mkdir()
-        contract = CONTRACT | {"x-cdc": CONTRACT["x-cdc"] | {"source": SOURCE}}
+        of_events = {"source": SOURCE, "events": {"soft_delete_column": mark}}
+        contract = CONTRACT | {"x-cdc": CONTRACT["x-cdc"] | of_events}
         (folder / "notes.json").write_text(json.dumps(contract))
         source.overrides["contracts_dir"] = folder
         self.workspace = Workspace.open(source.settings)
@@ -119,3 +120,23 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     assert after.note.waits_since is None
     assert (after.note.state, after.note.left_out, after.note.rows) == (EQUAL, 0, 20_200), after.note
     assert after.note.through is not None and after.note.through.lsn > through.lsn
+
+
+def test_rows_that_were_marked_as_deleted_and_are_gone_since_are_no_difference(
+    source: SourceUnderTest, spark: SparkSession
+) -> None:
+    source.sql(
+        "CREATE TABLE notes (id bigint PRIMARY KEY, title text, body text)",
+        "INSERT INTO notes SELECT n, NULL, 'text ' || n FROM generate_series(1, 9) n",
+    )
+    story = Story(source, spark, mark="title")
+    story.take_in()
+    source.sql("UPDATE notes SET title = 'gone' WHERE id < 4", "DELETE FROM notes WHERE id = 1")
+    source.transaction("UPDATE notes SET title = 'gone' WHERE id = 7", "DELETE FROM notes WHERE id = 7")
+    story.take_in()
+    marked = story.check()
+    assert (marked.note.state, marked.note.rows) == (EQUAL, 7), marked.note
+    source.sql("TRUNCATE notes", "INSERT INTO notes VALUES (10, NULL, 'new'), (11, 'gone', 'new')")
+    story.take_in()
+    truncated = story.check()
+    assert (truncated.note.state, truncated.note.rows) == (EQUAL, 2), truncated.note

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg2
 import pytest
 
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan
-from omnisupport_ingest.equality.bisecting import differing
+from omnisupport_ingest.equality.bisecting import Remaining, differing
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceRanges, source_at
@@ -83,3 +84,59 @@ def test_a_transaction_that_stays_open_ends_the_wait_for_an_lsn(things: SourceUn
         with pytest.raises(SlotNotMade), source_at(things.dsn, things.slot, 0.5):
             pass
         cursor.execute("ROLLBACK")
+
+
+LARGE = (("9223372036854775807",), ("-9223372036854775808",))
+
+
+def test_rows_with_keys_of_any_size_can_be_left_out(things: SourceUnderTest, tmp_path: Path) -> None:
+    things.sql(*(f"UPDATE things SET id = {key} WHERE id = {row}" for row, (key,) in enumerate(LARGE, 1)))
+    with sides(things, tmp_path, "id") as (source, lake):
+        lake.leave_out(LARGE)
+        away = source.numbers_of([*LARGE, ("9223372036854775808",), ("9" * 40,)])
+        assert away.keys() == set(LARGE)
+        (file,) = source.write_rows(LARGE, tmp_path)
+        assert lake.same_rows(file) == set(LARGE)
+        assert differing(Remaining(source, away, True), lake, EVERY_KEY, []).spans == ()
+
+
+AT = "TIMESTAMPTZ '2026-02-01 00:00:00+00'"
+
+
+@pytest.mark.parametrize(
+    ("deleted_at", "op"),
+    [
+        pytest.param(AT, "d", id="by a delete in the transaction that marked it"),
+        pytest.param(f"{AT} + INTERVAL 1 HOUR", "u", id="with its table"),
+    ],
+)
+def test_a_row_that_was_marked_as_deleted_and_is_gone_since_is_at_neither_side(
+    things: SourceUnderTest, tmp_path: Path, deleted_at: str, op: str
+) -> None:
+    things.sql("UPDATE things SET gone_at = '2026-02-01Z' WHERE id IN (8, 12)")
+    marked = (
+        f"SELECT * REPLACE (id IN (8, 12) AS _cdc_is_deleted, CASE id WHEN 12 THEN {deleted_at}"
+        f" WHEN 8 THEN {AT} END AS _cdc_deleted_at, CASE id WHEN 12 THEN '{op}' ELSE 'u' END AS _cdc_op)"
+        " FROM rows"
+    )
+    with sides(things, tmp_path, "id", marked) as (_, lake):
+        (ours,) = lake.sums([], [EVERY_KEY])
+    things.sql("DELETE FROM things WHERE id = 12")
+    with source_at(things.dsn, things.slot, 20.0) as source:
+        assert source.table(CONTRACT).sums([], [EVERY_KEY]) == [ours] and ours.rows == ROWS - 1
+
+
+def test_a_table_that_was_read_keeps_no_lock_and_its_error_is_not_the_next_ones(
+    things: SourceUnderTest,
+) -> None:
+    broken = replace(CONTRACT, columns=(*CONTRACT.columns[:1], replace(CONTRACT.columns[1], name="nowhere")))
+    locks = "SELECT count(*) FROM pg_locks WHERE relation = 'things'::regclass"
+    with source_at(things.dsn, things.slot, 20.0) as source:
+        for contract in (broken, CONTRACT):
+            with suppress(psycopg2.errors.UndefinedColumn), source.apart():
+                (found,) = source.table(contract).sums([], [EVERY_KEY])
+        assert found.rows == ROWS and things.query(locks) == [(0,)]
+        # Still the same moment.
+        things.sql("DELETE FROM things")
+        with source.apart():
+            assert source.table(CONTRACT).sums([], [EVERY_KEY]) == [found]

@@ -35,6 +35,7 @@ from omnisupport_ingest.sources.debezium.positions import (
     TRANSACTION,
 )
 from omnisupport_ingest.sources.debezium.targets import Target
+from omnisupport_ingest.sources.debezium.unavailable import DISGUISES
 from omnisupport_ingest.sources.debezium.values import text_of
 from omnisupport_ingest.sources.postgres.protocol.text_columns import escaped, json_arrays, json_objects
 
@@ -56,9 +57,7 @@ _TRANSACTION = {"id": _TEXT, "total_order": _WHOLE, "data_collection_order": _WH
 _TIMES = dict.fromkeys(("ts_ms", "ts_us", "ts_ns"), _WHOLE)
 
 _TABLE = r'"schema":"(?P<schema>[^"\\]+)","table":"(?P<table>[^"\\]+)"'
-_NOT_HERE = (
-    r"\\u00|__debezium\.oldkey|unavailable_value|X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ|5f5f646562657a69756d"
-)
+_NOT_HERE = "|".join([r"\\u00", r"__debezium\.oldkey", *map(re.escape, sorted(DISGUISES))])
 """What is surely read well one by one: a NUL and other letters that may stand as themselves, the header of a
 key change, the value of an unsent column in its disguises."""
 
@@ -350,7 +349,8 @@ class _Envelopes:
 
     def _micros(self) -> pa.Int64Array:
         """The commit time as finely as it is told, microseconds since 1970."""
-        millis = pc.multiply(self._source("ts_ms"), 1000)
+        # Checked: what does not fit would come out as another time.
+        millis = pc.multiply_checked(self._source("ts_ms"), 1000)
         nanos = pc.divide(self._source("ts_ns"), 1000)
         return pc.coalesce(self._source("ts_us"), nanos, millis)
 

@@ -25,6 +25,9 @@ _UNAVAILABLE_ELEMENTS = frozenset(
 )
 _CODES = list(_BYTES)
 
+DISGUISES = frozenset({PLACEHOLDER, *(each for each in _UNAVAILABLE_ELEMENTS if PLACEHOLDER not in each)})
+"""Texts one of which stands in any line that has such a value (but as a list of numbers), escapes aside."""
+
 
 def is_unavailable(value: Any) -> bool:
     """Whether ``value`` stands for one that was not sent (unchanged TOAST), in any of its disguises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
@@ -40,14 +41,16 @@ class Script:
             )
         self.source.sql("CREATE TABLE elsewhere (id bigint, body text, tag text)")
 
-    def play(self, steps: int, pause: float = 0) -> None:
-        """Do so many things, with ``pause`` seconds behind each."""
+    def play(self, steps: int, pause: float = 0, go_on: Callable[[], bool] = lambda: False) -> None:
+        """Do so many things, and more while ``go_on`` says so, with ``pause`` seconds behind each."""
         with ExitStack() as stack:
             writers = [stack.enter_context(session(self.source)) for _ in range(WRITERS)]
-            for _ in range(steps):
+            done = 0
+            while done < steps or go_on():
                 number = self.random.randrange(WRITERS)
                 run(writers[number], *self._step(number))
                 time.sleep(pause)
+                done += 1
             for number, writer in enumerate(writers):
                 if self.depth[number] >= 0 and self.random.random() < 0.7:
                     run(writer, "COMMIT")

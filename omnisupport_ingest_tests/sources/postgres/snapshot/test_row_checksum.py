@@ -100,7 +100,8 @@ def lake_of(source: SourceUnderTest, folder: Path, change: str = "SELECT * FROM 
         connection.executemany(f"INSERT INTO shown VALUES ({', '.join('?' * len(TYPES))})", rows)
         connection.execute(
             f"CREATE TABLE rows AS SELECT {', '.join(columns)}, '[\"' || column0 || '\"]' AS _cdc_key,"
-            " false AS _cdc_is_deleted, []::VARCHAR[] AS _cdc_unresolved,"
+            " 'c' AS _cdc_op, false AS _cdc_is_deleted, NULL::TIMESTAMPTZ AS _cdc_deleted_at,"
+            " TIMESTAMPTZ '2026-01-01 00:00:00+00' AS _cdc_updated_at, []::VARCHAR[] AS _cdc_unresolved,"
             " MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact FROM shown"
         )
         connection.execute(f"COPY ({change}) TO '{file}' (FORMAT parquet)")
@@ -183,7 +184,8 @@ def test_row_that_is_not_surely_the_same_in_the_lake_is_told(
 
 def test_row_that_is_marked_as_deleted_is_still_there(things: SourceUnderTest, tmp_path: Path) -> None:
     things.sql("UPDATE things SET gone_at = '2026-02-01Z' WHERE id = 9")
-    rows = lake_of(things, tmp_path, "SELECT * REPLACE (gone_at IS NOT NULL AS _cdc_is_deleted) FROM rows")
+    marked = "gone_at IS NOT NULL AS _cdc_is_deleted, gone_at AS _cdc_deleted_at"
+    rows = lake_of(things, tmp_path, f"SELECT * REPLACE ({marked}) FROM rows")
     assert has(rows, checksum(things), None, None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -60,7 +61,10 @@ class Watched:
 
     def files_without_name(self) -> int:
         """How many files it has open that nobody else can see."""
-        links = [each.readlink() for each in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        links = []
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # Closed since it was listed.
+                links.append(each.readlink())
         # Of those in the home; what it says may go to such a file of the test's own.
         return sum(link.name.endswith("(deleted)") and link.parent.name == "run" for link in links)
 
