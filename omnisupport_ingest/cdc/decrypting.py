@@ -1,6 +1,8 @@
 """Decrypting events before they are judged: what landed encrypted, by the keys of its subjects.
 
-A value whose key was destroyed is NULL from here on: rules are asked of NULL, and the fold knows the column.
+A value whose key was destroyed is NULL from here on: the fold knows the column. Rules are asked of what is
+left of the image, as where a column was not sent: no row is kept out, and no batch, because a subject was
+erased.
 A key that is missing though nobody destroyed it stops the judging: it is a loss, not an erasure.
 """
 
@@ -27,21 +29,33 @@ def has_encrypted(batch: pa.RecordBatch) -> bool:
 def decrypt_batch(
     batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
 ) -> pa.RecordBatch:
-    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images.
+    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images; errors as in ``decrypt``."""
+    return decrypt(batch, contracts, keys)[0]
+
+
+def decrypt(
+    batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images: as it is kept, and as it is
+    judged, where an image lacks the columns of which the key is destroyed.
 
     ``SubjectKeysUnreadable`` if a key is missing that was not destroyed.
     """
+    judged = batch
     personal = {(each.schema, each.table): maybe_encrypted_columns(each) for each in contracts}
     for name in _IMAGES:
         marked = _marked(batch.column(name))
         if not marked.true_count:
             continue
         events = batch.filter(marked)
-        made = _decrypted(events, name, personal, keys)
+        made, left = _decrypted(events, name, personal, keys)
         place = batch.schema.get_field_index(name)
-        images = pc.replace_with_mask(batch.column(name), marked, pa.array(made, pa.string()))
-        batch = batch.set_column(place, batch.schema.field(place), images)
-    return batch
+        field, landed = batch.schema.field(place), batch.column(name)
+        kept = pc.replace_with_mask(landed, marked, pa.array(made, pa.string()))
+        batch = batch.set_column(place, field, kept)
+        asked = kept if left is made else pc.replace_with_mask(landed, marked, pa.array(left, pa.string()))
+        judged = judged.set_column(place, field, asked)
+    return batch, judged
 
 
 def _marked(images: pa.StringArray) -> pa.BooleanArray:
@@ -53,7 +67,8 @@ def _decrypted(
     name: str,
     personal: dict[tuple[str, str], tuple[str, ...]],
     keys: SubjectKeys | None,
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
+    """The images ``name`` of ``events``; and the same without the columns of which the key is destroyed."""
     images: list[str] = events.column(name).to_pylist()
     ids = [key_id(image) for image in images]
     wanted = {each for each in ids if each is not None}
@@ -65,12 +80,18 @@ def _decrypted(
     known = keys.by_id(wanted) if keys is not None and wanted else {}
     schemas, tables = (events.column(each).to_pylist() for each in ("source_schema", "source_table"))
     unsent = events.column("unchanged").to_pylist() if name == "after" else [None] * len(images)
-    found = []
+    found: list[str] = []
+    left = found
     for row, (image, each) in enumerate(zip(images, ids, strict=True)):
         place = schemas[row], tables[row]
         key = None if each is None else known[each]
         if key is None or key.secret is None:
+            if left is found:
+                left = [*found]
+            left.append(without_values(image, (), None))
             found.append(without_values(image, personal.get(place, ()), unsent[row]))
-        else:
-            found.append(decrypted(image, key, ".".join(place).encode()))
-    return found
+            continue
+        found.append(decrypted(image, key, ".".join(place).encode()))
+        if left is not found:
+            left.append(found[-1])
+    return found, left

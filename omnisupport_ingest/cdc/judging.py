@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.decrypting import decrypt_batch
+from omnisupport_ingest.cdc.decrypting import decrypt
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
@@ -155,10 +155,10 @@ def judge_unprotected(
     """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept."""
     judge = _Judge(judging_rules, few, taken or Taken())
     for landed in batches:
-        batch = decrypt_batch(landed, judging_rules.contracts, judging_rules.secrets.subjects)
+        batch, asked = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
         kept = [name for name in batch.schema.names if name not in _MARKS]
         yield pa.RecordBatch.from_arrays(
-            [*(batch.column(name) for name in kept), *judge.judged(batch)], names=[*kept, *ADDED]
+            [*(batch.column(name) for name in kept), *judge.judged(asked)], names=[*kept, *ADDED]
         )
 
 

@@ -1,0 +1,60 @@
+"""Rows whose subject was erased: their values are NULL, and no rule keeps a row out for that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from omnisupport_ingest.cdc.broken_rules import RulesLookout
+from omnisupport_ingest.cdc.ordinary import FEW
+from omnisupport_ingest.contracts.at_rest import readable_columns
+from omnisupport_ingest.contracts.encrypted_images import MARK, Split, encrypt_images
+from omnisupport_ingest.contracts.model import Subject
+from omnisupport_ingest.contracts.protection import Secrets
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
+from omnisupport_ingest_tests.cdc.test_rule_policies import CONTRACT, judged, judging_rules, marked
+
+ENCRYPTED = replace(
+    CONTRACT,
+    columns=tuple(replace(each, personal=each.name == "owner") for each in CONTRACT.columns),
+    subject=Subject("person", "id"),
+)
+OPENED, SOLVED = "2026-11-21 09:00:00+00", "2026-11-21 11:00:00+00"
+
+
+@pytest.mark.parametrize("few", [0, FEW])
+def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Path, few: int) -> None:
+    keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+    # What is solved has an owner (or waits in quarantine); only the boss costs 50 (or the batch is refused).
+    images = [
+        {"id": str(number), "owner": "boss", "cost": "50", "opened": OPENED, "solved": SOLVED}
+        for number in range(1, 5)
+    ]
+    events = marked(images, ["a"] * 4)
+    landed = encrypt_images(
+        events.column("after"),
+        events.column("key"),
+        Split(readable_columns(ENCRYPTED), "id"),
+        ENCRYPTED.full_name.encode(),
+        lambda whose: keys.keys_of([("desk", "person", text) for _, text in whose]),
+    )
+    assert all(MARK in each for each in landed.to_pylist())
+    events = events.set_column(events.schema.get_field_index("after"), "after", landed)
+    (key,) = keys.keys_of([("desk", "person", "2")])
+    keys.destroy([key.id])
+    by = judging_rules(contract=ENCRYPTED, secrets=Secrets(subjects=keys))
+    found = judged(events, by, few)
+    assert found.column("verdict").to_pylist() == ["accepted"] * 4
+    assert found.column("rules").to_pylist() == [[]] * 4
+    assert not RulesLookout([ENCRYPTED]).found(found).rejected
+    kept = [json.loads(each) for each in found.column("after").to_pylist()]
+    assert [each["owner"] for each in kept] == ["boss", None, "boss", "boss"], "NULL, not a column not sent"
+    assert kept[1] == images[1] | {"owner": None}
+    # A rule of what can be read is asked as ever.
+    late = pa.array([each.replace(SOLVED, "2026-11-21 08:00:00+00") for each in landed.to_pylist()])
+    events = events.set_column(events.schema.get_field_index("after"), "after", late)
+    assert judged(events, by, few).column("rules").to_pylist() == [["solved_after_opened"]] * 4
