@@ -5,8 +5,9 @@ bytes of the value's text in UTF-8, ``:``, and that text: no two different rows 
 60 bits are cut from its SHA-256 and added up over the rows, so the order of the rows does not matter. Rows
 that differ have one checksum with a chance of 2^-120.
 
-The text of a value is PostgreSQL's, of an array its ``to_json``. The lake writes it from typed values; where
-it writes another one (a date before Christ, say) rows that are the same look different, never the reverse.
+The text of a value is PostgreSQL's, of an array of one dimension its ``to_json``. The lake writes it from
+typed values; where it writes another one (JSON's escapes of control characters, say) rows that are the same
+look different, never the reverse.
 """
 
 from __future__ import annotations

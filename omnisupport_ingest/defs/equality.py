@@ -19,7 +19,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import verified_in_words
 from omnisupport_ingest.read.verified import DIFFERS, write_verified
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SourceUnavailable
 
 CHECK = "equal_to_source"
 
@@ -95,9 +95,11 @@ def _checked(
     try:
         return check_source(own, Asked(names, own.settings.verify_rows))
     except SourceUnavailable as error:
-        found = [
-            not_comparable(own, each, f"the source does not answer: {error.problem}") for each in contracts
-        ]
+        why = f"the source does not answer: {error.problem}"
+    except PreflightFailed as error:
+        # No slot is free, say: that is no fault of the tables, and perhaps soon over.
+        why = f"the source is not set up for it: {error.problem}"
+    found = [not_comparable(own, each, why) for each in contracts]
     for each in found:
         write_verified(own.home, each.contract, each.note)
     return found

@@ -37,7 +37,11 @@ from omnisupport_ingest.read.verified import (
     write_verified,
 )
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-from omnisupport_ingest.sources.postgres.session.errors import ColumnsNotSent, TableUnreadable
+from omnisupport_ingest.sources.postgres.session.errors import (
+    ColumnsNotSent,
+    SourceUnavailable,
+    TableUnreadable,
+)
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt, source_at
 
@@ -122,6 +126,10 @@ class _Round:
                 return self._compared(contract, source, deadline, began)
         except (NotComparable, TableIncomplete, EventsGone, ColumnsNotSent, TableUnreadable) as error:
             why = error.problem
+        except SourceUnavailable as error:
+            if not isinstance(error.__cause__, psycopg2.errors.LockNotAvailable):
+                raise
+            why = "it is locked at the source, by a change of its columns, say"
         except psycopg2.Error as error:
             # The message of a data error may quote a value.
             why = f"the source refuses to work it out ({type(error).__name__}): see `preflight`"

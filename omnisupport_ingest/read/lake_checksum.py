@@ -99,6 +99,9 @@ def _text(column: Column, value: str) -> str:
         return f"regexp_replace({value}::VARCHAR, '[+]00$', '')"
     if kind is Kind.BINARY:
         return f"'\\x' || lower(hex({value}))"
+    if kind is Kind.DECIMAL and column.type.scale == column.type.precision:
+        # DuckDB writes no digit before the point where the type has room for none.
+        return f"regexp_replace({value}::VARCHAR, '^(-?)[.]', '\\10.')"
     if kind in ARRAYS:
         return f"to_json({value})::VARCHAR"
     return f"{value}::VARCHAR"

@@ -13,6 +13,7 @@ import pytest
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan
 from omnisupport_ingest.equality.bisecting import Remaining, differing
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceRanges, source_at
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -140,3 +141,17 @@ def test_a_table_that_was_read_keeps_no_lock_and_its_error_is_not_the_next_ones(
         things.sql("DELETE FROM things")
         with source.apart():
             assert source.table(CONTRACT).sums([], [EVERY_KEY]) == [found]
+
+
+def test_a_table_that_stays_locked_is_told_and_the_next_one_is_read(things: SourceUnderTest) -> None:
+    things.sql("CREATE TABLE held (LIKE things INCLUDING ALL)")
+    held = replace(CONTRACT, table="held")
+    with source_at(things.dsn, things.slot, 20.0) as source, things.connected() as other:
+        with source.connection.cursor() as ours, other.cursor() as cursor:
+            ours.execute("SET LOCAL lock_timeout = '200ms'")
+            cursor.execute("BEGIN; LOCK TABLE held IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(SourceUnavailable) as raised, source.apart():
+            source.table(held).sums([], [EVERY_KEY])
+        assert isinstance(raised.value.__cause__, psycopg2.errors.LockNotAvailable)
+        with source.apart():
+            assert source.table(CONTRACT).sums([], [EVERY_KEY])[0].rows == ROWS

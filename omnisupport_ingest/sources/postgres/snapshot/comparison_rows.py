@@ -127,7 +127,11 @@ def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept:
 def _shown(column: Column) -> str:
     name = identifier(column.name)
     # concat writes by the type's output function, as the log does. A row of NULLs is no NULL.
-    text = f"to_json({name})::text" if column.type.kind in ARRAYS else f"concat({name})"
+    text = f"concat({name})"
+    if column.type.kind in ARRAYS:
+        # More dimensions or other bounds stand as exact text in the lake.
+        plain = f"coalesce(array_ndims({name}) = 1 AND array_lower({name}, 1) = 1, true)"
+        text = f"CASE WHEN {plain} THEN to_json({name})::text ELSE {text} END"
     return f"CASE WHEN num_nulls({name}) = 0 THEN {text} END"
 
 

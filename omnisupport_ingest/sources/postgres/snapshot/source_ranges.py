@@ -65,6 +65,9 @@ class SourceAt:
         ordered = kind in (INTEGER, UUID) or (kind == TEXT and by_bytes(self.connection, contract, first))
         # Ordered otherwise than by its bytes, a column is compared by its text, for which it has no index.
         column = identifier(first) if ordered else f'concat({identifier(first)}) COLLATE "C"'
+        if by_number(contract) and kind != INTEGER:
+            # A domain over whole numbers.
+            column = f"{identifier(first)}::bigint"
         cast = "bigint" if by_number(contract) else "uuid" if kind == UUID else "text"
         rows = source_of_rows(contract.schema, contract.table, relation)
         return SourceRanges(self.connection, contract, rows, column, cast)

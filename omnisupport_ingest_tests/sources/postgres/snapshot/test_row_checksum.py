@@ -12,10 +12,12 @@ import duckdb
 import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.row_checksum import RowChecksum, has_checksum
+from omnisupport_ingest.contracts.row_checksum import KeySpan, RowChecksum, has_checksum
+from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
+from omnisupport_ingest.sources.postgres.snapshot.source_ranges import source_at
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 TYPES = {
@@ -218,3 +220,39 @@ def test_table_with_floats_has_none(things: SourceUnderTest) -> None:
     assert has_checksum(CONTRACT)
     floats = replace(CONTRACT, columns=(*CONTRACT.columns, Column("ratio", "double precision")))
     assert not has_checksum(floats)
+
+
+def test_values_that_the_lake_would_write_otherwise_have_one_checksum_all_the_same(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    # A share without room for a digit before its point, arrays that the typed column cannot hold.
+    things.sql(
+        "CREATE DOMAIN whole AS bigint",
+        "CREATE TABLE odd (id whole PRIMARY KEY, share numeric(4,4), numbers bigint[], tags text[])",
+        "INSERT INTO odd VALUES (1, 0.25, '{1,NULL}', '{}'), (2, -0.5, '{{1,2},{3,4}}', '[0:1]={a,b}'),"
+        " (3, 0, NULL, '{a}')",
+    )
+    types = {"id": "bigint", "share": "numeric(4,4)", "numbers": "bigint[]", "tags": "text[]"}
+    columns = tuple(Column(name, of_type) for name, of_type in types.items())
+    odd = replace(contract("odd", ()), columns=columns)
+    file = tmp_path / "odd.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(
+            "CREATE TABLE rows AS SELECT * FROM (VALUES"
+            " (1::BIGINT, 0.25::DECIMAL(4,4), [1, NULL]::BIGINT[], []::VARCHAR[],"
+            "  MAP {}::MAP(VARCHAR, VARCHAR), '[\"1\"]'),"
+            " (2, -0.5, NULL, NULL, MAP {'numbers': '{{1,2},{3,4}}', 'tags': '[0:1]={a,b}'}, '[\"2\"]'),"
+            " (3, 0, NULL, ['a'], MAP {}, '[\"3\"]')) v(id, share, numbers, tags, _cdc_exact, _cdc_key)"
+        )
+        connection.execute(
+            f"COPY (SELECT *, false AS _cdc_is_deleted, []::VARCHAR[] AS _cdc_unresolved FROM rows)"
+            f" TO '{file}' (FORMAT parquet)"
+        )
+    with (
+        source_at(things.dsn, things.slot, 20.0) as source,
+        DimensionRanges(odd, [str(file)], tmp_path) as lake,
+    ):
+        theirs, ours = source.table(odd), lake
+        every = [KeySpan("1", None)]
+        assert theirs.sums(["2", "3"], every) == ours.sums(["2", "3"], every)
+        assert theirs.numbers(every) == ours.numbers(every) and len(ours.numbers(every)) == 3
