@@ -167,7 +167,7 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
         _show(points, bounds, chosen)
         click.echo(f"\nThe curve is in {out}; open it in a browser.")
         if write and chosen is not None:
-            click.echo(f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `source restart` takes it in.")
+            click.echo(f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `up` takes it in at its next start.")
     return FINDINGS if chosen is None else 0
 
 
@@ -179,7 +179,7 @@ def _measure(load: Load, tried: Sequence[Setting]) -> list[Point]:
     beside = settings.home.expanduser().absolute().parent
     while not beside.is_dir():
         beside = beside.parent
-    whole = sum(load.seconds + each.seconds + 4 for each in tried) + (60 if load.to_dimension else 10)
+    whole = sum(load.seconds + each.seconds + 6 for each in tried) + (90 if load.to_dimension else 15)
     say_err(f"Measuring {counted(len(tried), 'point')}, about {span(whole)} …")
     points = []
     with interrupt_on_terminate(), scratch(settings, beside, load, say_err) as platform:
@@ -234,7 +234,7 @@ def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None
         for each in points
     ]
     table(columns, rows, right=columns[1:-1])
-    heading(f"\np95 of the latency, commit to {'dimension' if far else 'durable batch'}")
+    heading(f"\np95 of the latency, commit to {points[0].end}")
     longest = max(each.latency.p95 for each in points)
     for each in sorted(points, key=lambda each: each.events_per_batch):
         bar = "█" * max(1, round(_BAR * each.latency.p95 / longest))

@@ -6,7 +6,7 @@ Both axes reach over the range that the literature recommends, which is marked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from omnisupport_ingest.report.svg import Axis, Band, Series, chart
@@ -15,6 +15,7 @@ from omnisupport_ingest.tuning.points import LITERATURE_ROWS, LITERATURE_SECONDS
 _STYLE = """
 svg { font: 12px system-ui, sans-serif; color: #1c2330; background: #fff; }
 .tick { font-size: 11px; fill: #5d6778; } .name { font-size: 11px; fill: #1c2330; }
+.chart { overflow: visible; }
 .heading { font-size: 13px; font-weight: 600; fill: #1c2330; }
 .grid { stroke: #d9dee7; } .axis { stroke: #5d6778; } .band { fill: #8a94a6; opacity: .18; }
 .line { stroke-width: 1.6; }
@@ -28,6 +29,9 @@ svg { font: 12px system-ui, sans-serif; color: #1c2330; background: #fff; }
 _GAP = 34
 """Room for the heading of a chart, in SVG user units."""
 
+_MARGIN = 24
+"""Room at the right, for the end of the last number of an axis."""
+
 _Y = Axis("latency, seconds", "{:g} s".format)
 
 
@@ -38,16 +42,16 @@ def drawn(points: Sequence[Point]) -> str:
         (
             "Latency against OMNISUPPORT_BATCH_MAX_SECONDS",
             chart(
-                _series(by_age, lambda each: each.setting.seconds),
+                _by_age(by_age),
                 Axis("age at which a batch is cut, seconds", log=True),
                 _Y,
                 band=Band("literature: 1 to 5 minutes", *LITERATURE_SECONDS),
             ),
         ),
         (
-            "Latency against the size of a batch",
+            f"Latency against the size of a batch, commit to {points[0].end}",
             chart(
-                _series(points, lambda each: each.events_per_batch),
+                _by_size(points),
                 Axis("events in a batch, mean", "{:,.0f}".format, log=True),
                 _Y,
                 band=Band("literature: 50,000 to 100,000 rows", *LITERATURE_ROWS),
@@ -57,18 +61,31 @@ def drawn(points: Sequence[Point]) -> str:
     return _stacked(charts)
 
 
-def _series(points: Sequence[Point], x: Callable[[Point], float]) -> list[Series]:
-    ordered = sorted(points, key=x)
-    ways: list[tuple[str, Callable[[Point], Percentiles | None]]] = [
-        ("commit to durable batch", lambda each: each.landing),
-        ("commit to dimension", lambda each: each.dimension),
-    ]
+def _by_age(points: Sequence[Point]) -> list[Series]:
+    at = [each.setting.seconds for each in points]
+    found = _percentiles("commit to durable batch", at, [each.landing for each in points])
+    far = [each.dimension for each in points if each.dimension is not None]
+    return found + (_percentiles("commit to dimension", at, far) if len(far) == len(at) else [])
+
+
+def _by_size(points: Sequence[Point]) -> list[Series]:
     found = []
-    for way, told in ways:
-        shown = [(x(each), percentiles) for each in ordered if (percentiles := told(each)) is not None]
-        for rank in ("p50", "p95", "p99"):
-            found.append(Series(f"{way}, {rank}", tuple((at, getattr(each, rank)) for at, each in shown)))
+    for way, by_size in (("cut by age", False), ("cut by size", True)):
+        ordered = sorted(
+            (each for each in points if each.setting.by_size is by_size),
+            key=lambda each: each.events_per_batch,
+        )
+        at = [each.events_per_batch for each in ordered]
+        found += _percentiles(way, at, [each.latency for each in ordered])
     return found
+
+
+def _percentiles(way: str, at: Sequence[float], told: Sequence[Percentiles]) -> list[Series]:
+    """A line for each of three percentiles, over the places ``at`` on the x axis."""
+    return [
+        Series(f"{way}, {rank}", tuple(zip(at, (getattr(each, rank) for each in told), strict=True)))
+        for rank in ("p50", "p95", "p99")
+    ]
 
 
 def _stacked(charts: Sequence[tuple[str, str]]) -> str:
@@ -85,5 +102,6 @@ def _stacked(charts: Sequence[tuple[str, str]]) -> str:
         part.attrib["aria-label"] = heading
         root.append(part)
         y, width = y + _GAP + down, max(width, across)
+    width += _MARGIN
     root.attrib |= {"viewBox": f"0 0 {width} {y}", "width": str(width), "height": str(y)}
     return ET.tostring(root, encoding="unicode") + "\n"

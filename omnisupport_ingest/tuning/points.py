@@ -67,6 +67,11 @@ class Point:
         return self.dimension or self.landing
 
     @property
+    def end(self) -> str:
+        """What ``latency`` reaches to, in words."""
+        return "durable batch" if self.dimension is None else "dimension"
+
+    @property
     def events_per_batch(self) -> float:
         return self.events / self.batches
 
