@@ -167,7 +167,9 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
         _show(points, bounds, chosen)
         click.echo(f"\nThe curve is in {out}; open it in a browser.")
         if write and chosen is not None:
-            click.echo(f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `up` takes it in at its next start.")
+            click.echo(
+                f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `up` takes it in at its next start."
+            )
     return FINDINGS if chosen is None else 0
 
 
@@ -244,7 +246,8 @@ def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None
     _show_literature(points)
     if chosen is None:
         click.echo(
-            "\nNo interval keeps every bound. Try a longer --interval, or allow more: --most-batches, "
+            "\nNo interval keeps every bound. The last column says why. Try a longer --interval "
+            "or a lower --rate, or allow more: --most-batches, "
             "--most-files, --most-cpu."
         )
         return
