@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | LAKE_SIDE,
     "definitions": FLOOR_1 | {"contracts", "layers", "defs", "runtime"},
     "verify": FLOOR_1 | {"contracts", "landing", "lake", "sources", "demo", "runtime", "defs"} | LAKE_SIDE,
+    "tuning": FLOOR_1 | {"contracts", "landing", "layers", "sources", "demo", "runtime", "report", "verify"},
 }
 """Room → rooms it may import besides itself. ``cli`` may import everything."""
 

@@ -44,6 +44,7 @@ from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.sync import sync
 from omnisupport_ingest.cli.tail import tail
 from omnisupport_ingest.cli.target import target
+from omnisupport_ingest.cli.tune import tune
 from omnisupport_ingest.cli.up import postgres, up, workload
 from omnisupport_ingest.cli.verify import verify
 from omnisupport_ingest.cli.windows import windows
@@ -63,6 +64,7 @@ class _Cli(Commands):
             "ledger",
             "doctor",
             "report",
+            "tune",
             "logs",
             "windows",
             "landing",
@@ -100,6 +102,7 @@ _COMMANDS = (
     ledger,
     doctor,
     report,
+    tune,
     logs,
     windows,
     landing,

@@ -68,6 +68,15 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """A stretch of the x axis that is marked, with its name; the axis reaches over it."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Scale:
     """Numbers from ``low`` to ``high`` on ``length`` units from ``start`` on; a negative length goes up."""
 
@@ -86,17 +95,25 @@ class _Scale:
         return self.start + self.length * ((value - low) / (high - low) if high > low else 0.5)
 
 
-def chart(series: Sequence[Series], x: Axis, y: Axis, marks: Marks = Marks.LINE, title: str = "") -> str:
+def chart(
+    series: Sequence[Series],
+    x: Axis,
+    y: Axis,
+    marks: Marks = Marks.LINE,
+    title: str = "",
+    band: Band | None = None,
+) -> str:
     """The chart as one ``<svg>`` element; empty where no series has a point."""
     given = [each for each in series if each.points]
     if not given:
         return ""
     xs = [point[0] for each in given for point in each.points]
     top = max(point[1] for each in given for point in each.points) or 1.0
+    xs += [band.low, band.high] if band is not None else []
     low, high = min(xs), max(xs)
     if low == high:
         low, high = low - 30, high + 30
-    across = _Scale(max(low, 1) if x.log else low, high, _LEFT, _WIDTH - _LEFT - _RIGHT, x.log)
+    across = _Scale(low if low > 0 or not x.log else 1, high, _LEFT, _WIDTH - _LEFT - _RIGHT, x.log)
     y_ticks = _ticks_of(y, top)
     up = _Scale(0, max(y_ticks[-1], top), _HEIGHT - _BOTTOM, -(_HEIGHT - _TOP - _BOTTOM), log=False)
     places = _legend_places(given)
@@ -105,6 +122,8 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, marks: Marks = Marks.LINE,
         "svg", {"viewBox": f"0 0 {_WIDTH} {height}", "role": "img", "aria-label": title, "class": "chart"}
     )
     plane = _Plane(root, across, up, x, y)
+    if band is not None:
+        _mark(plane, band)
     _axes(plane, y_ticks)
     for number, each in enumerate(given):
         _draw(plane, each, marks, number, len(given))
@@ -121,6 +140,13 @@ class _Plane:
     up: _Scale
     x: Axis
     y: Axis
+
+
+def _mark(plane: _Plane, band: Band) -> None:
+    left, right = plane.across.at(band.low), plane.across.at(band.high)
+    box = {"x": left, "y": float(_TOP), "width": right - left, "height": plane.up.start - _TOP}
+    ET.SubElement(plane.root, "rect", {n: f"{v:.1f}" for n, v in box.items()} | {"class": "band"})
+    _text(plane.root, right, 10, band.name, "end", "name")
 
 
 def _axes(plane: _Plane, y_ticks: Sequence[float]) -> None:

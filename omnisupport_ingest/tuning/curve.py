@@ -1,0 +1,107 @@
+"""The curve of what was measured: latency against the age and the size of a batch, as SVG.
+
+Made by the same hand-written charts as the report, so it needs no library for plots and opens in a browser.
+Both axes reach over the range that the literature recommends, which is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree import ElementTree as ET
+
+from omnisupport_ingest.report.svg import Axis, Band, Series, chart
+from omnisupport_ingest.tuning.points import LITERATURE_ROWS, LITERATURE_SECONDS, Percentiles, Point
+
+_STYLE = """
+svg { font: 12px system-ui, sans-serif; color: #1c2330; background: #fff; }
+.tick { font-size: 11px; fill: #5d6778; } .name { font-size: 11px; fill: #1c2330; }
+.chart { overflow: visible; }
+.heading { font-size: 13px; font-weight: 600; fill: #1c2330; }
+.grid { stroke: #d9dee7; } .axis { stroke: #5d6778; } .band { fill: #8a94a6; opacity: .18; }
+.line { stroke-width: 1.6; }
+.c0 { fill: #2f6fdb; } .c1 { fill: #d9822b; } .c2 { fill: #b8305f; }
+.c3 { fill: #2c9a6b; } .c4 { fill: #7a58c9; } .c5 { fill: #8a94a6; }
+.line.c0 { stroke: #2f6fdb; } .line.c1 { stroke: #d9822b; } .line.c2 { stroke: #b8305f; }
+.line.c3 { stroke: #2c9a6b; } .line.c4 { stroke: #7a58c9; } .line.c5 { stroke: #8a94a6; }
+.line.c0, .line.c1, .line.c2, .line.c3, .line.c4, .line.c5 { fill: none; }
+"""
+
+_GAP = 34
+"""Room for the heading of a chart, in SVG user units."""
+
+_MARGIN = 24
+"""Room at the right, for the end of the last number of an axis."""
+
+_Y = Axis("latency, seconds", "{:g} s".format)
+
+
+def drawn(points: Sequence[Point]) -> str:
+    """The document of two charts: by the age that cuts a batch, and by the events that it has."""
+    by_age = [each for each in points if not each.setting.by_size]
+    charts = [
+        (
+            "Latency against OMNISUPPORT_BATCH_MAX_SECONDS",
+            chart(
+                _by_age(by_age),
+                Axis("age at which a batch is cut, seconds", log=True),
+                _Y,
+                band=Band("literature: 1 to 5 minutes", *LITERATURE_SECONDS),
+            ),
+        ),
+        (
+            f"Latency against the size of a batch, commit to {points[0].end}",
+            chart(
+                _by_size(points),
+                Axis("events in a batch, mean", "{:,.0f}".format, log=True),
+                _Y,
+                band=Band("literature: 50,000 to 100,000 rows", *LITERATURE_ROWS),
+            ),
+        ),
+    ]
+    return _stacked(charts)
+
+
+def _by_age(points: Sequence[Point]) -> list[Series]:
+    at = [each.setting.seconds for each in points]
+    found = _percentiles("commit to durable batch", at, [each.landing for each in points])
+    far = [each.dimension for each in points if each.dimension is not None]
+    return found + (_percentiles("commit to dimension", at, far) if len(far) == len(at) else [])
+
+
+def _by_size(points: Sequence[Point]) -> list[Series]:
+    found = []
+    for way, by_size in (("cut by age", False), ("cut by size", True)):
+        ordered = sorted(
+            (each for each in points if each.setting.by_size is by_size),
+            key=lambda each: each.events_per_batch,
+        )
+        at = [each.events_per_batch for each in ordered]
+        found += _percentiles(way, at, [each.latency for each in ordered])
+    return found
+
+
+def _percentiles(way: str, at: Sequence[float], told: Sequence[Percentiles]) -> list[Series]:
+    """A line for each of three percentiles, over the places ``at`` on the x axis."""
+    return [
+        Series(f"{way}, {rank}", tuple(zip(at, (getattr(each, rank) for each in told), strict=True)))
+        for rank in ("p50", "p95", "p99")
+    ]
+
+
+def _stacked(charts: Sequence[tuple[str, str]]) -> str:
+    """One document of all charts, each below its heading."""
+    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
+    ET.SubElement(root, "style").text = _STYLE
+    y, width = 0, 0
+    for heading, text in charts:
+        # Our own text, written a moment ago.
+        part = ET.fromstring(text)  # noqa: S314
+        _, _, across, down = (int(each) for each in part.get("viewBox", "").split())
+        ET.SubElement(root, "text", {"x": "4", "y": str(y + 20), "class": "heading"}).text = heading
+        part.attrib |= {"y": str(y + _GAP), "width": str(across), "height": str(down)}
+        part.attrib["aria-label"] = heading
+        root.append(part)
+        y, width = y + _GAP + down, max(width, across)
+    width += _MARGIN
+    root.attrib |= {"viewBox": f"0 0 {width} {y}", "width": str(width), "height": str(y)}
+    return ET.tostring(root, encoding="unicode") + "\n"

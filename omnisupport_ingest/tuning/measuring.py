@@ -1,0 +1,293 @@
+"""Real captures at several settings, on a platform of their own that is gone afterwards.
+
+A scratch home gets an embedded PostgreSQL with the demo's database, a slot and a publication of its own.
+For each setting a capture process starts with it, the demo's traffic runs for some seconds, and the manifests
+and the tables' logs say how long its events took, as they do in a report. The variables ``OMNISUPPORT_…`` and
+the ``.env`` of whoever asks are out of sight meanwhile, so no process can reach their source or home.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.in_force import record_in_force
+from omnisupport_ingest.demo.domains import DEFAULT, embedded_domain
+from omnisupport_ingest.demo.workload import Workload
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.completeness import incomplete_now
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.report import figures
+from omnisupport_ingest.report.facts import source_facts
+from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.private_folders import remove_socket_folder
+from omnisupport_ingest.runtime.running import running_services
+from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
+from omnisupport_ingest.runtime.supervisor import ServiceFailed, Supervisor
+from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn, slot_facts
+from omnisupport_ingest.tuning.points import Percentiles, Point, Setting
+from omnisupport_ingest.verify import services
+
+_DECISIONS = "reports/week03/late_arrival_decision_table.csv"
+_TAKEN_OVER = (
+    "window",
+    "stream_transactions",
+    "stream_above_bytes",
+    "spark_master",
+    "spark_driver_memory",
+)
+"""Settings of whoever asks that change what is measured, and reach nothing of theirs."""
+
+_READY_SECONDS = 120.0
+_DONE_SECONDS = 900.0
+_MOST_BATCHES = 1_000_000
+_LAST_LINES = 5
+
+Say = Callable[[str], None]
+
+
+class MeasuringFailed(IngestError):
+    """A point could not be measured."""
+
+    exit_code = 7
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each point is measured under: the demo's traffic of ``rate`` changes a second for ``seconds``.
+
+    ``to_dimension``: Spark and Dagster run too, and latency is measured up to the dimensions.
+    """
+
+    rate: float
+    seconds: float
+    seed: int = services.SEED
+    to_dimension: bool = False
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The platform that is measured: everything but capture runs."""
+
+    settings: Settings
+    home: Home
+    supervisor: Supervisor
+    load: Load
+
+    @property
+    def dsn(self) -> str:
+        return source_dsn(self.settings, self.home)
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(self.settings)
+
+
+@contextmanager
+def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[Scratch]:
+    """A platform in a new folder below ``folder``; nothing is left of it, whatever ends the block.
+
+    ``settings``: of whoever asks, of which only those are taken that change what is measured.
+    """
+    place = Path(tempfile.mkdtemp(prefix=".omnisupport-tune-", dir=folder))
+    try:
+        with _out_of_sight(place):
+            ours = Settings(
+                home=place / "home",
+                source=DEFAULT.name,
+                contracts_dir=program_file(DEFAULT.contracts),
+                decision_table=program_file(_DECISIONS),
+                **{name: getattr(settings, name) for name in _TAKEN_OVER},
+            )
+            home = Home.open(ours.home, ours.window_size)
+            record_in_force(ours, home)
+            yield from _platform(ours, home, load, say)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Scratch]:
+    try:
+        with HomeLock(home, "tune"), Supervisor(home, report=say) as supervisor:
+            try:
+                services.start_source(supervisor, settings, home, say, seed=load.seed)
+                if load.to_dimension:
+                    services.start_spark(supervisor, settings, home, say)
+                    say("Starting Dagster …")
+                    start_dagster_without_ui(supervisor, settings, home)
+                yield Scratch(settings, home, supervisor, load)
+            except ServiceFailed as failed:
+                # The logs that it names are gone in a moment.
+                raise MeasuringFailed(failed.problem, fix=f"Its logs end with:\n{_ends_of(home)}") from None
+            finally:
+                stop_spark_connect(supervisor, home)
+    finally:
+        # Its data may lie outside of the home.
+        EmbeddedPostgres(home.postgres).destroy()
+        remove_socket_folder(home.run)
+
+
+def _ends_of(home: Home) -> str:
+    """The last lines of every log."""
+    found = []
+    for path in sorted(home.logs.glob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        found += [f"  {path.stem}: {each}" for each in lines]
+    return "\n".join(found)
+
+
+@contextmanager
+def _out_of_sight(folder: Path) -> Iterator[None]:
+    """Work in ``folder`` without any ``OMNISUPPORT_…``, so that no process finds settings of others."""
+    before = Path.cwd()
+    held = {name: os.environ.pop(name) for name in list(os.environ) if name.upper().startswith(PREFIX)}
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        os.environ.update(held)
+
+
+def measure(platform: Scratch, setting: Setting) -> Point:
+    """Capture the traffic of the load with ``setting``. ``MeasuringFailed`` if nothing of it lands."""
+    supervisor = platform.supervisor
+    tried = platform.settings.model_copy(
+        update={"batch_max_seconds": setting.seconds, "batch_max_bytes": setting.bytes}
+    )
+    supervisor.start(services.capture(tried))
+    try:
+        supervisor.wait(lambda: _captures(platform), what="Capture", seconds=_READY_SECONDS)
+        if platform.load.to_dimension:
+            # The snapshots, which the runs would be busy with.
+            _wait_for_all(platform)
+        began, spent = datetime.now(UTC), _processor_seconds(platform)
+        traffic = _traffic(platform)
+        _wait_for_all(platform)
+        spent = _processor_seconds(platform) - spent
+    finally:
+        supervisor.stop(services.CAPTURE)
+    return _point(platform, setting, began, traffic, spent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Changes that were committed, and the seconds that this took."""
+
+    changes: int
+    seconds: float
+
+
+def _point(platform: Scratch, setting: Setting, began: datetime, traffic: _Traffic, spent: float) -> Point:
+    """The point of what has landed since ``began``; ``spent``: processor seconds since then."""
+    workspace, source = platform.workspace, platform.settings.source
+    facts = source_facts(workspace, source, most=_MOST_BATCHES)
+    since = [] if facts is None else [each for each in facts.batches if each.landed_at >= began]
+    last = max((each.landed_at for each in since if each.events), default=None)
+    if facts is None or last is None:
+        raise MeasuringFailed(
+            f"Nothing landed of {traffic.changes:,} changes at {setting.seconds:g} s.",
+            fix="Measure again with a higher --rate or longer, --seconds.",
+        )
+    # What capture landed while nothing committed any more is no cost of the traffic.
+    taken = tuple(each for each in since if each.landed_at <= last and each.kind == "stream")
+    measured = replace(facts, batches=taken)
+    store = workspace.landing(source)
+    to_dimension = figures.to_dimension(measured) if platform.load.to_dimension else []
+    return Point(
+        setting=setting,
+        rate_asked=platform.load.rate,
+        rate=traffic.changes / traffic.seconds,
+        events=sum(each.events for each in taken),
+        batches=len(taken),
+        files=sum(1 + len(store.read(each.batch_id).files) for each in taken),
+        seconds=(last - began).total_seconds(),
+        cpu=spent / traffic.seconds,
+        landing=_percentiles(figures.to_landing(measured)),
+        dimension=_percentiles(to_dimension) if to_dimension else None,
+    )
+
+
+def _percentiles(latencies: Sequence[figures.Latency]) -> Percentiles:
+    found = [figures.percentile(latencies, rank) for rank in figures.PERCENTILES]
+    return Percentiles(*(each or 0.0 for each in found))
+
+
+def _traffic(platform: Scratch) -> _Traffic:
+    """Run the load."""
+    load, began = platform.load, time.monotonic()
+    workload = Workload(embedded_domain(platform.settings), platform.dsn, load.seed)
+
+    def watch(_done: int) -> None:
+        platform.supervisor.check()
+
+    made = workload.run(round(load.rate * load.seconds), load.seconds, on_progress=watch)
+    return _Traffic(made.changes, time.monotonic() - began)
+
+
+def _captures(platform: Scratch) -> bool:
+    """Whether capture follows the slot, and every table has been read."""
+    with closing(connect(platform.dsn)) as connection:
+        slot = slot_facts(connection, platform.settings.slot)
+    if slot is None or slot.active_pid is None:
+        return False
+    workspace, source = platform.workspace, platform.settings.source
+    store = workspace.landing(source)
+    epoch = store.current_epoch()
+    if epoch is None:
+        return False
+    batches = store.landed().around_snapshots(epoch.number)
+    return not any(
+        incomplete_now(batches, each.name, epoch.number, ()) for each in workspace.contracts.of_source(source)
+    )
+
+
+def _wait_for_all(platform: Scratch) -> None:
+    """Wait until what has committed by now has landed and, where that is measured, is in every layer."""
+    workspace, until = platform.workspace, current_wal_lsn(platform.dsn)
+
+    def all_there() -> bool:
+        pending = pending_windows(workspace, platform.settings.source)
+        landed = pending.stream_end is not None and pending.stream_end >= until
+        return landed and (pending.nothing or not platform.load.to_dimension)
+
+    what = "Every layer" if platform.load.to_dimension else "Landing"
+    platform.supervisor.wait(all_there, what=what, seconds=_DONE_SECONDS)
+
+
+def _processor_seconds(platform: Scratch) -> float:
+    """User and system time of the platform's processes so far; of PostgreSQL's nothing."""
+    spent = 0.0
+    for name, pid in running_services(platform.home.run).items():
+        if name == services.POSTGRES:
+            continue
+        try:
+            root = psutil.Process(pid)
+            below = root.children(recursive=True)
+        except psutil.Error:
+            continue
+        for each in (root, *below):
+            try:
+                times = each.cpu_times()
+            except psutil.Error:
+                continue
+            # Of those that ended: the children that it waited for.
+            spent += times.user + times.system + times.children_user + times.children_system
+    return spent
