@@ -110,3 +110,16 @@ def _problem(words: list[str]) -> str | None:
 
 def test_the_pages_show_many_commands() -> None:
     assert len([line for page in PAGES for line in typed_commands(page)]) > 100
+
+
+def test_every_runbook_says_when_what_comes_first_how_it_worked_and_what_is_lost() -> None:
+    page = (ROOT / "docs" / "runbooks.md").read_text()
+    contents, *runbooks = re.split(r"^## ", page, flags=re.MULTILINE)
+    parts = ("**When.**", "**Before you begin.**", "\n1. ", "**It worked** when", "**Lost.**")
+    incomplete = {
+        runbook.partition("\n")[0]: missing
+        for runbook in runbooks
+        if (missing := [part for part in parts if part not in runbook])
+    }
+    assert incomplete == {}
+    assert contents.count("](#") == len(runbooks) > 8

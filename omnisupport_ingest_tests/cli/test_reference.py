@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from bench.commands import LOOKS, NO_LOOKS
 from omnisupport_ingest.cli import reference
 from omnisupport_ingest.settings import Settings
 
@@ -30,6 +31,11 @@ HEAVY = (
     "pandera",
     "sqlalchemy",
 )
+
+
+def test_every_command_is_timed_or_named_as_one_that_does_not_only_look() -> None:
+    named = [*LOOKS, *(name for names in NO_LOOKS.values() for name in names)]
+    assert sorted(named) == sorted(name.removeprefix("omnisupport-ingest ") for name, _ in LEAVES)
 
 
 @pytest.mark.parametrize(("name", "command"), LEAVES, ids=[name for name, _ in LEAVES])
