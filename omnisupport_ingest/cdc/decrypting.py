@@ -26,13 +26,6 @@ def has_encrypted(batch: pa.RecordBatch) -> bool:
     return any(_marked(batch.column(name)).true_count for name in _IMAGES)
 
 
-def decrypt_batch(
-    batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
-) -> pa.RecordBatch:
-    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images; errors as in ``decrypt``."""
-    return decrypt(batch, contracts, keys)[0]
-
-
 def decrypt(
     batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:

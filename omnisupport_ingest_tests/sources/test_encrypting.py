@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnisupport_ingest.cdc.decrypting import decrypt_batch, has_encrypted
+from omnisupport_ingest.cdc.decrypting import decrypt, has_encrypted
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 from omnisupport_ingest.landing.columns import events_table
@@ -54,7 +54,7 @@ def landed(keys: SubjectKeys, *events: LandedEvent) -> pa.RecordBatch:
 
 
 def read(batch: pa.RecordBatch, keys: SubjectKeys, name: str = "after") -> list[Any]:
-    found = decrypt_batch(batch, (CUSTOMERS, ORDERS, PLAIN), keys).column(name).to_pylist()
+    found = decrypt(batch, (CUSTOMERS, ORDERS, PLAIN), keys)[0].column(name).to_pylist()
     return [None if each is None else json.loads(each) for each in found]
 
 
@@ -88,7 +88,7 @@ def test_each_image_is_encrypted_by_what_it_says_and_comes_back(keys: SubjectKey
     expected = [None if each.op == "m" or each.after is None else json.loads(each.after) for each in STORY]
     assert read(plain, keys) == expected
     assert read(plain, keys, "before")[1] == {"id": "2", "email": ADA}
-    message = decrypt_batch(batch, (), keys).column("after")[7].as_py()
+    message = decrypt(batch, (), keys)[0].column("after")[7].as_py()
     assert message == f"{ADA}, a message"
 
 
