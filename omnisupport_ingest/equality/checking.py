@@ -6,7 +6,7 @@ on its way, in any form that ``standing`` does not know, is never an alarm.
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from omnisupport_ingest.equality.bisecting import Differing, Remaining, differin
 from omnisupport_ingest.equality.standing import MOST_LEFT_OUT, NotComparable, comparable
 from omnisupport_ingest.layers.quarantine_files import EventsGone
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import TableIncomplete
 from omnisupport_ingest.read.dimension_ranges import ROWS_BETWEEN_CUTS, DimensionRanges
 from omnisupport_ingest.read.verified import (
@@ -80,6 +81,7 @@ def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
     Raises ``SourceUnavailable`` and what connecting raises. Whatever else keeps a table from being compared
     is in its note.
     """
+    _remove_left_behind(workspace.home.run)
     source = workspace.settings.source
     contracts = [
         each
@@ -95,6 +97,14 @@ def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
     for each in first:
         write_verified(workspace.home, each.contract, each.note)
     return first
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed checks left: it may hold rows of the source."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class _Round:
         moment = Moment(held.epoch, source.lsn, source.at)
         run = self.workspace.home.run
         with (
-            TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=run) as scratch,
+            TemporaryDirectory(prefix=f"{_SCRATCH}{ProcessIdentity.current().text}-", dir=run) as scratch,
             DimensionRanges(contract, held.version.files, Path(scratch)) as lake,
         ):
             unresolved = lake.unresolved_keys(MOST_LEFT_OUT + 1)

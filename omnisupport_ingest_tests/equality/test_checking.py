@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.equality.checking import Asked, Checked, check_source
+from omnisupport_ingest.equality.checking import Asked, Checked, _remove_left_behind, check_source
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -140,3 +142,14 @@ def test_rows_that_were_marked_as_deleted_and_are_gone_since_are_no_difference(
     story.take_in()
     truncated = story.check()
     assert (truncated.note.state, truncated.note.rows) == (EQUAL, 2), truncated.note
+
+
+def test_rows_of_the_source_that_a_killed_check_left_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, living = (tmp_path / f"equality-{pid}-abc" for pid in (ended.pid, os.getpid()))
+    for each in (left, living):
+        each.mkdir()
+        (each / "rows-0.parquet").touch()
+    _remove_left_behind(tmp_path)
+    assert not left.exists() and living.exists()

@@ -40,7 +40,6 @@ from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed,
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import by_bytes, kinds_of, source_of_rows
 
 _KEYS_AT_ONCE = 1000
-_APART = "one_table"
 _FORMS = {
     "bigint": re.compile(r"[+-]?[0-9]{1,19}"),
     "uuid": re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
@@ -76,17 +75,14 @@ class SourceAt:
     def apart(self) -> Iterator[None]:
         """What is read inside leaves nothing behind: no lock, for which a change of the table would wait, and
         no error, by which the server would refuse to read the next table."""
-        self._do(f"SAVEPOINT {_APART}")
-        try:
-            yield
-        finally:
-            # Of a connection that is gone, the next question tells.
-            with suppress(psycopg2.Error):
-                self._do(f"ROLLBACK TO SAVEPOINT {_APART}")
-
-    def _do(self, command: str) -> None:
         with self.connection.cursor() as cursor:
-            cursor.execute(command)
+            cursor.execute("SAVEPOINT one_table")
+            try:
+                yield
+            finally:
+                # Of a connection that is gone, the next question tells.
+                with suppress(psycopg2.Error):
+                    cursor.execute("ROLLBACK TO SAVEPOINT one_table")
 
 
 @contextmanager
