@@ -165,6 +165,8 @@ def test_the_curve_marks_the_range_of_the_literature_on_both_axes() -> None:
     bands = [each for each in root.iter() if each.get("class") == "band"]
     assert len(bands) == 2
     assert all(float(each.get("width", "0")) > 0 for each in bands)
+    # Both axes reach over the range: it ends where they do.
+    assert {float(each.get("x", "0")) + float(each.get("width", "0")) for each in bands} == {704.0}
     words = {each.text for each in root.iter() if each.text}
     assert {"literature: 1 to 5 minutes", "literature: 50,000 to 100,000 rows"} <= words
     assert {"cut by age, p95, 360: 1.2 s", "commit to durable batch, p95, 1: 1.2 s"} <= words
