@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
@@ -98,8 +97,8 @@ def main(home: Path, table: str, key: str, repeats: int) -> None:
     """Time every command that only looks, on the demo's HOME, with its database running."""
     given = os.environ | {"OMNISUPPORT_HOME": str(home.absolute())}
     with _database(home.absolute()), tempfile.TemporaryDirectory() as folder:
-        batches = json.loads(_output(given, "landing", "list", "--limit", "1", "--json"))
-        found = {"folder": folder, "table": table, "key": key, "batch": _batch_id(batches)}
+        newest = json.loads(_output(given, "landing", "list", "--limit", "1", "--json"))["listed"][0]
+        found = {"folder": folder, "table": table, "key": key, "batch": newest["batch_id"]}
         timings = {}
         for name, arguments in LOOKS.items():
             line = (*name.split(), *(each.format(**found) for each in arguments))
@@ -132,11 +131,6 @@ def _command(line: tuple[str, ...]) -> list[str]:
 
 def _output(given: dict[str, str], *line: str) -> str:
     return subprocess.run(_command(line), env=given, capture_output=True, text=True, check=True).stdout
-
-
-def _batch_id(listed: Any) -> str:
-    batches = listed["batches"] if isinstance(listed, dict) else listed
-    return str(batches[-1]["batch_id"])
 
 
 def _timed(given: dict[str, str], line: tuple[str, ...], repeats: int) -> Timing:
