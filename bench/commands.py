@@ -61,7 +61,19 @@ LOOKS: dict[str, tuple[str, ...]] = {
 
 NO_LOOKS = {
     "runs a part of the platform, or starts Spark": (
-        *("up", "demo", "sync", "capture", "materialize", "workload", "as-of", "verify", "rebuild", "replay"),
+        *(
+            "up",
+            "demo",
+            "tune",
+            "sync",
+            "capture",
+            "materialize",
+            "workload",
+            "as-of",
+            "verify",
+            "rebuild",
+            "replay",
+        ),
     ),
     "changes something, at once or when somebody says yes": (
         *("init", "land", "manifest load", "checkpoint import", "checkpoint rebuild", "target sync", "sweep"),
