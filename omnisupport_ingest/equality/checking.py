@@ -174,10 +174,10 @@ class _Round:
                 found = found.without(set().union(*(lake.same_rows(file) for file in files)))
         note = self._note(contract, moment, span, found)
         note = replace(note, left_out=len(held.moved), seconds=round(time.monotonic() - began, 2))
-        if note.state in (EQUAL, PART_EQUAL) and unresolved:
-            held_back = f"{len(unresolved):,} row{'s' * (len(unresolved) != 1)}"
-            why = f"all other rows are equal, and {held_back} lack columns that no accepted event carries yet"
-            note = replace(not_comparable(self.workspace, contract, why, note.seconds).note, rows=found.rows)
+        why_not = nothing_shown(note, found.rows, len(held.moved), len(unresolved))
+        if why_not is not None:
+            unknown = not_comparable(self.workspace, contract, why_not, note.seconds).note
+            note = replace(unknown, rows=found.rows, left_out=len(held.moved))
         return Checked(contract, note, found)
 
     def _span(self, contract: TableContract, cuts: Sequence[str]) -> KeySpan:
@@ -237,6 +237,23 @@ def not_comparable(workspace: Workspace, contract: TableContract, why: str, seco
         seconds=round(seconds, 2),
     )
     return Checked(contract, note)
+
+
+def nothing_shown(note: Verified, rows: int, moved: int, unresolved: int) -> str | None:
+    """Why a comparison of ``rows`` that found no difference does not show the table to be equal; None if it
+    does, or if it found one.
+
+    ``moved``: rows left out, as the lake has changes of them above the LSN. ``unresolved``: rows that lack
+    columns.
+    """
+    if note.state not in (EQUAL, PART_EQUAL):
+        return None
+    if unresolved:
+        held_back = f"{unresolved:,} row{'s lack' if unresolved != 1 else ' lacks'}"
+        return f"all other rows are equal, and {held_back} columns that no accepted event carries yet"
+    if moved and not rows:
+        return "every row has changed since, so none was compared"
+    return None
 
 
 def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:

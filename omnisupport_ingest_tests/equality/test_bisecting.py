@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from random import Random
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, Key, KeySpan, RowChecksum, RowNumbers
 from omnisupport_ingest.equality import bisecting
 from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
+from omnisupport_ingest.equality.checking import nothing_shown
 from omnisupport_ingest.equality.repairing import MOST_RANGES, ranges_to_read
+from omnisupport_ingest.read.verified import DIFFERS, EQUAL, PART_EQUAL, Verified
 
 
 class Rows:
@@ -148,3 +151,20 @@ def test_rows_that_are_the_same_value_by_value_are_no_difference_whatever_their_
 def test_very_many_ranges_are_read_as_one() -> None:
     keys = tuple((str(2 * number),) for number in range(MOST_RANGES + 1))
     assert ranges_to_read(Differing(99, keys=keys), whole_numbers=True) == [(("0",), (str(2 * MOST_RANGES),))]
+
+
+@pytest.mark.parametrize(
+    ("state", "rows", "moved", "unresolved", "why"),
+    [
+        (EQUAL, 5, 2, 0, None),
+        (EQUAL, 0, 0, 0, None),
+        (PART_EQUAL, 5, 0, 1, "1 row lacks columns"),
+        (EQUAL, 0, 1, 0, "none was compared"),
+        (DIFFERS, 0, 1, 3, None),
+    ],
+)
+def test_a_table_of_which_no_row_was_compared_is_not_called_equal(
+    state: str, rows: int, moved: int, unresolved: int, why: str | None
+) -> None:
+    found = nothing_shown(Verified("notes", state, datetime.now(UTC)), rows, moved, unresolved)
+    assert found is None if why is None else why in (found or "")
