@@ -131,7 +131,7 @@ def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.Monke
     assert "SPARK_MASTER has no effect" in seen(spark_remote="sc://h:1", spark_master="local[4]")[0]
     assert seen(spark_remote="sc://h:1") == []
     assert "longer than a window" in seen(window="minutes:1", batch_max_seconds=61)[0]
-    assert "Nobody is told" in seen(source_dsn="host=h")[0]
+    assert "Nobody hears of it" in seen(source_dsn="host=h")[0]
     assert seen(source_dsn="host=h", alarm_command="page") == []
 
 

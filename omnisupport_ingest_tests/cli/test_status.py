@@ -211,7 +211,9 @@ def test_a_source_that_answers_is_told_with_its_slot(
 
 def test_status_fits_a_terminal_of_100_columns(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://somebody@127.0.0.1:9/database")
-    assert max(len(line) for line in run(status).output.splitlines()) <= 100
+    # A path cannot be broken, and is as long as it is.
+    lines = [line for line in run(status).output.splitlines() if str(told.folder) not in line]
+    assert max(map(len, lines)) <= 100, [line for line in lines if len(line) > 100]
 
 
 def test_the_ui_is_named_while_its_process_lives_and_answers(tmp_path: Path) -> None:
