@@ -265,7 +265,7 @@ def metrics_page() -> str:
     return f"""\
 # Metrics
 
-Off unless asked for. With the extra `metrics` installed (`pip install "omnisupport-ingest[metrics]"`) and
+Off by default. With the extra `metrics` installed (`pip install "omnisupport-ingest[metrics]"`) and
 `OMNISUPPORT_METRICS_PORT=9464`, `up` serves them for Prometheus at `http://127.0.0.1:9464/metrics`, on
 loopback alone. Each reading is a look as of `omnisupport-ingest status`, kept for {_FRESH_SECONDS:.0f}
 seconds. This page is made by `python -m omnisupport_ingest.cli.reference`.

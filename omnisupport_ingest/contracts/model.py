@@ -149,7 +149,7 @@ class TableContract:
     the order in which an event's key is written. ``soft_delete_column``: a non-null value in it
     means that the row is deleted. A window closes ``allowed_lateness`` after its end; an event
     later than ``max_lateness`` waits for a person. ``purge_deleted_after``: how long the dimension
-    shows a row after its delete, None for ever. ``cursor``: how it is read where there is no log, None if
+    shows a row after its delete, None without end. ``cursor``: how it is read where there is no log, None if
     only a log will do. ``target``: the table of a warehouse that follows the current state, None if none.
     ``delayed_merge``: how long net changes may wait for their merge, None if every run merges at once.
     ``retention``: how long its layers are kept.

@@ -114,7 +114,7 @@ def _of_cut(
         for span, inner in finer.items()
     }
     parts = [part for each in parts_of.values() for part in each]
-    # Parts come in the order of keys. Between two spans no row is asked for.
+    # Parts come in the order of keys. No row between two spans is counted.
     cuts = [part.start for part in parts if part.start is not None]
     theirs, ours = _both(source, lake, cuts, inside)
     place = {cut: number for number, cut in enumerate(cuts, start=1)}

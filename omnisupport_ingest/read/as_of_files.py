@@ -27,7 +27,7 @@ _SCRATCH = "as-of-"
 class TableAsOf:
     """One table: its live and its softly deleted rows, and how many live ones have an unknown value.
 
-    ``path`` and ``bytes`` of the file, None where none was asked for.
+    ``path`` and ``bytes`` of the file, None without one.
     """
 
     table: str

@@ -52,7 +52,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An event of one of the keys that were asked for. ``withheld``: it is in quarantine."""
+    """An event of one of the wanted keys. ``withheld``: it is in quarantine."""
 
     window: str
     position: Position

@@ -21,7 +21,7 @@ DEFAULT_OLD_FILES = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How long a ``layer`` of ``table`` (null: of the source) is kept, None for ever, and in words why."""
+    """How long a ``layer`` of ``table`` (None: of the source) is kept, None without end, and in words why."""
 
     layer: str
     table: str | None
@@ -53,7 +53,7 @@ def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
 
 
 def keep_of(contracts: Sequence[TableContract], layer: str) -> timedelta | None:
-    """How long ``layer`` (landing or raw) of the source is kept; None for ever."""
+    """How long ``layer`` (landing or raw) of the source is kept; None without end."""
     return next(each.keep for each in kept_by(contracts) if each.layer == layer)
 
 

@@ -59,7 +59,7 @@ class Doomed:
 class RetentionPlan:
     """What would go, what is refused, and removals of before that were not carried out to the end.
 
-    ``keep``: how long landing and raw are kept, None for ever; ``watermark``: by which age is counted.
+    ``keep``: how long landing and raw are kept, None without end; ``watermark``: by which age is counted.
     """
 
     source: str

@@ -26,7 +26,7 @@ from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, r
 
 _IMAGES = ("before", "after")
 _WITHOUT_VALUES = pa.array(["t", "b"])
-"""Operations that bring no value of a row: the ``after`` of a snapshot's boundary is a range of keys."""
+"""Operations that bring no value of a row: the ``after`` of a snapshot end is a range of keys."""
 
 _NOTHING = Split(frozenset(), "")
 """What is readable of an image that no contract describes."""

@@ -1,7 +1,7 @@
 """Checksums of key ranges, worked out by the server at one LSN: no row comes over the wire.
 
 A read-only transaction takes over the snapshot that a temporary slot exports, and outlives the slot: so the
-server keeps no WAL for it, and ranges can be asked for again, smaller each time, at the same LSN. Each
+server keeps no WAL for it, and ranges can be read again, smaller each time, at the same LSN. Each
 question reads its rows once, on one core.
 """
 
