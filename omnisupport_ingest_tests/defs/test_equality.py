@@ -81,6 +81,9 @@ def test_a_table_whose_net_changes_may_wait_is_not_warned_of_while_they_do(
     (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
     contract = replace(contract, delayed_merge=DelayedMerge(timedelta(hours=2), 0.1))
     now = datetime(2026, 11, 24, tzinfo=UTC)
-    through = Moment(1, Lsn(1), now - timedelta(hours=hours))
-    note = Verified(contract.name, NOT_COMPARABLE, now, why="batches wait", through=through)
+    since = now - timedelta(hours=hours)
+    through = Moment(1, Lsn(1), since)
+    note = Verified(
+        contract.name, NOT_COMPARABLE, now, why="batches wait", through=through, waits_since=since
+    )
     assert _result(Checked(contract, note), now).passed is passes
