@@ -30,6 +30,7 @@ from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
+from omnisupport_ingest.layers.plan import repeats_writes
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import waiting
@@ -137,6 +138,11 @@ class _Look:
             for window, found in sorted(self.windows.items())
             if found.open and found.may_close and window not in busy and self.is_passed(window)
         ]
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The names of all tables of the source."""
+        return self._layers.names
 
     def is_passed(self, window: str) -> bool:
         """Whether the watermark has closed ``window`` by now."""
@@ -353,6 +359,9 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
         *(look.windows[window].news for window in windows if window in look.windows),
         *(look.windows[window].unclosed for window in closing),
     )
+    if windows and repeats_writes(workspace.decisions):
+        # The run makes the events again, so a table that it left out would have been folded from others.
+        news |= look.tables
     landed = look.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
     held_up = landed.gap is not None and workspace.decisions.action(GAP_FOUND.scenario) == STOP

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE, REPLAY_WINDOW, load_decision_table
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import dimensions, keyed_update
 from omnisupport_ingest.layers.pending import Pending, pending_windows
@@ -19,6 +20,7 @@ from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.table_news import SourceLayers, TableLayer
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest_tests.contracts.decision_tables import write_decision
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START
 from omnisupport_ingest_tests.layers.three_tables import TABLES, ThreeTables, commit
 
@@ -159,6 +161,18 @@ def test_a_window_that_is_judged_again_has_every_table_visited(desk: ThreeTables
     assert state is not None
     commit(deduped, [replace(state, versions=("by an earlier decision",))])
     assert asked(desk).tables == TABLES
+
+
+def test_a_run_that_makes_its_windows_again_visits_every_table(tmp_path: Path) -> None:
+    """Else it would leave the others folded from what it replaced, and a run for these would do it to it."""
+    desk = ThreeTables(tmp_path)
+    decisions = write_decision(tmp_path / "decisions.csv", DUPLICATE_WRITE, REPLAY_WINDOW)
+    desk.workspace = replace(desk.workspace, decisions=load_decision_table(decisions))
+    desk.land_of(1, *TABLES)
+    desk.take_in(FIRST)
+    assert pending_windows(desk.workspace, SOURCE).nothing
+    desk.land_of(5, "notes")
+    assert pending_windows(desk.workspace, SOURCE).tables == TABLES
 
 
 def test_withheld_events_are_news_of_the_tables_that_they_may_be_of(desk: ThreeTables) -> None:
