@@ -1,9 +1,10 @@
 """One sync of a source by its cursors: every table from where it stands, in one transaction of the source.
 
 A table is read in pages of its index on (cursor, key), so rows with one cursor value are never parted.
-What a page holds lands as a batch before the cursor moves. A sync begins below its cursor by the contract's
-lookback, as a transaction may take its time first and commit later; what landed before is known
-again and does not land twice. The first reading, and one that was asked for, is of the whole table.
+What a page holds lands as a batch before the cursor moves; the rows behind it are read meanwhile. A sync
+begins below its cursor by the contract's lookback, as a transaction may take its time first and commit
+later; what landed before is known again and does not land twice. The first reading, and one that was asked
+for, is of the whole table.
 
 A killed sync is continued from its last page, in a new transaction. The cursor it ends with is never above
 the clock, or the highest value, that its first transaction saw: whatever commits later lies above that
@@ -13,6 +14,7 @@ less the lookback.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -78,9 +80,10 @@ def sync(
     try:
         _claim(state, moment)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
-        one = _Sync(inlet, reader, state, moment, epoch, stopped)
-        for table in inlet.tables:
-            one.read(table)
+        with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
+            one = _Sync(inlet, reader, state, moment, epoch, stopped, landing)
+            for table in inlet.tables:
+                one.read(table)
         one.finish()
         return one.report
     finally:
@@ -148,10 +151,11 @@ class _Sync:
         moment: Moment,
         epoch: EpochRecord,
         stopped: Callable[[], bool],
+        landing: ThreadPoolExecutor,
     ) -> None:
         self.report = SyncReport(inlet.store.source, moment.clock)
         self._inlet, self._reader, self._state = inlet, reader, state
-        self._moment, self._epoch, self._stopped = moment, epoch, stopped
+        self._moment, self._epoch, self._stopped, self._landing = moment, epoch, stopped, landing
         self._batches = Batches(inlet, epoch.number, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
         self._left_a_page = False
@@ -181,7 +185,7 @@ class _Sync:
             except _StoppedWithin:
                 self._left_a_page = True
                 return
-            page.land()
+            page.land_all()
             reading = page.reading
             if count < span.limit:
                 # The rows without a cursor come first, then those with one.
@@ -205,10 +209,12 @@ class _Sync:
             self._state.save(table.full_name, done, below=below)
             next(each for each in self.report.tables if each.table == table.full_name).cursor = until
 
-    def land(self, table: TableContract, cursor: CursorColumn, parts: Sequence[pa.Table]) -> None:
-        """Land events of ``table`` as one batch, unless the same have landed."""
+    def land(self, table: TableContract, cursor: CursorColumn, parts: Sequence[pa.Table]) -> Future[None]:
+        """Have events of ``table`` land as one batch, unless the same have landed, after those before."""
         # By the cursor, its window is a function of its position, so no version can be in two.
-        self._batches.land(table, parts, free_windows=cursor.event_time is not None)
+        return self._landing.submit(
+            self._batches.land, table, parts, free_windows=cursor.event_time is not None
+        )
 
     def _progress(self, table: TableContract, cursor: CursorColumn, told: TableSync) -> Progress:
         """Where ``table`` stands, with the reading that is to go on or to begin."""
@@ -294,12 +300,13 @@ class _Page:
         self._parts: list[pa.Table] = []
         self._known = Known()
         self._last: Place | None = None
+        self._landing: _Landing | None = None
         until = self.reading.until
         self._remember = NO_CURSOR if until is None else _number(cursor, until) - cursor.lookback
         self._highest_seen = one._state.highest_seen(table.full_name)
 
     def take(self, rows: Rows) -> None:
-        """Take in one block of rows; it lands with the next call of ``land``, or at once if it is large."""
+        """Take in one block of rows; it lands with the next ``land_all``, or before if it is large."""
         before = self._one._state.versions(self._table.full_name, self._met(rows))
         events = self._makes.of(rows, before, self._known, self._remember)
         self._told.read += len(rows)
@@ -308,8 +315,9 @@ class _Page:
             self._parts.append(events)
         self._last = rows.last
         if sum(part.nbytes for part in self._parts) >= _BATCH_BYTES:
-            self.land()
+            self._land()
             if self._one.is_stopped():
+                self.land_all()
                 raise _StoppedWithin
 
     def _met(self, rows: Rows) -> list[str]:
@@ -320,23 +328,47 @@ class _Page:
         found: list[str] = rows.keys.filter(pc.fill_null(near, False)).to_pylist()
         return found
 
-    def land(self) -> None:
-        """Land what was taken in, then note where the reading stands."""
-        if self._last is None:
-            return
-        if self._parts:
-            self._one.land(self._table, self._cursor, self._parts)
-        self._told.again, self._told.behind = (
-            self._told.again + self._known.again,
-            self._told.behind + self._known.behind,
-        )
-        self.turn_to(replace(self.reading, after=self._last))
-        self._parts, self._known, self._last = [], Known(), None
+    def land_all(self) -> None:
+        """Land what was taken in, and note where the reading stands."""
+        self._land()
+        self._landed()
 
     def turn_to(self, reading: Unfinished) -> None:
         """Note, for good, where the reading stands."""
+        self._note(reading, Known())
+
+    def _land(self) -> None:
+        """Begin to land what was taken in, once what was before has landed."""
+        self._landed()
+        if self._last is None:
+            return
+        done = self._one.land(self._table, self._cursor, self._parts) if self._parts else None
+        self._landing = _Landing(done, self._last, self._known)
+        self._parts, self._known, self._last = [], Known(), None
+
+    def _landed(self) -> None:
+        """Wait for what is landing, then note where the reading stands."""
+        if self._landing is None:
+            return
+        landing, self._landing = self._landing, None
+        if landing.done is not None:
+            landing.done.result()
+        self._told.again += landing.known.again
+        self._told.behind += landing.known.behind
+        self._note(replace(self.reading, after=landing.last), landing.known)
+
+    def _note(self, reading: Unfinished, known: Known) -> None:
         self.reading, self.progress = reading, replace(self.progress, reading=reading)
-        self._one._state.save(self._table.full_name, self.progress, self._known.new)
+        self._one._state.save(self._table.full_name, self.progress, known.new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """Rows up to ``last`` that are landing; ``done`` is None if all of them had landed before."""
+
+    done: Future[None] | None
+    last: Place
+    known: Known
 
 
 _BATCH_BYTES = 32 * 1024 * 1024
