@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnisupport_ingest.checks.expectations import quiet_stretches, range_of
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.quality import ERROR, QUARANTINE, WARN, WITHHOLDING, Reference
+from omnisupport_ingest.contracts.quality import ERROR, QUARANTINE, WARN, WITHHOLDING, Expected, Reference
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
@@ -23,6 +25,55 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
+
+LEAST_WINDOWS = 8
+"""Earlier numbers that are needed to learn."""
+
+_LEAST = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From ``low`` to ``high``, both included; null: without an end."""
+
+    low: float | None
+    high: float | None
+
+    def holds(self, number: float) -> bool:
+        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+
+def range_of(expected: Expected, earlier: Sequence[float]) -> Range | None:
+    """The range that ``expected`` gives, or that is learned from the ``earlier`` numbers; None: too few."""
+    if not expected.learned:
+        return Range(expected.at_least, expected.at_most)
+    numbers = earlier[-expected.windows :]
+    if len(numbers) < LEAST_WINDOWS:
+        return None
+    middle = median(numbers)
+    distance = median([abs(number - middle) for number in numbers])
+    width = expected.spread * max(distance, _LEAST * middle, 1.0)
+    return Range(max(0.0, round(middle - width, 3)), round(middle + width, 3))
+
+
+def quiet_stretches(counts: Sequence[int]) -> tuple[list[int], int]:
+    """The lengths of the stretches of windows without events between windows that have some (0: none between
+    two), and the length of the one that ``counts`` end with."""
+    runs = [(busy, len(list(of))) for busy, of in groupby(counts, key=bool)]
+    now = runs.pop()[1] if runs and not runs[-1][0] else 0
+    if runs and not runs[0][0]:
+        # Before its first event the table was not known.
+        runs = runs[1:]
+    lengths: list[int] = []
+    for busy, length in runs:
+        lengths += [0] * (length - 1) if busy else [length]
+    return lengths, now
+
 
 WINDOWS = 24
 """The newest windows with events in which broken rules are counted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +15,9 @@ from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.erasures import Erasure
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.review.erasing import Erased
+    from omnisupport_ingest.review.subject_erasure import SubjectErased
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 """The record that everything else is made from: it keeps the values."""
@@ -70,7 +74,6 @@ def erase(
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
     damaged.
     """
-    from omnisupport_ingest.cli.erase_subject import Asked, erase_subject
     from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.review.erasing import erase as record
     from omnisupport_ingest.review.erasing import key_text, look_up
@@ -155,3 +158,62 @@ def _row(contract: TableContract, erased: Erased) -> str:
     keys = f", with {counted(erased.keys - 1, 'former key')}" if erased.keys > 1 else ""
     place = f" in window{'s' * (len(erased.windows) > 1)} {some(erased.windows)}" if erased.windows else ""
     return f"one row of {contract.full_name}{keys}, {counted(erased.events, 'event')}{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of the command."""
+
+    by: str | None
+    why: str | None
+    dry_run: bool
+    as_json: bool
+
+
+def erase_subject(workspace: Workspace, contract: TableContract, key: str, asked: Asked) -> None:
+    """Erase whom the row with ``key`` is of, and print what came of it."""
+    from omnisupport_ingest.review.subject_erasure import erase_subject as erase
+    from omnisupport_ingest.review.subject_erasure import look_up_subject
+
+    if asked.dry_run:
+        erased = look_up_subject(workspace, contract, key)
+    else:
+        erased = erase(workspace, contract, key, erased_by=deciding_person(asked.by), why=asked.why or "")
+    runs = platform_runs(workspace.home)
+    if asked.as_json:
+        echo_json(
+            {
+                "source": contract.source,
+                "table": contract.full_name,
+                "dry_run": asked.dry_run,
+                "certificate": str(erased.certificate) if erased.certificate else None,
+                "complete": erased.complete,
+                "images_encrypted": erased.images,
+                "cells_readable": erased.cells,
+                "windows": list(erased.windows),
+                "files_swept": erased.swept,
+                "remains": list(erased.remains),
+                "platform_runs": runs,
+            }
+        )
+        return
+    for line in _lines(contract, erased, runs=runs):
+        click.echo(line)
+
+
+def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Iterator[str]:
+    reach = f"{counted(erased.images, 'image')} landed encrypted, {counted(erased.cells, 'cell')} above raw"
+    if erased.certificate is None:
+        yield f"To be destroyed: the key of whom that row of {contract.full_name} is of; {reach} can be read."
+        yield "Nothing was destroyed (--dry-run)."
+        return
+    yield f"The key is destroyed: nobody can read {counted(erased.images, 'image')} that landed encrypted."
+    if erased.cells:
+        yield f"{counted(erased.cells, 'cell')} above raw can be read until their windows are judged again."
+        yield f"{stale(list(erased.windows))} {who_judges_again(runs=runs)}"
+        yield f"Then the job history_{contract.source}; then give this command again."
+    else:
+        yield f"No cell above raw can be read; {counted(erased.swept, 'file')} of former versions swept."
+    for each in erased.remains:
+        yield f"Remains: {each['what']} ({len(each['where'])}): {each['why']}."
+    yield f"Certificate ({'complete' if erased.complete else 'not complete yet'}): {erased.certificate}"

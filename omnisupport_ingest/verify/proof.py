@@ -10,13 +10,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import duckdb
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.checkpoints import Counts
+from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.removed import Removed
+from omnisupport_ingest.layers.taken_in import files_named
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.compare import Comparison
@@ -25,8 +31,48 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
+
+
+def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
+    """The counts of each source table that has events; a message without a table counts as ``""``.
+
+    Of raw, the events that were judged: those that landed since are not of this version. Sealed windows
+    (``layers.removed``) are left out.
+    """
+    judged, raw = EventFiles.opened(workspace, source), workspace.raw(source).open()
+    # Of a sealed window raw counts nothing any more, so nothing is held against it.
+    sealed = Removed.open(workspace, source).sealed
+    taken = [
+        str(file)
+        for window in judged.deduped.windows()
+        if window not in sealed
+        if (state := judged.deduped.state(window)) is not None
+        for file in files_named(raw, window, state.inputs)
+    ]
+    distinct = "count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))"
+    found: dict[str, Counts] = {}
+    for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
+        found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
+    for table, events in _ask(
+        "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
+    ):
+        found[table] = found.get(table, Counts()) + Counts(quarantined=events)
+    for file in judged.deduped.all_files():
+        if file.window in sealed:
+            continue
+        table = dict(file.partition)["source_table"] or ""
+        found[table] = found.get(table, Counts()) + Counts(deduped=file.rows)
+    return found
+
+
+def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
+    listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+    if not listed:
+        return []
+    with duckdb.connect() as connection:
+        query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false) GROUP BY 1"
+        return connection.execute(query).fetchall()
 
 
 _SCRATCH = "proof-"
@@ -94,7 +140,6 @@ def prove(
         ProofNotReached: the lake has not reached the LSN after ``seconds``.
         TableIncomplete: a table has no state at the LSN, as its snapshot was read later.
     """
-    from omnisupport_ingest.read.event_counts import events_per_table
     from omnisupport_ingest.read.protected_rows import protect_rows
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.checks.expectations import LEAST_WINDOWS, Range, quiet_stretches, range_of
+from omnisupport_ingest.checks.quality_checks import LEAST_WINDOWS, Range, quiet_stretches, range_of
 from omnisupport_ingest.contracts.quality import Expected
 
 LEARNED = Expected(learned=True, windows=10, spread=3.0)

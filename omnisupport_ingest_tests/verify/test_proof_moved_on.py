@@ -16,9 +16,8 @@ from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epo
 from omnisupport_ingest.layers import deduped, raw
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.compare import Comparison
-from omnisupport_ingest.read.event_counts import events_per_table
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
-from omnisupport_ingest.verify.proof import _compare, _Expected
+from omnisupport_ingest.verify.proof import _compare, _Expected, events_per_table
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
