@@ -15,11 +15,14 @@ layout without the ``name=value`` folders.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
+
+from omnisupport_ingest.storage import storage_of
 
 WINDOW = "window"
 """The partition column that names the window."""
@@ -44,15 +47,20 @@ Partition = tuple[tuple[str, str | None], ...]
 class LakeFile:
     """A file that a version of the table holds.
 
-    ``path`` is relative to the table, ``uri`` the absolute path as plain text (not URL-encoded).
+    ``path`` is relative to the table, ``place`` the absolute path as plain text (not URL-encoded).
     """
 
     path: str
-    uri: str
+    place: str
     window: str
     partition: Partition
     rows: int
     bytes: int
+
+    @property
+    def uri(self) -> str:
+        """``place`` for whoever opens it: brought here first, if an object store keeps it."""
+        return os.fspath(storage_of(self.place).at_hand(Path(self.place)))
 
 
 @dataclass(frozen=True, slots=True)
