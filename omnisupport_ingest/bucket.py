@@ -267,7 +267,9 @@ class BucketStorage:
         with self._answers():
             below = obstore.list_with_delimiter(self._store, self.key(folder))
         for each in below["objects"]:
-            yield Kept(self._home / each["path"], each["size"], each["last_modified"], each["e_tag"])
+            path = self._home / each["path"]
+            if is_kept(self._home, path):
+                yield Kept(path, each["size"], each["last_modified"], each["e_tag"])
         for prefix in below["common_prefixes"]:
             name = prefix.rstrip("/").rpartition("/")[2]
             if name != "data":

@@ -22,8 +22,10 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.storage import (
+    Storage,
     StorageRefused,
     bring_sources,
+    forget_home,
     open_storage,
     parse_storage,
     recorded_storage,
@@ -121,6 +123,17 @@ class Home:
         with gate("home.marker"), _writable(self.path):
             replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
 
+    def move_to(self, storage: Storage, url: str) -> None:
+        """Note that landing and lake, which have been copied there, are kept by ``storage`` at ``url``."""
+        record = parse_json(read_file(self._marker))
+        bucket, prefix = parse_storage(url)
+        with gate("home.marker", "store"):
+            storage.first(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+        record |= {"storage": f"{bucket}/{prefix}".rstrip("/")}
+        with gate("home.marker"), _writable(self.path):
+            replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+        forget_home(self.path)
+
     @property
     def _marker(self) -> Path:
         return self.path / "home.json"
@@ -184,7 +197,8 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
         held = open_storage(path, url).first(
             path / "home.json", json.dumps(record, indent=2).encode() + b"\n"
         )
-    return parse_json(held) | {"storage": f"{bucket}/{prefix}".rstrip("/")}
+    made: dict[str, object] = parse_json(held)
+    return made | {"storage": f"{bucket}/{prefix}".rstrip("/")}
 
 
 def _require_storage(path: Path, url: str) -> None:

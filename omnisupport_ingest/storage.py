@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,12 @@ _ROOMS = ("/lake/", "/landing/")
 _LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
 """Folders of landing and lake that are this home's own: what is made again from the rest, what is asked of a
 running capture, and drafts."""
+
+_IN_LANDING = re.compile(
+    r"manifests|epochs|snapshots|data|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
+    r"|partitions-.*\.json|schema-changes\.json"
+)
+"""What is kept in the landing folder of a source; the rest is this home's own: how capture runs, a cursor."""
 
 
 class StorageRefused(IngestError):
@@ -143,7 +149,7 @@ class LocalStorage:
 
     def listed(self, folder: Path) -> Iterator[Kept]:
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and is_kept(folder, path):
+            if path.is_file():
                 found = path.stat()
                 yield Kept(path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
@@ -174,7 +180,7 @@ def storage_of(path: Path | str) -> Storage:
         while at >= 0:
             found = _behind.get(text[:at]) or _met(text[:at])
             if found is not None:
-                return found if found.is_local or _LOCAL_ONLY.isdisjoint(text[at:].split("/")) else LOCAL
+                return found if found.is_local or _belongs(text[at + 1 :].split("/")) else LOCAL
             at = text.find(room, at + 1)
     return LOCAL
 
@@ -222,10 +228,17 @@ def recorded_storage(home: Path) -> str | None:
         return None
 
 
-def is_kept(folder: Path, path: Path) -> bool:
-    """Whether ``path`` below ``folder`` belongs to what is kept, not to this home alone."""
-    parts = path.relative_to(folder).parts
-    return _LOCAL_ONLY.isdisjoint(parts) and not parts[-1].startswith(".")
+def is_kept(home: Path, path: Path) -> bool:
+    """Whether ``path`` below ``home`` belongs to what is kept, not to this home alone."""
+    parts = path.relative_to(home).parts
+    return _belongs(parts) and not parts[-1].startswith(".")
+
+
+def _belongs(parts: Sequence[str]) -> bool:
+    """Whether a path, in its steps from ``landing`` or ``lake`` on, is kept where they are."""
+    if len(parts) > 2 and parts[0] == "landing" and _IN_LANDING.fullmatch(parts[2]) is None:
+        return False
+    return _LOCAL_ONLY.isdisjoint(parts)
 
 
 def require_folders(folder: Path, what: str) -> None:
