@@ -274,6 +274,12 @@ def replace(path: Path, content: bytes) -> None:
     storage_of(path).replace(path, content)
 
 
+def place_at_hand(place: str) -> str:
+    """The same of a path as text, as files of tables have it."""
+    storage = storage_of(place)
+    return place if storage.is_local else os.fspath(storage.at_hand(Path(place)))
+
+
 def at_hand(path: Path) -> Path:
     """``Storage.at_hand`` where ``path`` is kept."""
     return storage_of(path).at_hand(path)

@@ -11,7 +11,6 @@ hold rows of that key alone: an update that adds to the key reads and writes non
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.storage import at_hand
+from omnisupport_ingest.storage import place_at_hand
 
 ROWS_PER_FILE = 16_384
 """Measured: an update of scattered keys costs least with files of about this size, and reading them all costs
@@ -81,7 +80,7 @@ class KeyFile:
     @property
     def uri(self) -> str:
         """``place`` for whoever opens it: brought here first, if an object store keeps it."""
-        return os.fspath(at_hand(Path(self.place)))
+        return place_at_hand(self.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ layout without the ``name=value`` folders.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.storage import place_at_hand
 
 WINDOW = "window"
 """The partition column that names the window."""
@@ -60,7 +59,7 @@ class LakeFile:
     @property
     def uri(self) -> str:
         """``place`` for whoever opens it: brought here first, if an object store keeps it."""
-        return os.fspath(storage_of(self.place).at_hand(Path(self.place)))
+        return place_at_hand(self.place)
 
 
 @dataclass(frozen=True, slots=True)
