@@ -100,7 +100,7 @@ class Home:
                 create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
         elif storage is not None:
             _require_storage(path, storage)
-        if storage is not None and not (path / "landing").exists():
+        if not (path / "landing").exists():
             bring_sources(path)
         grid = _read_marker(marker, window, earlier=earlier)
         if first is not None and _truncated(window, first) != grid.first:

@@ -25,6 +25,7 @@ class FaultyProxy:
         self.plan: deque[str] = deque()
         self.method = "PUT"
         self.requests: list[str] = []
+        """Method of each, and how many bytes it brought."""
         self._lock = threading.Lock()
         proxy = self
 
@@ -48,10 +49,10 @@ class FaultyProxy:
         self._server.server_close()
 
     def _handle(self, request: BaseHTTPRequestHandler, behind: int) -> None:
-        with self._lock:
-            self.requests.append(f"{request.command} {request.path}")
-            fault = self.plan.popleft() if self.plan and request.command == self.method else None
         size = int(request.headers.get("Content-Length") or 0)
+        with self._lock:
+            self.requests.append(f"{request.command} {size}")
+            fault = self.plan.popleft() if self.plan and request.command == self.method else None
         if fault == CUT:
             request.rfile.read(size // 2)
             request.close_connection = True
