@@ -273,6 +273,8 @@ class TableSnapshot:
         unknown = [file.path for file in change.remove if file.path not in held]
         if unknown:
             raise ValueError(f"version {self.version} does not hold {unknown[0]}")
+        if change.add and not change.replaces and not change.remove and self._is_held_there(change):
+            return []
         leaving = set(held) if change.replaces else {file.path for file in change.remove}
         arriving = [path for path in staged if path not in held]
         removed = sorted(leaving - set(staged))
@@ -283,6 +285,10 @@ class TableSnapshot:
         if change.add and not actions and self._holds(change):
             return []
         return actions + self._state_actions(change)
+
+    def _is_held_there(self, change: WindowChange) -> bool:
+        """Whether an object store holds this work already, in files of another attempt."""
+        return not storage_of(self.table.folder).is_local and self._holds(change)
 
     def _holds(self, change: WindowChange) -> bool:
         state = self.state(change.window)
