@@ -77,6 +77,7 @@ NO_LOOKS = {
     ),
     "changes something, at once or when somebody says yes": (
         *("init", "land", "manifest load", "checkpoint import", "checkpoint rebuild", "target sync", "sweep"),
+        "home copy",
         *("sources new", "sources retire", "source snapshot", "source repair", "source pause", "clean"),
         *("source resume", "source restart", "source drop", "source adopt", "contracts new", "contracts use"),
         *("contracts retype", "contracts withdraw", "pii forget", "quarantine release", "quarantine discard"),

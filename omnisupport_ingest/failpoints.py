@@ -85,6 +85,7 @@ GATES: dict[str, Gate] = {
         _gate("lake.place", "the files of a window in their place"),
         _gate("lake.state", "the file with the state of a window"),
         _gate("lake.ledger", "a file of decisions, before its commit"),
+        _gate("lake.upload", "the files that a commit is to name, in the object store"),
         _gate("lake.commit", "the Delta commit"),
         _gate("lake.noted", "what a look found of the windows, noted"),
         _gate("lake.earlier", "a folder of an earlier format of homes is gone"),

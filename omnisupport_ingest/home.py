@@ -21,6 +21,15 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.storage import (
+    Storage,
+    StorageRefused,
+    bring_sources,
+    forget_home,
+    open_storage,
+    parse_storage,
+    recorded_storage,
+)
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 FORMAT_VERSION = 2
@@ -61,12 +70,15 @@ class Home:
         now: datetime | None = None,
         first: datetime | None = None,
         earlier: bool = False,
+        storage: str | None = None,
     ) -> Home:
         """Open the home at ``path``, making it if it is not there; ``HomeMismatch`` if it differs.
 
         ``first`` (UTC): windows begin with the one that this time falls in; null: an hour before the
         home is made. ``now`` (timezone-aware) is the time of creation, for tests. ``earlier``: a home of an
         earlier format is opened, too, for who removes it or makes it one of this format (``adopt``).
+        ``storage``: URL of the object store for landing and lake of a new home; a home that another machine
+        has made there is taken as it is. ``StorageRefused`` if this home keeps them elsewhere.
         """
         path = path.expanduser().absolute()
         with _writable(path):
@@ -81,9 +93,15 @@ class Home:
                 "first_window": start.isoformat(),
                 "created": created.isoformat(),
             }
+            if storage is not None:
+                record = _in_store(path, storage, record)
             # Another process may be making the same home: the first marker counts, for both.
             with gate("home.marker"), _writable(path):
                 create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
+        elif storage is not None:
+            _require_storage(path, storage)
+        if not (path / "landing").exists():
+            bring_sources(path)
         grid = _read_marker(marker, window, earlier=earlier)
         if first is not None and _truncated(window, first) != grid.first:
             raise HomeMismatch(
@@ -104,6 +122,17 @@ class Home:
         record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
         with gate("home.marker"), _writable(self.path):
             replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+
+    def move_to(self, storage: Storage, url: str) -> None:
+        """Note that landing and lake, which have been copied there, are kept by ``storage`` at ``url``."""
+        record = parse_json(read_file(self._marker))
+        bucket, prefix = parse_storage(url)
+        with gate("home.marker", "store"):
+            storage.first(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+        record |= {"storage": f"{bucket}/{prefix}".rstrip("/")}
+        with gate("home.marker"), _writable(self.path):
+            replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+        forget_home(self.path)
 
     @property
     def _marker(self) -> Path:
@@ -158,6 +187,36 @@ def _writable(folder: Path) -> Iterator[None]:
             f"{folder} cannot be made or written: {error.strerror or type(error).__name__}.",
             fix="Set OMNISUPPORT_HOME to a folder that this user may make and write, or give it the right.",
         ) from error
+
+
+def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, object]:
+    """The marker of a home whose landing and lake are at ``url``: the one that another machine has put there,
+    else ``record``, which is put there. Where that is, only the home's own copy says."""
+    bucket, prefix = parse_storage(url)
+    with gate("home.marker", "store"):
+        held = open_storage(path, url).first(
+            path / "home.json", json.dumps(record, indent=2).encode() + b"\n"
+        )
+    made: dict[str, object] = parse_json(held)
+    return made | {"storage": f"{bucket}/{prefix}".rstrip("/")}
+
+
+def _require_storage(path: Path, url: str) -> None:
+    """``StorageRefused`` if the home keeps landing and lake elsewhere than at ``url``."""
+    bucket, prefix = parse_storage(url)
+    asked, held = f"{bucket}/{prefix}".rstrip("/"), recorded_storage(path)
+    if held == asked:
+        return
+    if held is None:
+        raise StorageRefused(
+            f"{path} has its landing and lake in its own folders, but OMNISUPPORT_STORAGE is {asked}.",
+            fix=f"To copy them there, stop what runs on the home: `omnisupport-ingest home copy {asked}`. Or "
+            "begin with an empty home (OMNISUPPORT_HOME), or leave OMNISUPPORT_STORAGE out.",
+        )
+    raise StorageRefused(
+        f"{path} has its landing and lake in {held}, but OMNISUPPORT_STORAGE is {asked}.",
+        fix=f"Set OMNISUPPORT_STORAGE={held}, or leave it out: a home knows its own; or use another home.",
+    )
 
 
 def _truncated(window: WindowSize, moment: datetime) -> datetime:

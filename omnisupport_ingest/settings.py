@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import VARIABLE as FAILPOINT
+from omnisupport_ingest.storage import parse_storage
 from omnisupport_ingest.windows import WindowSize
 
 PREFIX = "OMNISUPPORT_"
@@ -77,6 +78,14 @@ class Settings(BaseSettings):
     home: Path = Field(
         Path(".omnisupport"),
         description="Folder of landing, lake, Dagster's files, logs and the embedded database.",
+    )
+    storage: str | None = Field(
+        None,
+        description="Where landing and lake are kept: a bucket, with copies in the home "
+        "([storage](storage.md)). Fixed when the home is made. Unset: what the home records; for a new home "
+        "its own folders.",
+        examples=["s3://our-bucket/omnisupport"],
+        json_schema_extra={"values": "URL"},
     )
     contracts_dir: Path | None = Field(
         None,
@@ -281,6 +290,13 @@ class Settings(BaseSettings):
         examples=["dagster.example,dagster.example:8443"],
         json_schema_extra={"values": "`name` or `name:port`, comma-separated"},
     )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_place(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_storage(value)
+        return value
 
     @field_validator("window")
     @classmethod

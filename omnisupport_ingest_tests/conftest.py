@@ -59,7 +59,7 @@ _WAITING = frozenset(("sources", "runtime"))
 """Rooms whose tests wait for servers and processes most of the time."""
 
 
-_REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm"))
+_REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm", "s3"))
 """Fixtures that are a real server or a Spark session."""
 
 _REAL_ROOMS = frozenset(("cli", "defs", "proof", "recovery", "verify"))

@@ -22,6 +22,11 @@ FUNCTIONS = {
     *(f"tempfile.{name}" for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory")),
     "omnisupport_ingest.durable.create_exclusively",
     "omnisupport_ingest.durable.replace",
+    "omnisupport_ingest.storage.create_exclusively",
+    "omnisupport_ingest.storage.replace",
+    "obstore.put",
+    "obstore.copy",
+    "obstore.delete",
     "deltalake.write_deltalake",
     "deltalake.convert_to_deltalake",
     "deltalake.DeltaTable.create",
@@ -35,6 +40,8 @@ FUNCTIONS = {
 METHODS = {
     # pathlib
     "write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to",
+    # storage
+    "upload",
     # deltalake
     "create_write_transaction", "restore", "repair", "create_checkpoint", "cleanup_metadata",
     # Spark

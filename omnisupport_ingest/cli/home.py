@@ -16,6 +16,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.private_folders import remove_socket_folder
 from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.storage import forget_home, recorded_storage
 
 
 @click.command()
@@ -95,6 +96,11 @@ def sweep(hours: int) -> None:
         if removed:
             click.echo(f"{table.spec.path}: {removed}")
         total += removed
+    for source in workspace.contracts.sources():
+        batches = workspace.landing(source).sweep(timedelta(hours=hours))
+        if batches:
+            click.echo(f"{source}: data of {len(batches)} batches that never landed")
+        total += len(batches)
     click.echo(f"{total:,} folders and single files that no table holds any more are removed.")
 
 
@@ -131,4 +137,8 @@ def remove_home(home: Home) -> None:
         # Its data may lie outside of the home.
         EmbeddedPostgres(home.postgres).destroy()
         remove_socket_folder(home.run)
+        kept = recorded_storage(home.path)
         shutil.rmtree(home.path)
+        forget_home(home.path)
+    if kept is not None:
+        click.echo(f"What is in {kept} stays: remove it with the tools of its provider.", err=True)

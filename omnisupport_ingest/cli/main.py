@@ -23,6 +23,7 @@ from omnisupport_ingest.cli.erase import erase
 from omnisupport_ingest.cli.explain import explain
 from omnisupport_ingest.cli.export import as_of, export
 from omnisupport_ingest.cli.home import clean, settings, sweep
+from omnisupport_ingest.cli.home_copy import home
 from omnisupport_ingest.cli.init import init
 from omnisupport_ingest.cli.land import land
 from omnisupport_ingest.cli.landing import landing
@@ -73,7 +74,16 @@ class _Cli(Commands):
         ),
         "Read the lake": ("explain", "tail", "export", "as-of", "target", "verify"),
         "Sources and contracts": ("sources", "source", "preflight", "contracts", "pii"),
-        "Decide and repair": ("quarantine", "replay", "erase", "rebuild", "retention", "sweep", "clean"),
+        "Decide and repair": (
+            "quarantine",
+            "replay",
+            "erase",
+            "rebuild",
+            "retention",
+            "home",
+            "sweep",
+            "clean",
+        ),
     }
 
 
@@ -124,6 +134,7 @@ _COMMANDS = (
     erase,
     rebuild,
     retention,
+    home,
     sweep,
     clean,
     postgres,

@@ -36,7 +36,9 @@ def open_home(settings: Settings) -> Home:
     A new home records its contracts and its decision table. Raises ``HomeMismatch`` if the home has other
     windows.
     """
-    home = Home.open(settings.home, settings.window_size, first=settings.first_window)
+    home = Home.open(
+        settings.home, settings.window_size, first=settings.first_window, storage=settings.storage
+    )
     record_in_force(settings, home)
     return home
 
@@ -53,7 +55,7 @@ def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
             fix="Make one with `omnisupport-ingest up` or `omnisupport-ingest demo`, or point "
             "OMNISUPPORT_HOME at the home to look at.",
         )
-    return Home.open(folder, settings.window_size, earlier=earlier)
+    return Home.open(folder, settings.window_size, earlier=earlier, storage=settings.storage)
 
 
 def has_home(settings: Settings) -> bool:

@@ -23,6 +23,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.storage import at_hand
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddA
 
     delta-rs accepts a file that does not exist, and every reader would fail on it.
     """
-    size = _size(folder / file.path)
+    size = _size(at_hand(folder / file.path))
     if size != file.bytes:
         raise StagedFileMissing(
             f"{folder / file.path} was staged with {file.bytes} bytes; "

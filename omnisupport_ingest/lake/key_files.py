@@ -29,6 +29,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.storage import place_at_hand
 
 ROWS_PER_FILE = 16_384
 """Measured: an update of scattered keys costs least with files of about this size, and reading them all costs
@@ -72,9 +73,14 @@ class KeyFile:
     """A file of the table, with its lowest key."""
 
     path: str
-    uri: str
+    place: str
     lowest: Bound
     rows: int
+
+    @property
+    def uri(self) -> str:
+        """``place`` for whoever opens it: brought here first, if an object store keeps it."""
+        return place_at_hand(self.place)
 
 
 @dataclass(frozen=True, slots=True)

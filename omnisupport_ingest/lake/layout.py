@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
+from omnisupport_ingest.storage import place_at_hand
+
 WINDOW = "window"
 """The partition column that names the window."""
 
@@ -44,15 +46,20 @@ Partition = tuple[tuple[str, str | None], ...]
 class LakeFile:
     """A file that a version of the table holds.
 
-    ``path`` is relative to the table, ``uri`` the absolute path as plain text (not URL-encoded).
+    ``path`` is relative to the table, ``place`` the absolute path as plain text (not URL-encoded).
     """
 
     path: str
-    uri: str
+    place: str
     window: str
     partition: Partition
     rows: int
     bytes: int
+
+    @property
+    def uri(self) -> str:
+        """``place`` for whoever opens it: brought here first, if an object store keeps it."""
+        return place_at_hand(self.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,17 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
+from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, require_file
 from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
+from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
 
 SEQUENCE = "sequence"
 """The column that numbers commits, from 1: a higher one is later, whatever the clocks said."""
@@ -72,15 +74,16 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        return DeltaTable.is_deltatable(str(self.folder))
+        return is_delta(self.folder)
 
     def entries(self) -> pa.Table:
         """Every row, by ``sequence``; none where there is no ledger. ``LedgerUnreadable``."""
         log = self.folder / "_delta_log"
         try:
-            handle = DeltaTable(str(self.folder)) if self.exists else None
+            handle = open_delta(self.folder) if self.exists else None
             # Delta takes an empty one for a commit of nothing: its decision would be forgotten.
-            empty = [file.name for file in log.glob("*.json") if not file.stat().st_size]
+            kept = storage_of(log).listed(log) if handle is not None else ()
+            empty = [each.path.name for each in kept if each.path.suffix == ".json" and not each.bytes]
             if empty:
                 raise Unreadable(f"{empty[0]} is empty")
         except (DeltaError, OSError, ValueError, Unreadable) as error:
@@ -120,10 +123,13 @@ class Ledger:
         rows = decided.append_column(SEQUENCE, numbers).select(self._schema.names).cast(self._schema)
         file = self._write(rows, version)
         note = {"rows": rows.num_rows}
-        commit_actions(handle, [add_data(self.folder, file)], app_id=self.spec.app_id, note=note)
+        added = [add_data(self.folder, file)]
+        keep_added(self.folder, added, self.spec.app_id)
+        commit_actions(handle, added, app_id=self.spec.app_id, note=note)
         log = self.folder / "_delta_log"
-        sync_file(log / f"{version:020d}.json")
-        sync_folder(log)
+        if storage_of(log).is_local:
+            sync_file(log / f"{version:020d}.json")
+            sync_folder(log)
         return rows
 
     def _write(self, rows: pa.Table, version: int) -> StagedFile:
@@ -144,7 +150,7 @@ class Ledger:
 
     def _rows(self, handle: DeltaTable) -> pa.Table:
         listed = pa.table(handle.get_add_actions(flatten=True)).column("path").to_pylist()
-        parts = [_read(self.folder / unquote(path), self._schema) for path in listed]
+        parts = [_read(at_hand(self.folder / unquote(path)), self._schema) for path in listed]
         return pa.concat_tables([self._schema.empty_table(), *parts]).sort_by(SEQUENCE)
 
     @property

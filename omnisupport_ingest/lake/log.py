@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.storage import at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
     states: list[LakeFile] = []
     moments: dict[str, int] = {}
     for number in range(version + 1, snapshot.version + 1):
-        entry = snapshot.table.folder / "_delta_log" / f"{number:020d}.json"
+        entry = at_hand(snapshot.table.folder / "_delta_log" / f"{number:020d}.json")
         try:
             actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
         except FileNotFoundError:
@@ -127,7 +128,7 @@ def _lake_file(snapshot: TableSnapshot, told: Mapping[str, Any]) -> LakeFile:
     rows = json.loads(told["stats"]).get("numRecords", 0) if told.get("stats") else 0
     return LakeFile(
         path=path,
-        uri=str(snapshot.table.folder / path),
+        place=str(snapshot.table.folder / path),
         window=partition[0][1] or "" if partition else WHOLE_TABLE,
         partition=partition,
         rows=rows,

@@ -20,6 +20,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake.delta import is_delta, open_delta, table_uri
+from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -109,12 +111,12 @@ def open_with_schema(
     partition columns differ.
     """
     wanted = delta_schema(schema)
-    if not DeltaTable.is_deltatable(str(folder)):
+    if not is_delta(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             with gate("lake.table", name):
                 DeltaTable.create(
-                    str(folder),
+                    table_uri(folder),
                     wanted,
                     mode="ignore",
                     partition_by=list(partition_by),
@@ -126,17 +128,18 @@ def open_with_schema(
                 )
         except DeltaError:
             # Another process made it in the same moment.
-            if not DeltaTable.is_deltatable(str(folder)):
+            if not is_delta(folder):
                 raise
         # What Delta's library writes there has the rights that the process leaves it.
-        (folder / "_delta_log").chmod(0o700)
-    handle = DeltaTable(str(folder))
+        if storage_of(folder).is_local:
+            (folder / "_delta_log").chmod(0o700)
+    handle = open_delta(folder)
     missing = _missing(handle, wanted, partition_by)
     if missing:
         # Another process may add them in the same moment; what is still missing shows below.
         with suppress(CommitFailedError), gate("lake.columns", name):
             handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
-        handle = DeltaTable(str(folder))
+        handle = open_delta(folder)
         missing = _missing(handle, wanted, partition_by)
         if missing:
             raise SchemaChanged(

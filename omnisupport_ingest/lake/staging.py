@@ -25,6 +25,7 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,7 +146,7 @@ def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping
                 f"The frame for {spec.path} has rows of the window {window!r}, which was not planned.",
                 fix="Filter the frame to the windows in hand before it is staged.",
             )
-        place = layout.unit_folder(window, generation[window], unit)
+        place = _place_of(table, window, generation[window], unit)
         with gate("lake.place", spec.path):
             _place(written, table.folder / place)
         staged += _staged(table.folder, place, window, spec.partition_by)
@@ -166,7 +167,7 @@ def place_files(
             shutil.rmtree(file)
         elif file.name not in names:
             file.unlink()
-    place = layout.unit_folder(layout.WHOLE_TABLE, generation, unit)
+    place = _place_of(table, layout.WHOLE_TABLE, generation, unit)
     with gate("lake.place", table.spec.path):
         _place(draft, table.folder / place)
     return sorted(f"{place}/{file.name}" for file in (table.folder / place).glob("*.parquet"))
@@ -248,6 +249,13 @@ def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]
     ]
 
 
+def _place_of(table: LakeTable, window: str, generation: int, unit: str) -> str:
+    """Where files of ``unit`` go. In an object store each attempt has a folder of its own in the unit's: what
+    is in that folder here may be a part of what another machine made, so it is never taken for the whole."""
+    place = layout.unit_folder(window, generation, unit)
+    return place if storage_of(table.folder).is_local else f"{place}/{uuid.uuid4().hex[:12]}"
+
+
 def _place(written: Path, place: Path) -> None:
     """Move ``written`` to ``place`` in one step, unless ``place`` is there already; for its owner only."""
     written.chmod(0o700)
@@ -255,7 +263,7 @@ def _place(written: Path, place: Path) -> None:
         each.chmod(0o700 if each.is_dir() else 0o600)
         if each.suffix == ".parquet":
             sync_file(each)
-    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         # A fresh time keeps ``sweep`` away until the commit.
         os.utime(written)

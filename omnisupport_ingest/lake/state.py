@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import parse_json, require_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.storage import at_hand, create_exclusively
 
 FOOTER_KEY = b"omnisupport_ingest.window_state"
 
@@ -149,7 +149,7 @@ def read_state(path: Path) -> WindowState:
     read is a ``PermissionError``.
     """
     try:
-        written = path.stat()
+        written = at_hand(path).stat()
     except OSError:
         return _read(path, 0, 0)
     return _read(path, written.st_mtime_ns, written.st_size)

@@ -14,15 +14,15 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
-
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.storage import Kept, storage_of
 
 
 def sweep(
@@ -40,6 +40,9 @@ def sweep(
         return []
     now = time.time()
     folder = table.folder
+    if not storage_of(folder).is_local:
+        limit = datetime.now(UTC) - older_than
+        return _sweep_objects(folder, _unreferenced(table, older_than, spare), limit)
     unreferenced = _unreferenced(table, older_than, spare)
     removed = [
         target
@@ -62,10 +65,12 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     """
     if not table.exists:
         return []
-    found = DeltaTable(str(table.folder)).vacuum(
+    found = open_delta(table.folder).vacuum(
         retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False
     )
     replaced = {unquote(path) for path in found} - set(spare)
+    if not storage_of(table.folder).is_local:
+        return _sweep_objects(table.folder, replaced, datetime.now(UTC))
     staging = table.folder / layout.STAGING
     return [
         target
@@ -81,6 +86,10 @@ def sweepable(
     that this would free."""
     if not table.exists:
         return 0, 0
+    if not storage_of(table.folder).is_local:
+        before = datetime.now(UTC) - older_than
+        objects = _objects_of(table.folder, _unreferenced(table, older_than, spare), before)
+        return len(objects), sum(each.bytes for each in objects)
     limit = time.time() - older_than.total_seconds()
     sizes: list[int] = []
     for target in _targets(table.folder, _unreferenced(table, older_than, spare)):
@@ -92,6 +101,33 @@ def sweepable(
     return len(sizes), sum(sizes)
 
 
+def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -> list[Kept]:
+    """The objects of ``unreferenced`` that were put before ``before``: a younger one may be about to be
+    committed. An object has no second name, so none is moved aside first."""
+    return [
+        each
+        for each in storage_of(folder).listed(folder)
+        if each.written < before
+        and each.path.suffix == ".parquet"
+        and each.path.relative_to(folder).as_posix() in unreferenced
+    ]
+
+
+def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime) -> list[str]:
+    """Delete them, and what is only here: drafts, and copies that nobody has read since ``before``."""
+    storage, removed = storage_of(folder), []
+    for each in _objects_of(folder, unreferenced, before):
+        with gate("lake.sweep_delete", each.path):
+            storage.unlink(each.path)
+        removed.append(each.path.relative_to(folder).as_posix())
+    for copy in folder.rglob("*.parquet"):
+        with contextlib.suppress(FileNotFoundError), gate("lake.sweep_delete", copy):
+            found = copy.stat()
+            if max(found.st_mtime, found.st_atime) < before.timestamp():
+                copy.unlink()
+    return sorted(removed)
+
+
 def freed_by(file: Path) -> int:
     """How many bytes of disk are free once ``file`` is deleted: none of one that another table shares."""
     found = file.stat()
@@ -100,7 +136,7 @@ def freed_by(file: Path) -> int:
 
 def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
     """Files that no commit added, or that one removed longer ago than ``older_than``."""
-    found = DeltaTable(str(table.folder)).vacuum(
+    found = open_delta(table.folder).vacuum(
         retention_hours=math.ceil(older_than / timedelta(hours=1)),
         dry_run=True,
         enforce_retention_duration=False,

@@ -33,6 +33,7 @@ from omnisupport_ingest.lake.commit import (
     remove,
     until_first,
 )
+from omnisupport_ingest.lake.delta import is_delta, keep_added
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import (
     Retyped,
@@ -44,6 +45,7 @@ from omnisupport_ingest.lake.schema import (
 )
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
 from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.storage import at_hand, storage_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +108,7 @@ class LakeTable:
 
     @property
     def exists(self) -> bool:
-        return DeltaTable.is_deltatable(str(self.folder))
+        return is_delta(self.folder)
 
     def open(self) -> TableSnapshot:
         """The newest version, in a handle of its own; makes the table if it is not there.
@@ -141,7 +143,7 @@ class TableSnapshot:
         log = self.table.folder / "_delta_log"
         if self._entry is None or self._entry != _entry(log, self.version):
             return False
-        return not (log / _entry_name(self.version + 1)).exists()
+        return not storage_of(log).exists(log / _entry_name(self.version + 1))
 
     @cached_property
     def mark(self) -> TableMark | None:
@@ -246,6 +248,7 @@ class TableSnapshot:
             self._require_all_replaced(changes)
             actions = [each for each in actions if isinstance(each, AddAction)]
             schema = delta_schema(self.table.spec.schema)
+        keep_added(self.table.folder, actions, self.table.spec.app_id)
         version = commit_actions(
             self._handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
         )
@@ -270,6 +273,8 @@ class TableSnapshot:
         unknown = [file.path for file in change.remove if file.path not in held]
         if unknown:
             raise ValueError(f"version {self.version} does not hold {unknown[0]}")
+        if change.add and not change.replaces and not change.remove and self._is_held_there(change):
+            return []
         leaving = set(held) if change.replaces else {file.path for file in change.remove}
         arriving = [path for path in staged if path not in held]
         removed = sorted(leaving - set(staged))
@@ -280,6 +285,10 @@ class TableSnapshot:
         if change.add and not actions and self._holds(change):
             return []
         return actions + self._state_actions(change)
+
+    def _is_held_there(self, change: WindowChange) -> bool:
+        """Whether an object store holds this work already, in files of another attempt."""
+        return not storage_of(self.table.folder).is_local and self._holds(change)
 
     def _holds(self, change: WindowChange) -> bool:
         state = self.state(change.window)
@@ -355,11 +364,11 @@ class TableSnapshot:
         rows = 0 if layout.is_state(path) else listed.get("num_records")
         return LakeFile(
             path=path,
-            uri=uri,
+            place=uri,
             window=partition[0][1] or "" if partition else layout.WHOLE_TABLE,
             partition=partition,
             # A foreign writer may leave statistics out.
-            rows=rows_in(Path(uri)) if rows is None else rows,
+            rows=rows_in(at_hand(Path(uri))) if rows is None else rows,
             bytes=listed["size_bytes"],
         )
 
@@ -374,18 +383,14 @@ def _entry_name(version: int) -> str:
     return f"{version:020d}.json"
 
 
-def _entry(log: Path, version: int) -> tuple[int, int] | None:
+def _entry(log: Path, version: int) -> tuple[object, ...] | None:
     """What tells a commit's file from that of another table in its place."""
-    try:
-        found = (log / _entry_name(version)).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+    return storage_of(log).version(log / _entry_name(version))
 
 
 def _digest_of(entry: Path) -> str | None:
     try:
-        return hashlib.sha256(entry.read_bytes()).hexdigest()
+        return hashlib.sha256(at_hand(entry).read_bytes()).hexdigest()
     except OSError:
         return None
 
@@ -394,7 +399,7 @@ def _windows_in(entry: Path) -> frozenset[str] | None:
     """The windows of the files that a commit adds and removes; None if they cannot be told."""
     found = set()
     try:
-        for line in entry.read_bytes().splitlines():
+        for line in at_hand(entry).read_bytes().splitlines():
             action = json.loads(line)
             for file in (action.get("add"), action.get("remove")):
                 if file is not None:

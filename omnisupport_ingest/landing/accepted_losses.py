@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.storage import create_exclusively
 
 FORMAT_VERSION = 1
 

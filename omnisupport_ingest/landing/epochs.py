@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.storage import create_exclusively
 
 FORMAT_VERSION = 1
 """Version of an epoch record's form."""

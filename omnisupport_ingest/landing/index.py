@@ -94,11 +94,19 @@ class News:
 class LandingIndex:
     """The index of one source. Thread-safe; a forked process opens it for itself."""
 
-    def __init__(self, folder: Path, manifests: Path, parse: Callable[[str], Manifest]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifests: Path,
+        parse: Callable[[str], Manifest],
+        bring: Callable[[], None] = lambda: None,
+    ) -> None:
         """``folder`` is the index's own, made when it is needed; ``manifests`` that of the manifests.
 
-        ``parse`` gives the manifest of a name; what it raises, every look at the index raises.
+        ``parse`` gives the manifest of a name; what it raises, every look at the index raises. ``bring`` is
+        called before each look, and has manifests that others landed elsewhere in their folder.
         """
+        self._bring = bring
         self._folder, self._manifests, self._parse = folder, manifests, parse
         self._file = folder / "index.sqlite"
         self._memory: sqlite3.Connection | None = None
@@ -272,6 +280,7 @@ class LandingIndex:
     # --- keeping it true --------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[sqlite3.Connection], T], starts: Starts | None = None) -> T:
+        self._bring()
         with self._mine():
             try:
                 return self._answer(question, starts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.names import epoch_in
+from omnisupport_ingest.storage import storage_of
 
 
 def sha256_of(path: Path) -> str:
@@ -20,13 +21,12 @@ def verify(folder: Path, data_file: DataFile) -> None:
     """Compare ``data_file``, below ``folder``, with what its manifest says; else ``DamagedBatch``."""
     path = folder / data_file.path
     try:
-        size = path.stat().st_size
-        if size != data_file.bytes:
-            how = "truncated" if size < data_file.bytes else "altered"
-            raise _damaged(path, data_file, f"is {how}: {size} bytes instead of {data_file.bytes}")
-        digest = sha256_of(path)
+        size, digest = storage_of(path).digest(path)
     except FileNotFoundError:
         raise _damaged(path, data_file, "is missing") from None
+    if size != data_file.bytes:
+        how = "truncated" if size < data_file.bytes else "altered"
+        raise _damaged(path, data_file, f"is {how}: {size} bytes instead of {data_file.bytes}")
     if digest != data_file.sha256:
         raise _damaged(path, data_file, f"is altered: SHA-256 {digest} instead of {data_file.sha256}")
 

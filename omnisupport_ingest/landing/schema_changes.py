@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.storage import replace as replace_file
 
 FORMAT_VERSION = 1
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.durable import create_exclusively, replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
@@ -23,6 +22,7 @@ from omnisupport_ingest.landing.encoding import content_of, decode, encode, unre
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.storage import create_exclusively, replace
 
 FORMAT_VERSION = 4
 _FOLDER = "snapshots"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnisupport_ingest.durable import create_exclusively, sync_file, sync_folder
+from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing import integrity
 from omnisupport_ingest.landing.chain import Gap
@@ -32,6 +32,7 @@ from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.storage import create_exclusively, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +143,8 @@ class LandingStore:
         self._epochs = self.folder / "epochs"
         self._parsed: dict[str, tuple[tuple[int, int], Manifest]] = {}
         self._remembered = remembered
-        self._index = LandingIndex(self.folder / "index", self._manifests, self._parse)
+        self._storage = storage_of(self._manifests)
+        self._index = LandingIndex(self.folder / "index", self._manifests, self._parse, self._bring)
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,11 +156,11 @@ class LandingStore:
         return self._data / batch_id
 
     def path_of(self, data_file: DataFile | LandedPart) -> Path:
-        """The absolute path of a data file."""
-        return self.folder / data_file.path
+        """The absolute path of a data file; at hand, if it is kept."""
+        return self._storage.at_hand(self.folder / data_file.path)
 
     def exists(self, batch_id: str) -> bool:
-        return self._manifest_file(batch_id).exists()
+        return self._storage.exists(self._manifest_file(batch_id))
 
     def publish(self, manifest: Manifest) -> None:
         """Land ``manifest``: make its data files durable, then create it, exclusively and durable.
@@ -185,6 +187,7 @@ class LandingStore:
 
     def last_change(self) -> int:
         """When a manifest was last added or taken away, in nanoseconds: another number, another landing."""
+        self._bring()
         return self._manifests.stat().st_mtime_ns
 
     def batch_ids(self, prefix: str = "") -> list[str]:
@@ -194,6 +197,7 @@ class LandingStore:
 
     def names_on_disk(self) -> list[str]:
         """The same of all batches, from the folder itself: for whoever looks through everything."""
+        self._storage.bring(self.folder, afresh=True)
         with os.scandir(self._manifests) as entries:
             names = [entry.name for entry in entries]
         return sorted(
@@ -212,7 +216,7 @@ class LandingStore:
 
         Parsed once while it is remembered, unless the file has become another one.
         """
-        file = self._manifest_file(batch_id)
+        file = self._storage.at_hand(self._manifest_file(batch_id))
         try:
             written = file.stat()
         except FileNotFoundError:
@@ -232,7 +236,7 @@ class LandingStore:
         return manifest
 
     def _parse(self, batch_id: str) -> Manifest:
-        file = self._manifest_file(batch_id)
+        file = self._storage.at_hand(self._manifest_file(batch_id))
         try:
             manifest = decode_manifest(content_of(file), file)
         except FileNotFoundError:
@@ -341,11 +345,13 @@ class LandingStore:
 
     def current_epoch(self) -> EpochRecord | None:
         """The epoch that began last; none before the first."""
+        self._bring()
         numbers = epoch_numbers(self._epochs)
         return read_epoch(self._epochs, numbers[-1]) if numbers else None
 
     def epochs(self) -> tuple[EpochRecord, ...]:
         """Every epoch that has begun, in order."""
+        self._bring()
         return tuple(read_epoch(self._epochs, number) for number in epoch_numbers(self._epochs))
 
     def begin_epoch(
@@ -367,6 +373,7 @@ class LandingStore:
 
     def look_again(self) -> None:
         """Have the index compared with every manifest at the next look, changed in its place or not."""
+        self._storage.bring(self.folder, afresh=True)
         self._index.look_again()
 
     def make_names_durable(self) -> None:
@@ -374,7 +381,8 @@ class LandingStore:
 
         To be called before anything of it is confirmed to a source.
         """
-        sync_folder(self._manifests)
+        if self._storage.is_local:
+            sync_folder(self._manifests)
 
     def clear_garbage(self) -> list[str]:
         """Remove data folders that crashed writers left; returns the batch names they had.
@@ -396,6 +404,23 @@ class LandingStore:
             lock.release()
         return cleared
 
+    def sweep(self, older_than: timedelta) -> list[str]:
+        """Delete data that was put to an object store more than ``older_than`` ago and that no manifest
+        names; returns the names of its batches. In folders ``clear_garbage`` does it, by locks of writers."""
+        if self._storage.is_local:
+            return []
+        self._storage.bring(self.folder, afresh=True)
+        before, swept = datetime.now(UTC) - older_than, set()
+        for each in self._storage.listed(self._data):
+            if each.written < before and not self.exists(each.path.parent.name):
+                with gate("landing.clear", each.path.parent.name):
+                    self._storage.unlink(each.path)
+                swept.add(each.path.parent.name)
+        return sorted(swept)
+
+    def _bring(self) -> None:
+        self._storage.bring(self.folder)
+
     def _manifest_file(self, batch_id: str) -> Path:
         return self._manifests / f"{batch_id}{SUFFIX}"
 
@@ -416,15 +441,20 @@ class LandingStore:
     def _make_durable(self, manifest: Manifest) -> None:
         folders = set()
         for data_file in manifest.files:
-            path = self.path_of(data_file)
+            path = self.folder / data_file.path
             try:
-                sync_file(path)
+                if self._storage.is_local:
+                    sync_file(path)
+                else:
+                    self._storage.upload([path])
             except FileNotFoundError:
                 raise DamagedBatch(
                     f"Data file {path} is missing, so batch {manifest.batch_id} does not land.",
                     fix="Run the same command again: the batch is read from its source anew.",
                 ) from None
             folders.add(path.parent)
+        if not self._storage.is_local:
+            return
         for folder in sorted(folders):
             sync_folder(folder)
         if folders:

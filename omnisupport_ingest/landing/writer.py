@@ -36,6 +36,7 @@ from omnisupport_ingest.landing.parts import PartFiles
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.watermark import stream_facts, unchanged_facts
+from omnisupport_ingest.storage import StorageUnreachable
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
 T = TypeVar("T")
@@ -338,9 +339,13 @@ class BatchWriter:
 
     def _has_landed(self) -> bool:
         """Whether a manifest names our files: an error may strike after it was created."""
-        if not self._store.exists(self.batch_id):
-            return False
-        named = {self._store.path_of(file) for file in self._store.read(self.batch_id).files}
+        try:
+            if not self._store.exists(self.batch_id):
+                return False
+            named = {self._store.folder / file.path for file in self._store.read(self.batch_id).files}
+        except StorageUnreachable:
+            # It cannot be asked; what no manifest names goes when garbage is cleared.
+            return True
         return not named.isdisjoint(self._parts.paths)
 
     def _arrival(

@@ -18,6 +18,7 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.explained import Replaced
 from omnisupport_ingest.layers.plan import REPEATED, Upstream, WindowPlan, Work
 from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.storage import at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def change_for(
     before = snapshot.state(plan.window)
     content = outcome.content
     if content is None:
-        content = hash_of_files((snapshot.table.folder / file.path for file in files), "event_hash")
+        content = hash_of_files((at_hand(snapshot.table.folder / file.path) for file in files), "event_hash")
     if plan.work is Work.APPEND and before is not None:
         content = ContentHash.parse(before.checkpoint.content_hash) + content
     checkpoint = checkpoint_of(snapshot, plan, outcome, identity, content)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.looking import look
@@ -51,7 +51,7 @@ class EventFiles:
         if quarantine is None:
             return None
         try:
-            found = cls(TableSnapshot(table, DeltaTable(str(table.folder), version=version)), quarantine)
+            found = cls(TableSnapshot(table, open_delta(table.folder, version=version)), quarantine)
             there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.withheld))
         except (DeltaError, EventsGone):
             return None

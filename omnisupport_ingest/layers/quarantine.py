@@ -31,6 +31,7 @@ from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, Unsettled
+from omnisupport_ingest.storage import at_hand
 
 LAYER = "quarantine"
 
@@ -109,7 +110,7 @@ def _lost(table: LakeTable, found: Unsettled) -> tuple[StagedFile, ...]:
     """The missing files that are still on disk."""
     back = []
     for path in found.missing:
-        file = table.folder / path
+        file = at_hand(table.folder / path)
         if file.exists():
             rows, stats = delta_stats(file)
             partition = layout.partition_in(path, table.spec.partition_by)
@@ -130,9 +131,9 @@ def _change(
     folder = snapshot.table.folder
     if before is not None and not gone:
         content = ContentHash.parse(before.checkpoint.content_hash)
-        content += hash_of_files((folder / file.path for file in new), "event_hash")
+        content += hash_of_files((at_hand(folder / file.path) for file in new), "event_hash")
     else:
-        content = hash_of_files((folder / path for path in paths), "event_hash")
+        content = hash_of_files((at_hand(folder / path) for path in paths), "event_hash")
     key = idempotency_key(layer=LAYER, table=LAYER, window=window, inputs=paths, versions=())
     plan = WindowPlan(window, Work.APPEND, frozenset(paths), 1)
     outcome = Outcome(key, (), _NO_FACTS, Counts(quarantined=content.count))

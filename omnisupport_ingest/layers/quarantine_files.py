@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +28,7 @@ from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import at_hand, storage_of
 
 WITHHELD = "quarantine/"
 """Begins the name of a quarantine file among the inputs of net changes."""
@@ -130,14 +130,14 @@ class QuarantineFiles:
     def may_have(self, path: str, contract: TableContract) -> bool:
         """Whether the file at ``path`` may have events of the contract's table; yes if it cannot be told."""
         try:
-            return _may_have(str(self.quarantine.table.folder / path), contract.table)
+            return _may_have(str(at_hand(self.quarantine.table.folder / path)), contract.table)
         except (OSError, pa.ArrowException):
             return True
 
     def on_disk(self, path: str) -> LakeFile:
         """The file at ``path``, whatever names it. ``EventsGone`` if it is not there."""
         table = self.quarantine.table
-        file = table.folder / path
+        file = at_hand(table.folder / path)
         if not file.exists():
             raise EventsGone(
                 f"{file} is not there, but a window of deduped events names it as its quarantined events.",
@@ -176,7 +176,8 @@ def _tables_in(uri: str) -> tuple[tuple[str, str] | None, ...]:
 
 def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:
     """Whether a quarantine file that ``state`` names is not there, so that the window must be judged anew."""
-    return any(not Path(quarantine.folder / path).exists() for path in named_by(state))
+    storage = storage_of(quarantine.folder)
+    return any(not storage.exists(quarantine.folder / path) for path in named_by(state))
 
 
 def named_anywhere(workspace: Workspace, source: str) -> frozenset[str]:

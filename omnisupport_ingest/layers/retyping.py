@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import at_hand, replace
 
 _FOLDER = "retyped"
 
@@ -76,7 +76,7 @@ def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapsh
 
 def _asked(file: Path, contract: TableContract) -> bool:
     try:
-        return read_note(_Request, file).contract == contract.fingerprint
+        return read_note(_Request, at_hand(file)).contract == contract.fingerprint
     except (OSError, Unreadable):
         return False
 

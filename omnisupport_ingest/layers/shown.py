@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import LogChanges, changes_since
 from omnisupport_ingest.lake.state import WindowState
@@ -66,7 +66,7 @@ def made_from(net_changes: TableSnapshot, dimension: WindowState | None) -> Tabl
     if version == net_changes.version:
         return net_changes
     try:
-        return TableSnapshot(net_changes.table, DeltaTable(str(net_changes.table.folder), version=version))
+        return TableSnapshot(net_changes.table, open_delta(net_changes.table.folder, version=version))
     except DeltaError:
         return None
 

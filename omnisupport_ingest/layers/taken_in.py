@@ -18,6 +18,7 @@ from omnisupport_ingest.layers.quarantine_files import WITHHELD, EventsGone
 from omnisupport_ingest.layers.shown import made_from, newer_windows
 from omnisupport_ingest.layers.upstream_files import files_to_read
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class DimensionVersion:
         for window, inputs in _inputs(workspace, contract, state):
             names = frozenset(name for name in inputs if not name.startswith(WITHHELD))
             accepted += files_named(deduped, window, names)
-            withheld += [quarantine / name.removeprefix(WITHHELD) for name in set(inputs) - names]
+            withheld += [at_hand(quarantine / name.removeprefix(WITHHELD)) for name in set(inputs) - names]
         gone = [path for path in withheld if not path.exists()]
         if gone:
             raise _gone(gone[0])
@@ -59,7 +60,10 @@ def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> li
 
     ``EventsGone`` if there are none any more.
     """
-    folder, there = above.table.folder, [name for name in names if (above.table.folder / name).exists()]
+    folder, there = (
+        above.table.folder,
+        [name for name in names if at_hand(above.table.folder / name).exists()],
+    )
     gone = frozenset(names) - set(there)
     if not gone:
         return [folder / name for name in sorted(there)]

@@ -59,7 +59,9 @@ class Workspace:
         """Open the home, its contracts and its decision table; ``IngestError`` says what is wrong."""
         learned = learned_stamp(settings.home.expanduser().absolute())
         contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
-        home = Home.open(settings.home, settings.window_size, first=settings.first_window)
+        home = Home.open(
+            settings.home, settings.window_size, first=settings.first_window, storage=settings.storage
+        )
         return cls(settings, home, contracts, decisions, learned)
 
     def current(self) -> Workspace:

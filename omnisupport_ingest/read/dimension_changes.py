@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import is_plain
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
@@ -31,6 +31,7 @@ from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.storage import at_hand
 
 INSERT, UPDATE, DELETE, PURGE = "insert", "update", "delete", "purge"
 """Kinds of changes: a row that was not there or lives again, another state of it, its soft delete, and a
@@ -73,7 +74,7 @@ class RowChange:
 def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
     """The version of the dimension now; None where it is not there yet."""
     table = workspace.dimension(contract)
-    return DeltaTable(str(table.folder)).version() if table.exists else None
+    return open_delta(table.folder).version() if table.exists else None
 
 
 def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
@@ -99,7 +100,7 @@ def changes_of(
     """
     table = workspace.dimension(contract)
     try:
-        snapshot = TableSnapshot(table, DeltaTable(str(table.folder), version=version))
+        snapshot = TableSnapshot(table, open_delta(table.folder, version=version))
         files = files_since(snapshot, version - 1)
     except DeltaError:
         return None
@@ -125,7 +126,7 @@ def changes_of(
 
 
 def _committed_at(table: LakeTable, version: int) -> datetime:
-    entry = table.folder / "_delta_log" / f"{version:020d}.json"
+    entry = at_hand(table.folder / "_delta_log" / f"{version:020d}.json")
     actions = (json.loads(line) for line in entry.read_text().splitlines() if line)
     told = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
     # A copy of the file has another time than the commit; an entry that another program wrote may have none.
@@ -138,7 +139,7 @@ def _committed_at(table: LakeTable, version: int) -> datetime:
 
 def _snapshot(table: LakeTable, version: int) -> TableSnapshot | None:
     try:
-        return TableSnapshot(table, DeltaTable(str(table.folder), version=version)) if version >= 0 else None
+        return TableSnapshot(table, open_delta(table.folder, version=version)) if version >= 0 else None
     except DeltaError:
         return None
 

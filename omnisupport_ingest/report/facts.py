@@ -26,6 +26,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.read.freshness import ServiceLevel, freshness, service_level, verified_in_words
 from omnisupport_ingest.read.verified import verified_of
+from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 MOST_BATCHES = 2000
@@ -209,7 +210,7 @@ def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMIT
     found: list[TableCommit] = []
     for number in range(version, max(-1, version - most), -1):
         try:
-            text = (folder / "_delta_log" / f"{number:020d}.json").read_text()
+            text = at_hand(folder / "_delta_log" / f"{number:020d}.json").read_text()
         except FileNotFoundError:
             break
         commit, grown = _commit(number, [json.loads(line) for line in text.splitlines() if line], size)

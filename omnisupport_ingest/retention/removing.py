@@ -30,6 +30,7 @@ from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
 from omnisupport_ingest.layers.upstream_files import units_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.plan import RetentionPlan
+from omnisupport_ingest.storage import require_folders
 
 _AT_ONCE = 200
 """Windows that one commit of the ledger records: what a crash leaves half done."""
@@ -51,6 +52,8 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
 
     ``removed_by``: kept in the ledger beside the time and the policy.
     """
+    if plan.unfinished or any(plan.of(layer) for layer in (LANDING, RAW)):
+        require_folders(workspace.home.landing, "Retention of landing and raw")
     remover = _Remover(workspace, plan.source)
     carried = [remover.finish(layer, plan.unfinished) for layer in (LANDING, RAW)]
     for layer in (LANDING, RAW):

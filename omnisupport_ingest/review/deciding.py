@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from omnisupport_ingest.cdc.judging import DISCARD, RELEASE
 from omnisupport_ingest.contracts.decision_table import (
@@ -27,6 +26,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.quality import QUARANTINE, WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
@@ -315,7 +315,7 @@ def _window_in(table: LakeTable, event: EventRef) -> str | None:
         & (pc.field("ordinal") == ordinal)
         & (pc.field("event_hash") == event_hash)
     )
-    dataset = DeltaTable(str(table.folder)).to_pyarrow_dataset()
+    dataset = open_delta(table.folder).to_pyarrow_dataset()
     windows = dataset.to_table(columns=["window"], filter=here).column("window").to_pylist()
     return str(windows[0]) if windows else None
 

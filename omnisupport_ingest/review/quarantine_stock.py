@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from deltalake import DeltaTable
-
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
@@ -72,7 +71,7 @@ def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
     """The version of the moment ``at``; None if there was none, or the log does not reach back so far."""
     if not table.exists:
         return None
-    handle = DeltaTable(str(table.folder))
+    handle = open_delta(table.folder)
     versions = [
         entry["version"]
         for entry in handle.history()

@@ -25,6 +25,7 @@ from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns
 
 _ROWS_AT_ONCE = 8192
@@ -97,7 +98,7 @@ class CurrentState:
 def entry_of(snapshot: TableSnapshot, version: int) -> str | None:
     """The SHA-256 of the entry of ``version`` in the log; None if it is gone."""
     try:
-        text = (snapshot.table.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
+        text = at_hand(snapshot.table.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
     except FileNotFoundError:
         return None
     return hashlib.sha256(text).hexdigest()

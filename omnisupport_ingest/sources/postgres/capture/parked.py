@@ -31,7 +31,6 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
@@ -55,6 +54,7 @@ from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import read_high
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
+from omnisupport_ingest.storage import replace as replace_file
 
 _log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note, to_plain
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.storage import replace
 
 
 @dataclass(frozen=True, slots=True)

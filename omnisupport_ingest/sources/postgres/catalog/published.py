@@ -20,7 +20,6 @@ from typing import Any
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.lost_changes import LostChanges
@@ -35,6 +34,7 @@ from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     CatalogLooks,
     page_end,
 )
+from omnisupport_ingest.storage import replace as replace_file
 
 FORMAT_VERSION = 2
 """Version 2 added ``certain`` to each table."""

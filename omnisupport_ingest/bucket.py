@@ -1,0 +1,364 @@
+"""Landing and lake in an object store, by ``obstore``: S3 first; GCS and Azure by the same calls, untested.
+
+What a link and an fsync are on a disk, a put is here. ``create`` is a put that the store refuses if the
+object is there (S3: ``If-None-Match: *``); nothing is renamed. An answer may be lost after the store has
+carried a put out, and the library asks again: each put-if-absent carries a token, so the object tells
+whose it is. A put of a file is one object or none: parts of an upload that was cut off are no object. Each
+request carries a checksum (SHA-256), which the store holds against what it received.
+
+A copy below the home is made after the object, never before; so what is here is there, but for drafts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest import durable
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.storage import Kept, StorageUnreachable, is_kept
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_AT_ONCE = 8
+"""Requests in flight of one upload or look."""
+
+_TOKEN = "omnisupport-writer"  # noqa: S105 - the name of a piece of metadata
+_OBJECTS = "user.omnisupport.objects"
+"""Extended attribute of a file here: the keys of objects with its bytes. All hard links of it have it."""
+_VERSION = "user.omnisupport.version"
+
+_LOOK_SECONDS = 5.0
+"""How often to ask for what other machines have landed."""
+
+_LOOK_AT_ALL_SECONDS = 600.0
+"""How often to list everything; in between, only what follows the highest name known."""
+
+_STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
+
+_STREAM = re.compile(r"e[0-9]{6,9}-s-")
+
+_process: int | None = None
+"""The process that has used the library: it may not be forked from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """When records were looked for, and all of them (monotonic seconds); the highest stream batch known."""
+
+    at: float
+    all_at: float
+    highest: str
+
+
+class BucketStorage:
+    """Objects under ``prefix`` in the bucket ``url``, with copies below ``home``. Thread-safe."""
+
+    is_local = False
+
+    def __init__(self, home: Path, url: str, prefix: str) -> None:
+        self._home, self._url, self._prefix = home, url, prefix
+        self._opened: ObjectStore | None = None
+        self._lock = threading.RLock()
+        self._looked: dict[Path, _Look] = {}
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def create(self, path: Path, content: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        key, token = self.key(path), uuid.uuid4().hex
+        with self._answers():
+            try:
+                obstore.put(
+                    self._store, key, content, mode="create", attributes={_TOKEN: token}, use_multipart=False
+                )
+            except AlreadyExistsError:
+                # Ours, if the answer to an earlier try of the same put was lost.
+                if obstore.get(self._store, key).attributes.get(_TOKEN) != token:
+                    self.at_hand(path)
+                    return False
+        self._copy(path, content)
+        return True
+
+    def first(self, path: Path, content: bytes) -> bytes:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._answers():
+            with contextlib.suppress(AlreadyExistsError):
+                obstore.put(self._store, self.key(path), content, mode="create", use_multipart=False)
+            return bytes(obstore.get(self._store, self.key(path)).bytes())
+
+    def replace(self, path: Path, content: bytes) -> None:
+        import obstore
+
+        with self._answers():
+            put = obstore.put(self._store, self.key(path), content, use_multipart=False)
+        self._copy(path, content, put["e_tag"])
+
+    def upload(self, paths: Iterable[Path]) -> None:
+        """A file that is a hard link of one that the store has is copied by the store itself."""
+        paths = list(paths)
+        self._require_process()
+        with ThreadPoolExecutor(min(_AT_ONCE, len(paths) or 1)) as pool:
+            for _ in pool.map(self._upload, paths):
+                pass
+
+    def _upload(self, path: Path) -> None:
+        import obstore
+
+        key, size = self.key(path), path.stat().st_size
+        holding = (_attribute(path, _OBJECTS) or "").split()
+        if key in holding and self._size(key) == size:
+            return
+        with self._answers():
+            if not any(self._copied(each, key) for each in holding[:1] if each != key):
+                obstore.put(self._store, key, path)
+        kept = self._size(key)
+        if kept != size:
+            raise OSError(errno.EIO, f"the object store has {kept} bytes of {size}", str(path))
+        if key not in holding:
+            _set_attribute(path, _OBJECTS, " ".join([*holding, key]))
+
+    def _size(self, key: str) -> int | None:
+        import obstore
+
+        with self._answers():
+            try:
+                return int(obstore.head(self._store, key)["size"])
+            except FileNotFoundError:
+                return None
+
+    def _copied(self, of: str, key: str) -> bool:
+        import obstore
+
+        try:
+            obstore.copy(self._store, of, key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def unlink(self, path: Path) -> None:
+        import obstore
+
+        with self._answers(), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, self.key(path))
+        path.unlink(missing_ok=True)
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    def at_hand(self, path: Path) -> Path:
+        if not path.exists():
+            self._bring_one(path)
+        return path
+
+    def _bring_one(self, path: Path) -> None:
+        import obstore
+
+        with self._answers():
+            try:
+                got = obstore.get(self._store, self.key(path))
+            except FileNotFoundError:
+                return
+            size, version = got.meta["size"], got.meta["e_tag"]
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+            try:
+                with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    for block in got.stream(min_chunk_size=8 * 1024 * 1024):
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if draft.stat().st_size != size:
+                    raise OSError(errno.EIO, "the object store sent less than it has", str(path))
+                _set_attribute(draft, _OBJECTS, self.key(path))
+                _set_attribute(draft, _VERSION, version or "")
+                os.replace(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def exists(self, path: Path) -> bool:
+        return path.exists() or self.version(path) is not None
+
+    def version(self, path: Path) -> tuple[object, ...] | None:
+        import obstore
+
+        with self._answers():
+            try:
+                return (obstore.head(self._store, self.key(path))["e_tag"],)
+            except FileNotFoundError:
+                return None
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        import obstore
+
+        size, found = 0, hashlib.sha256()
+        with self._answers():
+            try:
+                blocks = obstore.get(self._store, self.key(path)).stream(min_chunk_size=8 * 1024 * 1024)
+            except FileNotFoundError:
+                blocks = None
+            for block in blocks or ():
+                found.update(block)
+                size += len(block)
+        if blocks is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", str(path))
+        return size, found.hexdigest()
+
+    def listed(self, folder: Path) -> Iterator[Kept]:
+        return self._listed(folder, None)
+
+    def _listed(self, folder: Path, after: str | None) -> Iterator[Kept]:
+        """Objects below ``folder``, a thousand a request; ``after``: the name below which none is wanted."""
+        import obstore
+
+        key = self.key(folder)
+        offset = f"{key}/{after}" if after else None
+        with self._answers():
+            for objects in obstore.list(self._store, key, offset=offset, chunk_size=1000):
+                for each in objects:
+                    path = self._home / each["path"]
+                    if is_kept(self._home, path):
+                        yield Kept(path, each["size"], each["last_modified"], each["e_tag"])
+
+    def sources(self) -> list[str]:
+        import obstore
+
+        with self._answers():
+            below = obstore.list_with_delimiter(self._store, "landing")["common_prefixes"]
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in below)
+
+    def bring(self, folder: Path, *, afresh: bool = False) -> None:
+        """All records when a process first asks and every ten minutes; in between, every five seconds, the
+        manifests that follow the highest stream batch that is known: one request, however many there are."""
+        now = time.monotonic()
+        with self._lock:
+            look = None if afresh else self._looked.get(folder)
+            if look is not None and now - look.at < _LOOK_SECONDS:
+                return
+            manifests = folder / "manifests"
+            if look is None or now - look.all_at >= _LOOK_AT_ALL_SECONDS:
+                found = list(self._records(folder))
+                look = _Look(now, now, "")
+            else:
+                found = list(self._listed(manifests, look.highest))
+            self._bring_all([each for each in found if self._is_news(each)])
+            names = [each.path.name for each in found if each.path.parent == manifests]
+            streams = [name for name in names if _STREAM.match(name)]
+            self._looked[folder] = replace(look, at=now, highest=max([look.highest, *streams]))
+
+    def _records(self, folder: Path) -> Iterator[Kept]:
+        import obstore
+
+        with self._answers():
+            below = obstore.list_with_delimiter(self._store, self.key(folder))
+        for each in below["objects"]:
+            path = self._home / each["path"]
+            if is_kept(self._home, path):
+                yield Kept(path, each["size"], each["last_modified"], each["e_tag"])
+        for prefix in below["common_prefixes"]:
+            name = prefix.rstrip("/").rpartition("/")[2]
+            if name != "data":
+                yield from self._listed(folder / name, None)
+
+    def _is_news(self, kept: Kept) -> bool:
+        if not kept.path.exists():
+            return True
+        # Manifests and epochs never change; other records do, and say which version they are.
+        if kept.path.parent.name in ("manifests", "epochs"):
+            return False
+        return _attribute(kept.path, _VERSION) != kept.version
+
+    def _bring_all(self, kept: list[Kept]) -> None:
+        if not kept:
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(lambda each: self._bring_one(each.path), kept):
+                pass
+
+    # --- where it is ------------------------------------------------------------------------------
+
+    def table_uri(self, folder: Path) -> str:
+        return f"{self._url}/{self._full(self.key(folder))}"
+
+    def key(self, path: Path) -> str:
+        """The key of a path of the home, without the prefix."""
+        return path.relative_to(self._home).as_posix()
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    @property
+    def _store(self) -> ObjectStore:
+        self._require_process()
+        with self._lock if self._opened is None else contextlib.nullcontext():
+            if self._opened is None:
+                from obstore.store import from_url
+
+                config: Any = {"checksum_algorithm": "SHA256"} if self._url.startswith("s3:") else {}
+                self._opened = from_url(f"{self._url}/{self._prefix}", config=config)
+        return self._opened
+
+    def _require_process(self) -> None:
+        """A forked copy of the library waits for threads that it does not have, for ever."""
+        global _process
+        if _process is None:
+            _process = os.getpid()
+        elif _process != os.getpid():
+            raise RuntimeError("a process that has used the object store was forked; start a new one instead")
+
+    @contextlib.contextmanager
+    def _answers(self) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as problem:
+            # Whoever expects that an object is missing has looked before: here it is the bucket.
+            raise self._unreachable(problem) from None
+
+    def _unreachable(self, problem: Exception) -> IngestError:
+        # The library's message repeats the request, which may be signed: only its kind is told.
+        status = _STATUS.search(str(problem))
+        kind = status[1] if status is not None else type(problem).__name__
+        return StorageUnreachable(
+            f"The object store {self._url} did not do what was asked: {kind}.",
+            fix="Look whether the bucket is there, whether the credentials in the environment may read, "
+            "write, list and delete in it, and whether its server answers; then run the same again: "
+            "nothing that was confirmed is lost.",
+        )
+
+    def _copy(self, path: Path, content: bytes, version: str | None = None) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.replace(path, content)
+        _set_attribute(path, _OBJECTS, self.key(path))
+        _set_attribute(path, _VERSION, version or "")
+
+
+def _attribute(path: Path, name: str) -> str | None:
+    try:
+        return os.getxattr(path, name).decode()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+
+
+def _set_attribute(path: Path, name: str, value: str) -> None:
+    """Without attributes (a file system that has none) files are sent or brought once more than needed."""
+    with contextlib.suppress(OSError):
+        os.setxattr(path, name, value.encode())

@@ -1,0 +1,129 @@
+"""``home copy``: landing and lake of a home into an object store, with the proof that both are equal.
+
+All files are put and then read back from the store, and their SHA-256 compared with those of the folders.
+Only then the marker of the home is put there, and the home says that it is kept there: so a copy that was
+interrupted is none, and the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.render import Commands, counted
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.storage import (
+    LOCAL,
+    Kept,
+    Storage,
+    StorageRefused,
+    is_kept,
+    open_storage,
+    recorded_storage,
+)
+
+_AT_ONCE = 8
+
+
+class CopyDiffers(IngestError):
+    """What the object store holds is not what the folders hold."""
+
+
+@click.group(cls=Commands)
+def home() -> None:
+    """The home as a whole: where its landing and lake are kept."""
+
+
+@home.command()
+@click.argument("url")
+def copy(url: str) -> None:
+    """Copy landing and lake of this home to URL, and keep them there from then on.
+
+    Nothing may run on the home meanwhile. Every object is read back and compared with its file before the
+    home is switched; the folders stay, as copies. An interrupted copy is gone on with by the same command.
+
+    \b
+    Example:
+      omnisupport-ingest home copy s3://our-bucket/omnisupport
+
+    Exit code: 0 done, 1 the copy differs, 2 usage or settings, 3 no home, 4 the store is away, 6 in use.
+    """
+    from omnisupport_ingest.sources.postgres.session.lease import take_lease
+
+    settings = open_settings()
+    found = existing_home(settings)
+    with ExitStack() as alone:
+        alone.enter_context(HomeLock(found, "home copy"))
+        for source in sorted(each.name for each in found.landing.iterdir() if each.is_dir()):
+            alone.enter_context(take_lease(found.run, source))
+        done = copy_home(found, url)
+    size = f"{done.bytes / 1e6:,.1f} MB"
+    click.echo(
+        f"{counted(done.files, 'file')}, {size}: read back from {url}, each with the SHA-256 of its file."
+    )
+    click.echo("The home keeps landing and lake there from now on; its folders are copies.")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How much was copied and compared."""
+
+    files: int
+    bytes: int
+
+
+def copy_home(found: Home, url: str) -> Copied:
+    """Put what is kept to ``url``, compare, and have the home say so.
+
+    Raises:
+        StorageRefused: the home is in an object store already, or another one is at ``url``.
+        CopyDiffers: an object is not its file, or has none. The home is as it was then.
+    """
+    held = recorded_storage(found.path)
+    if held is not None:
+        raise StorageRefused(
+            f"{found.path} has its landing and lake in {held} already.",
+            fix="Copy a bucket to another with the tools of its provider.",
+        )
+    storage = open_storage(found.path, url)
+    if storage.version(found.path / "home.json") is not None:
+        raise StorageRefused(
+            "A home is kept there already, and a copy would mix the two.",
+            fix="Give a prefix that nothing was put to.",
+        )
+    every = (each for folder in (found.landing, found.lake) for each in LOCAL.listed(folder))
+    files = [each for each in every if is_kept(found.path, each.path)]
+    storage.upload(each.path for each in files)
+    _require_equal(storage, found, files)
+    found.move_to(storage, url)
+    return Copied(len(files), sum(each.bytes for each in files))
+
+
+def _require_equal(storage: Storage, found: Home, files: Sequence[Kept]) -> None:
+    there = {each.path for folder in (found.landing, found.lake) for each in storage.listed(folder)}
+    strangers = sorted(there - {each.path for each in files})
+    if strangers:
+        raise _differs(f"there is no {strangers[0]} for its object", "Give a prefix that nothing was put to.")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for path, same in pool.map(lambda each: (each.path, _is_equal(storage, each.path)), files):
+            if not same:
+                raise _differs(f"the object of {path} is another", "Run the same command again.")
+
+
+def _is_equal(storage: Storage, path: Path) -> bool:
+    try:
+        return storage.digest(path) == LOCAL.digest(path)
+    except FileNotFoundError:
+        return False
+
+
+def _differs(what: str, fix: str) -> CopyDiffers:
+    return CopyDiffers(f"The copy is not equal to the home: {what}. The home is as it was.", fix=fix)

@@ -1,0 +1,300 @@
+"""Where landing and lake are kept: in the folders of the home, or in an object store behind them.
+
+One interface, two implementations. ``LocalStorage`` is the folders themselves: links, renames, fsync. With
+``BucketStorage`` (``bucket.py``) the objects are the record, and the home's folders ``landing`` and ``lake``
+hold copies of them: what is made here counts once the store has it; what is read is brought here once, as no
+data file ever changes. So Spark, DuckDB and Arrow read plain files either way, and the copies may be lost at
+any time.
+
+Which of the two stands behind a path, the home's ``home.json`` says (``storage_of``); it is read once in a
+process, and tasks on Spark's workers find it in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from omnisupport_ingest import durable
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.foreign import Unreadable, parse_json, read_file
+from omnisupport_ingest.json_values import from_note
+
+MARKER = "home.json"
+
+_URL = re.compile(
+    r"(?P<scheme>s3|gs|az)://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(?P<prefix>[^?#]*))?"
+)
+
+_ROOMS = ("/lake/", "/landing/")
+
+_LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
+"""Folders of landing and lake that are this home's own: what is made again from the rest, what is asked of a
+running capture, and drafts."""
+
+_IN_LANDING = re.compile(
+    r"manifests|epochs|snapshots|data|(accepted-loss|lost-changes|parked|published)-e[0-9]+\.json"
+    r"|partitions-.*\.json|schema-changes\.json"
+)
+"""What is kept in the landing folder of a source; the rest is this home's own: how capture runs, a cursor."""
+
+
+class StorageRefused(IngestError):
+    """``OMNISUPPORT_STORAGE`` names no place for landing and lake, or not the one that this home has."""
+
+    exit_code = 2
+
+
+class StorageUnreachable(IngestError):
+    """The object store does not answer, or does not let this process in."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that is kept: its path in the home, bytes, when it was written, its version if it has one."""
+
+    path: Path
+    bytes: int
+    written: datetime
+    version: str | None = None
+
+
+class Storage(Protocol):
+    """What landing and lake need of the place that they are kept in. Paths are the home's."""
+
+    is_local: bool
+
+    def create(self, path: Path, content: bytes) -> bool:
+        """Make ``path`` with all of ``content``, durable; False, and nothing is done, if it is there."""
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Make ``path`` hold ``content``, durable, in one step."""
+
+    def upload(self, paths: Iterable[Path]) -> None:
+        """Have the finished files ``paths`` kept. On return they are durable; ``FileNotFoundError``."""
+
+    def at_hand(self, path: Path) -> Path:
+        """``path`` as a file of this machine, for whoever opens it; missing there if it is kept nowhere."""
+
+    def exists(self, path: Path) -> bool:
+        """Whether ``path`` is kept."""
+
+    def version(self, path: Path) -> tuple[object, ...] | None:
+        """What tells the file from another one of its name; None if it is not there."""
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        """Bytes and SHA-256 of what is kept, not of a copy; ``FileNotFoundError``."""
+
+    def first(self, path: Path, content: bytes) -> bytes:
+        """What ``path`` holds in the store, which is ``content`` if it was not there. No copy is made."""
+
+    def listed(self, folder: Path) -> Iterator[Kept]:
+        """Every file that is kept below ``folder``."""
+
+    def sources(self) -> list[str]:
+        """The names of the sources that have landed and whose records may not be at hand."""
+
+    def bring(self, folder: Path, *, afresh: bool = False) -> None:
+        """Have the records (all but data files) of a source's landing ``folder`` at hand, those that others
+        made seconds ago perhaps not; ``afresh``: those too."""
+
+    def unlink(self, path: Path) -> None:
+        """Delete a file; one that is missing is as good."""
+
+    def table_uri(self, folder: Path) -> str:
+        """Where delta-rs finds the table of ``folder``."""
+
+
+class LocalStorage:
+    """The folders of the home themselves."""
+
+    is_local = True
+
+    def create(self, path: Path, content: bytes) -> bool:
+        return durable.create_exclusively(path, content)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        durable.replace(path, content)
+
+    def upload(self, paths: Iterable[Path]) -> None:
+        """Nothing: who made a file here has synced it in its place."""
+
+    def at_hand(self, path: Path) -> Path:
+        return path
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def version(self, path: Path) -> tuple[object, ...] | None:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        with path.open("rb") as file:
+            return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+    def first(self, path: Path, content: bytes) -> bytes:
+        return content if self.create(path, content) else read_file(path)
+
+    def listed(self, folder: Path) -> Iterator[Kept]:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                found = path.stat()
+                yield Kept(path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+
+    def sources(self) -> list[str]:
+        return []
+
+    def bring(self, folder: Path, *, afresh: bool = False) -> None:
+        """Nothing: all of it is here."""
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def table_uri(self, folder: Path) -> str:
+        return str(folder)
+
+
+LOCAL: Storage = LocalStorage()
+
+_behind: dict[str, Storage] = {}
+"""What is behind each home that this process has met."""
+
+
+def storage_of(path: Path | str) -> Storage:
+    """What keeps ``path``, a file or folder below the ``landing`` or ``lake`` of a home, or anywhere else."""
+    text = os.fspath(path)
+    for room in _ROOMS:
+        at = text.find(room)
+        while at >= 0:
+            found = _behind.get(text[:at]) or _met(text[:at])
+            if found is not None:
+                return found if found.is_local or _belongs(text[at + 1 :].split("/")) else LOCAL
+            at = text.find(room, at + 1)
+    return LOCAL
+
+
+def forget_home(home: Path) -> None:
+    """Look again what is behind ``home``: it has just been moved."""
+    _behind.pop(os.fspath(home), None)
+
+
+def parse_storage(url: str) -> tuple[str, str]:
+    """The bucket's URL and the prefix in it, without slashes at its ends; ``StorageRefused``.
+
+    Credentials are the provider's own chain's (environment, instance): one in the URL is refused, unshown.
+    """
+    found = _URL.fullmatch(url.strip())
+    if found is None:
+        raise StorageRefused(
+            "OMNISUPPORT_STORAGE is no place for landing and lake.",
+            fix="Give s3://BUCKET/PREFIX (or gs://, az://: built in the same way, not tested), without "
+            "credentials, options or spaces: keys come from the environment, as the provider documents it. "
+            "For a folder leave it out: landing and lake are in OMNISUPPORT_HOME then.",
+        )
+    prefix = (found["prefix"] or "").strip("/")
+    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+        raise StorageRefused(
+            "The prefix of OMNISUPPORT_STORAGE has an empty step, or one of dots.",
+            fix="Give s3://BUCKET/PREFIX with plain names.",
+        )
+    return f"{found['scheme']}://{found['bucket']}", prefix
+
+
+def open_storage(home: Path, url: str) -> Storage:
+    """The object store at ``url``, with copies below ``home``."""
+    from omnisupport_ingest.bucket import BucketStorage
+
+    return BucketStorage(home, *parse_storage(url))
+
+
+def recorded_storage(home: Path) -> str | None:
+    """Where the home says that its landing and lake are; None where they are its own folders."""
+    try:
+        return from_note(_Storage, parse_json(read_file(home / MARKER))).storage
+    except (OSError, Unreadable):
+        # Whoever opens the home says what is wrong with it.
+        return None
+
+
+def is_kept(home: Path, path: Path) -> bool:
+    """Whether ``path`` below ``home`` belongs to what is kept, not to this home alone."""
+    parts = path.relative_to(home).parts
+    return _belongs(parts) and not parts[-1].startswith(".")
+
+
+def _belongs(parts: Sequence[str]) -> bool:
+    """Whether a path, in its steps from ``landing`` or ``lake`` on, is kept where they are."""
+    if len(parts) > 2 and parts[0] == "landing" and _IN_LANDING.fullmatch(parts[2]) is None:
+        return False
+    return _LOCAL_ONLY.isdisjoint(parts)
+
+
+def require_folders(folder: Path, what: str) -> None:
+    """``StorageRefused`` if an object store keeps ``folder``, where ``what`` cannot be done yet."""
+    if not storage_of(folder / "any").is_local:
+        raise StorageRefused(
+            f"{what} is not there yet for a home whose landing and lake are in an object store.",
+            fix="Nothing was removed. `sweep` works there, and withdraws what no table names any more; "
+            "docs/storage.md lists what works.",
+        )
+
+
+def bring_sources(home: Path) -> None:
+    """Have the records of every source that landed elsewhere at hand; nothing with folders."""
+    storage = storage_of(home / "landing" / "any")
+    for name in storage.sources():
+        folder = home / "landing" / name
+        for each in ("manifests", "epochs", "data"):
+            (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
+        storage.bring(folder, afresh=True)
+
+
+# --- what landing and lake call ------------------------------------------------------------------
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """``Storage.create`` where ``path`` is kept."""
+    return storage_of(path).create(path, content)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """``Storage.replace`` where ``path`` is kept."""
+    storage_of(path).replace(path, content)
+
+
+def place_at_hand(place: str) -> str:
+    """The same of a path as text, as files of tables have it."""
+    storage = storage_of(place)
+    return place if storage.is_local else os.fspath(storage.at_hand(Path(place)))
+
+
+def at_hand(path: Path) -> Path:
+    """``Storage.at_hand`` where ``path`` is kept."""
+    return storage_of(path).at_hand(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    storage: str | None = None
+
+
+def _met(home: str) -> Storage | None:
+    """What is behind the folder ``home``; None if it is no home."""
+    if not Path(home, MARKER).exists():
+        return None
+    url = recorded_storage(Path(home))
+    storage = LOCAL if url is None else open_storage(Path(home), url)
+    _behind[home] = storage
+    return storage

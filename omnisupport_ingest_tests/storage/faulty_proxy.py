@@ -1,0 +1,92 @@
+"""Between a client and a server of HTTP on loopback: what a network and a busy store do to requests."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+BUSY = "busy"
+"""The store answers 503 and does nothing."""
+CUT = "cut"
+"""The connection ends in the middle of the request's body; the store sees nothing whole."""
+LOST = "lost"
+"""The store does what is asked, and its answer never arrives."""
+
+
+class FaultyProxy:
+    """Does ``plan`` to the next requests of ``method``, one each, then passes everything on."""
+
+    def __init__(self, behind: int) -> None:
+        self.plan: deque[str] = deque()
+        self.method = "PUT"
+        self.requests: list[str] = []
+        """Method of each, and how many bytes it brought."""
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _any(self) -> None:
+                proxy._handle(self, behind)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handle(self, request: BaseHTTPRequestHandler, behind: int) -> None:
+        size = int(request.headers.get("Content-Length") or 0)
+        with self._lock:
+            self.requests.append(f"{request.command} {size}")
+            fault = self.plan.popleft() if self.plan and request.command == self.method else None
+        if fault == CUT:
+            request.rfile.read(size // 2)
+            request.close_connection = True
+            return
+        body = request.rfile.read(size)
+        if fault == BUSY:
+            request.send_response(503)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        client = http.client.HTTPConnection("127.0.0.1", behind, timeout=30)
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        client.request(request.command, request.path, body, headers)
+        answer = client.getresponse()
+        content = answer.read()
+        client.close()
+        if fault == LOST:
+            request.close_connection = True
+            return
+        request.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length", "date", "server"):
+                request.send_header(name, value)
+        length = answer.getheader("Content-Length") if request.command == "HEAD" else str(len(content))
+        request.send_header("Content-Length", length or "0")
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(content)
+
+
+@contextmanager
+def faulty_proxy(behind: int) -> Iterator[FaultyProxy]:
+    proxy = FaultyProxy(behind)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,187 @@
+"""The promises of storage, on an S3 server: one writer wins, an answer may be lost, copies may be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.bucket import BucketStorage
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.storage import (
+    StorageRefused,
+    StorageUnreachable,
+    at_hand,
+    open_storage,
+    parse_storage,
+    storage_of,
+)
+from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, FaultyProxy, faulty_proxy
+from omnisupport_ingest_tests.storage.s3_server import S3Server
+
+HOURLY = WindowSize.parse("hourly")
+
+
+def bucket(home: Path, s3: S3Server, place: str | None = None) -> BucketStorage:
+    storage = open_storage(home, place or s3.place())
+    assert isinstance(storage, BucketStorage)
+    return storage
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
+    with faulty_proxy(s3.port) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{between.port}")
+        yield between
+
+
+def test_of_two_who_create_one_object_one_does_and_the_other_has_its_content(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    homes = [bucket(tmp_path / name, s3, place) for name in ("a", "b")]
+    won: list[bool] = []
+    threads = [
+        threading.Thread(
+            target=lambda at=number: won.append(
+                homes[at % 2].create(tmp_path / "ab"[at % 2] / "landing/s/epochs/000001.json", b"%d" % at)
+            )
+        )
+        for number in range(8)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(won) == [False] * 7 + [True]
+    copies = {(tmp_path / name / "landing/s/epochs/000001.json").read_bytes() for name in "ab"}
+    assert len(copies) == 1
+
+
+def test_a_put_whose_answer_was_lost_is_known_to_be_ours(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    storage, path = bucket(tmp_path, s3), tmp_path / "landing/s/manifests/m.json"
+    proxy.plan.append(LOST)
+    assert storage.create(path, b"mine")
+    assert not storage.create(path, b"another")
+    assert path.read_bytes() == b"mine"
+    assert len([each for each in proxy.requests if each.startswith("PUT")]) == 3
+
+
+@pytest.mark.parametrize("fault", [BUSY, CUT, LOST])
+def test_an_upload_that_fails_in_between_is_whole_at_last(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path, fault: str
+) -> None:
+    storage, path = bucket(tmp_path, s3), tmp_path / "landing/s/data/b/f.parquet"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(os.urandom(12_000_000))
+    proxy.plan.extend([fault, fault])
+    storage.upload([path])
+    assert storage.digest(path)[0] == 12_000_000
+    copy = path.read_bytes()
+    path.unlink()
+    assert storage.at_hand(path).read_bytes() == copy
+
+
+def test_what_the_store_refuses_is_an_error_without_a_secret_and_nothing_is_there(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    storage, path = (
+        bucket(tmp_path, s3, "s3://no-such-bucket-here/x"),
+        tmp_path / "landing/s/epochs/000001.json",
+    )
+    with pytest.raises(StorageUnreachable) as refused:
+        storage.create(path, b"x")
+    assert "404" in str(refused.value)
+    assert "SECRET" not in str(refused.value) + repr(refused.value.__context__)
+    assert not path.exists()
+
+
+def test_a_hard_link_is_copied_by_the_store_itself(proxy: FaultyProxy, s3: S3Server, tmp_path: Path) -> None:
+    storage = bucket(tmp_path, s3)
+    landed, raw = tmp_path / "landing/s/data/b/f.parquet", tmp_path / "lake/s/raw/g/part.parquet"
+    for each in (landed, raw):
+        each.parent.mkdir(parents=True)
+    landed.write_bytes(os.urandom(3_000_000))
+    storage.upload([landed])
+    raw.hardlink_to(landed)
+    sent = len(proxy.requests)
+    storage.upload([raw])
+    storage.upload([raw])
+    assert proxy.requests[sent:] == ["PUT 0", "HEAD 0", "HEAD 0"]
+    assert storage.digest(raw) == storage.digest(landed)
+
+
+def test_records_that_another_home_lands_are_brought_and_few_requests_are_made(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    first = Home.open(tmp_path / "first", HOURLY, storage=place)
+    store = LandingStore(first.landing, "shop")
+    store.begin_epoch("the first", None)
+    second = Home.open(tmp_path / "second", HOURLY, storage=place)
+    assert second.grid == first.grid
+    other = LandingStore(second.landing, "shop")
+    assert [each.reason for each in other.epochs()] == ["the first"]
+    seen = len(proxy.requests)
+    for _ in range(50):
+        other.landed()
+    assert len(proxy.requests) == seen
+    store.begin_epoch("the second", None)
+    other.look_again()
+    assert [each.reason for each in other.epochs()] == ["the first", "the second"]
+
+
+def test_a_home_keeps_to_its_storage(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    Home.open(tmp_path / "there", HOURLY, storage=place)
+    Home.open(tmp_path / "there", HOURLY)
+    assert not storage_of(tmp_path / "there/landing/x").is_local
+    assert storage_of(tmp_path / "there/landing/x/index/i").is_local
+    assert storage_of(tmp_path / "there/logs/x").is_local
+    Home.open(tmp_path / "here", HOURLY)
+    assert storage_of(tmp_path / "here/lake/x").is_local
+    for home, asked in (("here", place), ("there", s3.place())):
+        with pytest.raises(StorageRefused, match="OMNISUPPORT_STORAGE is s3://"):
+            Home.open(tmp_path / home, HOURLY, storage=asked)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "/a/folder", "file:///a/folder", "s3://", "s3://key:secret@bucket/x", "s3://bucket/x?token=secret",
+     "s3://bucket/a//b", "s3://bucket/../b", "http://bucket/x", "S3 bucket"],
+)  # fmt: skip
+def test_a_place_that_is_none_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(StorageRefused) as refused:
+        parse_storage(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_copy_that_is_lost_is_brought_again_and_what_is_missing_stays_missing(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    LandingStore(home.landing, "shop").begin_epoch("first", None)
+    record = home.landing / "shop/epochs/000001.json"
+    content = record.read_bytes()
+    record.unlink()
+    assert at_hand(record).read_bytes() == content
+    assert not at_hand(home.landing / "shop/epochs/000009.json").exists()
+
+
+def test_a_forked_process_says_so_instead_of_waiting_for_ever(s3: S3Server, tmp_path: Path) -> None:
+    storage = bucket(tmp_path, s3)
+    assert storage.version(tmp_path / "landing/x") is None
+    child = os.fork()
+    if child == 0:
+        try:
+            storage.version(tmp_path / "landing/x")
+        except RuntimeError:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
