@@ -60,9 +60,11 @@ def decrypt(
 
 def _may_be_marked(images: pa.StringArray) -> bool:
     """Whether the mark stands anywhere in the bytes of ``images``: one look at all of them."""
+    if not pa.types.is_string(images.type):
+        return True
     _, places, texts = images.buffers()
-    if texts is None or not pa.types.is_string(images.type):
-        return texts is not None
+    if texts is None or not len(images):
+        return False
     ends = np.frombuffer(places, np.int32, len(images) + 1, 4 * images.offset)
     return _MARK_BYTES.search(memoryview(texts)[ends[0] : ends[-1]]) is not None
 
