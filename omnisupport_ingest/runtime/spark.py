@@ -139,7 +139,7 @@ def workers_environment() -> dict[str, str]:
 
 _KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
 """Arrow's allocator gives memory back after 10 ms that it needs again for the next row group, and the system
-clears every page of it again: a fifth of a task's processor time. So it waits 10 seconds."""
+clears every page of it again: a seventh of a task's processor time. So it waits 10 seconds."""
 
 
 def session(settings: Settings) -> SparkSession:
