@@ -97,7 +97,14 @@ def _cost(step: Callable[[], object]) -> Cost:
 @click.option("--growth/--no-growth", default=True, show_default=True, help="Ask what size costs.")
 @click.option("--repeats", default=3, show_default=True, help="Rounds of each question.")
 @click.option("--seed", default=1, show_default=True, help="Of the data.")
-@click.option("--body", default=(100, 600), show_default=True, help="Least and most characters of a body.")
+@click.option(
+    "--body",
+    nargs=2,
+    type=int,
+    default=(100, 600),
+    show_default=True,
+    help="Least and most characters of a body.",
+)
 @click.option("--entropy", default=0.0, show_default=True, help="Share of a body that is random.")
 @click.option("--skew", default=0.0, show_default=True, help="0: keys are chosen evenly; more: old ones.")
 @click.option("--duplicates", default=0.0, show_default=True, help="Share of changes that come again.")
