@@ -6,14 +6,16 @@ as in the platform: the layers are called as Dagster's assets call them.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ import click
 
 from bench.landed import MIXED, Mix, Tickets, now
 from bench.peers import by_duckdb, by_polars
-from bench.processes import peak_memory_mb
+from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.layers.workspace import Workspace
@@ -48,8 +50,8 @@ class Lake:
     workspace: Workspace
     tickets: Tickets
 
-    def materialize(self, spark: SparkSession, window: str, *, publish: bool = True) -> dict[str, float]:
-        """Take what has landed for ``window`` through every layer; seconds by layer."""
+    def materialize(self, spark: SparkSession, window: str, *, publish: bool = True) -> dict[str, Cost]:
+        """Take what has landed for ``window`` through every layer; what each of them costs."""
         contract = next(
             each for each in self.workspace.contracts.of_source(_SOURCE) if each.name == "tickets"
         )
@@ -63,12 +65,24 @@ class Lake:
         }
         if not publish:
             del steps["dimension"]
-        seconds = {}
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name] = time.perf_counter() - began
-        return seconds
+        return {name: _cost(step) for name, step in steps.items()}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds by the clock, and those of processors that this process and all below it took meanwhile.
+
+    On a machine that does other work too the second is what can be compared.
+    """
+
+    wall: float
+    cpu: float
+
+
+def _cost(step: Callable[[], object]) -> Cost:
+    began, before = time.perf_counter(), processor_seconds(os.getpid())
+    step()
+    return Cost(time.perf_counter() - began, spent(before, processor_seconds(os.getpid())))
 
 
 @click.command()
@@ -79,9 +93,18 @@ class Lake:
     show_default=True,
     help="Rows of the dimensions that 100,000 changes go into.",
 )
+@click.option("--mixed-changes", default=300_000, show_default=True, help="Changes of the mixed stream.")
+@click.option("--growth/--no-growth", default=True, show_default=True, help="Ask what size costs.")
 @click.option("--repeats", default=3, show_default=True, help="Rounds of each question.")
 @click.option("--seed", default=1, show_default=True, help="Of the data.")
-@click.option("--body", default=(100, 600), show_default=True, help="Least and most characters of a body.")
+@click.option(
+    "--body",
+    nargs=2,
+    type=int,
+    default=(100, 600),
+    show_default=True,
+    help="Least and most characters of a body.",
+)
 @click.option("--entropy", default=0.0, show_default=True, help="Share of a body that is random.")
 @click.option("--skew", default=0.0, show_default=True, help="0: keys are chosen evenly; more: old ones.")
 @click.option("--duplicates", default=0.0, show_default=True, help="Share of changes that come again.")
@@ -89,20 +112,25 @@ class Lake:
 @click.option("--refused", default=0.0, show_default=True, help="Share of rows that break a rule.")
 @click.option("--key-changes", default=0.0, show_default=True, help="Share of changes that change a key.")
 @click.option("--unsent", default=0.1, show_default=True, help="Share of updates that leave the body unsent.")
-def main(changes: int, sizes: str, repeats: int, seed: int, **of_mix: Any) -> None:
+def main(
+    changes: int, sizes: str, mixed_changes: int, growth: bool, repeats: int, seed: int, **of_mix: Any
+) -> None:
     """Measure landed -> dimensions, and print the figures."""
     mix = Mix(**of_mix)
     settings = Settings(spark_driver_memory="3g", _env_file=None)  # type: ignore[call-arg]
     spark = classic_session(settings)
     with _lake() as warm_up:
-        warm_up.tickets.land(2_000, now())
+        # Two files, so that both workers have begun.
+        warm_up.tickets.land(30_000, now())
+        warm_up.tickets.land(30_000, now())
         warm_up.materialize(spark, _window(warm_up))
     result: dict[str, Any] = {"changes": changes, "seed": seed, "mix": str(mix)}
     result |= _throughput(spark, _Question(changes, repeats, seed, mix, REACH))
-    mixed = _throughput(spark, _Question(changes, repeats, seed, _mixed(mix), REACH_MIXED))
+    mixed = _throughput(spark, _Question(mixed_changes, repeats, seed, _mixed(mix), REACH_MIXED))
     result |= {f"mixed_{name}": value for name, value in mixed.items()}
     small, large = (int(size) for size in sizes.split(","))
-    result |= _growth(spark, small, large, repeats)
+    if growth:
+        result |= _growth(spark, small, large, repeats)
     result["driver_peak_mb"] = peak_memory_mb(program="java")
     result["peak_mb"] = peak_memory_mb()
     click.echo(
@@ -131,36 +159,41 @@ def _mixed(mix: Mix) -> Mix:
 def _throughput(spark: SparkSession, question: _Question) -> dict[str, float]:
     """The layers of landed events, and peers with the same files in turn."""
     changes, repeats = question.changes, question.repeats
-    took: dict[str, list[float]] = defaultdict(list)
+    took: dict[str, list[Cost]] = defaultdict(list)
     for _ in range(repeats):
         with _lake(question.seed, question.mix) as lake:
             # One hour, should the next begin meanwhile.
             at = now()
             window = lake.workspace.grid.key_of(at, at)
             lake.tickets.land(changes, at)
-            for name, seconds in lake.materialize(spark, window).items():
-                took[name].append(seconds)
+            for name, cost in lake.materialize(spark, window).items():
+                took[name].append(cost)
             store = lake.workspace.landing(_SOURCE)
             landed = [store.path_of(part) for part in store.landed().parts(window)]
             for peer in (by_duckdb, by_polars):
                 with tempfile.TemporaryDirectory() as folder:
-                    began = time.perf_counter()
-                    peer(landed, Path(folder))
-                    took[peer.__name__].append(time.perf_counter() - began)
+                    took[peer.__name__].append(_cost(partial(peer, landed, Path(folder))))
     rounds = list(zip(*(took[name] for name in _LAYERS), strict=True))
-    took["ours"] = [sum(each) for each in rounds]
+    took["ours"] = [Cost(sum(each.wall for each in all_), sum(each.cpu for each in all_)) for all_ in rounds]
     click.echo(
         f"{changes:,} landed changes of one table, warm Spark local[2], median of {repeats}, seed "
         f"{question.seed}, {question.mix}:"
     )
-    for name, seconds_of in took.items():
-        click.echo(
-            f"  {name:16} {median(seconds_of):6.1f} s  ({min(seconds_of):.1f} to {max(seconds_of):.1f})"
-        )
-    better = [min(pair) for pair in zip(took["by_duckdb"], took["by_polars"], strict=True)]
-    ratios = [theirs / ours for ours, theirs in zip(took["ours"], better, strict=True)]
-    click.echo(f"  share of the better peer's speed {median(ratios):.2f} (reach {question.reach})")
-    return {f"seconds_{name}": median(each) for name, each in took.items()} | {"ratio": median(ratios)}
+    found: dict[str, float] = {}
+    for kind, unit in (("wall", "s"), ("cpu", "CPU s of all processes")):
+        of_kind = {name: [getattr(each, kind) for each in costs] for name, costs in took.items()}
+        for name, seconds_of in of_kind.items():
+            click.echo(
+                f"  {name:16} {median(seconds_of):6.1f} {unit}  "
+                f"({min(seconds_of):.1f} to {max(seconds_of):.1f})"
+            )
+        better = [min(pair) for pair in zip(of_kind["by_duckdb"], of_kind["by_polars"], strict=True)]
+        ratio = median(theirs / ours for ours, theirs in zip(of_kind["ours"], better, strict=True))
+        click.echo(f"  share of the better peer's speed {ratio:.2f} by {kind} (reach {question.reach})")
+        prefix = "" if kind == "wall" else "cpu_"
+        found |= {f"{prefix}seconds_{name}": median(each) for name, each in of_kind.items()}
+        found[f"{prefix}ratio"] = ratio
+    return found
 
 
 def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[str, float]:
@@ -176,12 +209,13 @@ def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[s
             took = []
             for lake in (lesser, greater):
                 lake.tickets.land(100_000, now())
-                took.append(sum(lake.materialize(spark, _window(lake), publish=False).values()))
+                costs = lake.materialize(spark, _window(lake), publish=False).values()
+                took.append(sum(each.wall for each in costs))
             ratios.append(took[1] / took[0])
             click.echo(
                 f"  100,000 changes: {took[0]:.1f} s into {small:,} rows, {took[1]:.1f} s into {large:,}"
             )
-        updates = [lake.materialize(spark, _window(lake))["dimension"] for lake in (lesser, greater)]
+        updates = [lake.materialize(spark, _window(lake))["dimension"].wall for lake in (lesser, greater)]
     click.echo(f"  ratio {median(ratios):.2f} (limit {GROWTH_LIMIT})")
     click.echo(f"  updating the dimension: {updates[0]:.1f} s and {updates[1]:.1f} s")
     return {"growth_ratio": median(ratios), "update_ratio": updates[1] / updates[0]}

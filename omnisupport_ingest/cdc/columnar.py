@@ -49,6 +49,13 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
+def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> pa.StringArray:
+    """A column of texts, or of numbers of texts that stand elsewhere; of the ``rows`` alone, if given."""
+    array = one_chunk(column)
+    chosen = array if rows is None else array.take(rows)
+    return chosen.dictionary.take(chosen.indices) if pa.types.is_dictionary(chosen.type) else chosen
+
+
 def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
     """A struct column as tuples, null where the struct is."""
     array = one_chunk(column)

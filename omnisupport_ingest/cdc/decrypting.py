@@ -8,8 +8,10 @@ A key that is missing though nobody destroyed it stops the judging: it is a loss
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,11 +21,14 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 
 _IMAGES = ("before", "after")
+_MARK_BYTES = re.compile(re.escape(MARK.encode()))
 
 
 def has_encrypted(batch: pa.RecordBatch) -> bool:
     """Whether an event of ``batch`` landed with an encrypted image."""
-    return any(_marked(batch.column(name)).true_count for name in _IMAGES)
+    return any(_may_be_marked(batch.column(name)) for name in _IMAGES) and any(
+        _marked(batch.column(name)).true_count for name in _IMAGES
+    )
 
 
 def decrypt(
@@ -37,6 +42,8 @@ def decrypt(
     judged = batch
     personal = {(each.schema, each.table): maybe_encrypted_columns(each) for each in contracts}
     for name in _IMAGES:
+        if not _may_be_marked(batch.column(name)):
+            continue
         marked = _marked(batch.column(name))
         if not marked.true_count:
             continue
@@ -49,6 +56,17 @@ def decrypt(
         asked = kept if left is made else pc.replace_with_mask(landed, marked, pa.array(left, pa.string()))
         judged = judged.set_column(place, field, asked)
     return batch, judged
+
+
+def _may_be_marked(images: pa.StringArray) -> bool:
+    """Whether the mark stands anywhere in the bytes of ``images``: one look at all of them."""
+    if not pa.types.is_string(images.type):
+        return True
+    _, places, texts = images.buffers()
+    if texts is None or not len(images):
+        return False
+    ends = np.frombuffer(places, np.int32, len(images) + 1, 4 * images.offset)
+    return _MARK_BYTES.search(memoryview(texts)[ends[0] : ends[-1]]) is not None
 
 
 def _marked(images: pa.StringArray) -> pa.BooleanArray:

@@ -10,12 +10,16 @@ the library.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
 Hashes = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
 
 _PRIME_1, _PRIME_2, _PRIME_3, _PRIME_4, _PRIME_5 = (
     np.uint64(prime)
@@ -56,13 +60,14 @@ def _joined(names: pa.ChunkedArray) -> pa.Array:
     """The names of each event in order, as one text."""
     if names.null_count == len(names):
         return pa.nulls(len(names), pa.string())
-    return pa.array(
-        [
-            None if each is None else "\x00".join(sorted(name for name in each if name is not None))
-            for each in names.to_pylist()
-        ],
-        pa.string(),
-    )
+    found = np.full(len(names), -1)
+    known = np.flatnonzero(names.is_valid().to_numpy())
+    # Few different lists stand in a column: each is joined once.
+    lists: dict[tuple[str | None, ...], int] = {}
+    for row, each in zip(known.tolist(), names.take(pa.array(known)).to_pylist(), strict=True):
+        found[row] = lists.setdefault(tuple(each), len(lists))
+    texts = ["\x00".join(sorted(name for name in each if name is not None)) for each in lists]
+    return pa.array(texts, pa.string()).take(pa.array(found, mask=found < 0))
 
 
 def _of_numbers(seeds: Hashes, column: pa.ChunkedArray, of_type: type[np.unsignedinteger]) -> Hashes:
@@ -84,33 +89,39 @@ def _of_texts(seeds: Hashes, column: pa.Array, absent: bytes | None) -> Hashes:
         found = _of_short(seeds, absent)
     if not len(known):
         return found
-    texts = (
-        column.cast(pa.binary()).take(pa.array(known))
-        if len(known) < len(column)
-        else column.cast(pa.binary())
-    )
-    if _are_shared(texts):
-        codes = texts.dictionary_encode()
-        chosen = codes.indices.to_numpy()
+    if _are_shared(column):
+        codes = column.cast(pa.binary()).dictionary_encode()
+        chosen = codes.indices.fill_null(-1).to_numpy()[known]
         for code, text in enumerate(codes.dictionary.to_pylist()):
             here = known[chosen == code]
             of_short = len(text) < _SHORT
-            found[here] = _of_short(seeds[here], text) if of_short else _by_library(seeds[here], [text])
+            found[here] = _of_short(seeds[here], text) if of_short else _by_library(seeds[here], repeat(text))
     else:
-        found[known] = _by_library(seeds[known], texts.to_pylist())
+        found[known] = _by_library(seeds[known], _bytes_of(column, known))
     return found
 
 
 def _are_shared(texts: pa.Array) -> bool:
     """Whether few different texts stand in the column; of a column of many the first ones tell."""
     some = texts.slice(0, 4 * _SHARED)
-    return len(some.unique()) <= _SHARED and len(texts.unique()) <= _SHARED
+    return len(some.unique()) <= _SHARED and len(texts.unique().drop_null()) <= _SHARED
 
 
-def _by_library(seeds: Hashes, texts: list[bytes]) -> Hashes:
-    """``texts``: one for each seed, or one for all."""
-    each = texts if len(texts) == len(seeds) else texts * len(seeds)
-    return np.fromiter(map(xxhash.xxh64_intdigest, each, seeds.tolist()), np.uint64, len(seeds))
+def _bytes_of(texts: pa.StringArray, known: Rows) -> Iterator[memoryview]:
+    """The bytes of those of ``texts`` that are ``known``, one after another, where they stand.
+
+    None is kept: the garbage collector would look through thousands of views.
+    """
+    _, places, held = texts.buffers()
+    ends = np.frombuffer(places, np.int32, len(texts) + 1, 4 * texts.offset)
+    whole = memoryview(held)
+    starts, stops = ends[known].tolist(), ends[known + 1].tolist()
+    return (whole[start:stop] for start, stop in zip(starts, stops, strict=True))
+
+
+def _by_library(seeds: Hashes, texts: Iterable[bytes | memoryview]) -> Hashes:
+    """``texts``: at least one for each seed."""
+    return np.fromiter(map(xxhash.xxh64_intdigest, texts, seeds.tolist()), np.uint64, len(seeds))
 
 
 def _of_short(seeds: Hashes, text: bytes) -> Hashes:

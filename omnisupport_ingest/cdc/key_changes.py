@@ -33,7 +33,7 @@ def settled(events: pa.Table, plain: Sequence[str]) -> tuple[pa.Table, npt.NDArr
     rows = np.flatnonzero(moved.to_numpy())
     if not len(rows) or not plain:
         return events, None
-    images = read_flat(columnar.one_chunk(events["after"].take(pa.array(rows))), plain)
+    images = read_flat(columnar.texts(events["after"], pa.array(rows)), plain)
     whole = images.proven
     for name in plain:
         whole = pc.and_(whole, images.sent[name])

@@ -62,17 +62,26 @@ def fold_late(
         if not pc.all(rest[_READ]).as_py():
             # Whatever was found odd in an image: here every image counts.
             rest = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
+        place = rest.schema.get_field_index("after")
+        rest = rest.set_column(place, "after", columnar.texts(rest["after"]))
         yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), shape, taken=taken)
 
 
 def _with_images(
     events: pa.Table, images: Callable[[Numbers], pa.Table], needed: npt.NDArray[np.bool_]
 ) -> pa.Table:
-    """``events`` with their images, where ``needed``; elsewhere NULL."""
+    """``events`` with their images, where ``needed``; elsewhere NULL.
+
+    New images stay where they were read, and events name them: they are long, and few are asked for again.
+    """
     rows = columnar.one_chunk(events[ROW]).to_numpy()
-    asked = np.unique(rows[needed])
+    wanted = np.zeros(rows.max() + 1, np.bool_)
+    wanted[rows[needed]] = True
+    asked = np.flatnonzero(wanted)
     found = images(asked)
-    places = pa.array(np.searchsorted(asked, rows), mask=~needed)
-    for name in IMAGES:
-        events = events.append_column(name, columnar.one_chunk(found[name]).take(places))
-    return events
+    numbers = (np.cumsum(wanted) - 1)[rows]
+    places = pa.array(numbers.astype(np.int32), mask=~needed)
+    old, new = (columnar.one_chunk(found[name]) for name in IMAGES)
+    return events.append_column("before", old.take(places)).append_column(
+        "after", pa.DictionaryArray.from_arrays(places, new)
+    )

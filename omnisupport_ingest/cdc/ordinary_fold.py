@@ -227,9 +227,7 @@ class _Found:
         """The texts of these events' images, and what was sent; where one is not proven, its group is odd."""
         if not self._plain:
             return {}, {}
-        images = read_flat(
-            columnar.one_chunk(self._groups.events["after"]).take(pa.array(numbers)), self._plain
-        )
+        images = read_flat(columnar.texts(self._groups.events["after"], pa.array(numbers)), self._plain)
         self.ordinary[self._groups.group[numbers[~_mask(images.proven)]]] = False
         sent = {name: _mask(each) for name, each in images.sent.items()}
         for name, text in self._defaults:

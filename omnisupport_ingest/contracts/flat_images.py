@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 
 import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,6 +36,10 @@ _QUERIES = 1_000
 
 _WORD = re.compile("[A-Za-z0-9_]+")
 _FIRST = 64
+_FORMS = 4
+_FEW_ALIKE = 8
+"""A form that fewer than this part of the images have is the last that is tried."""
+
 _MOST_NAMES = 200
 """Of more names the expression grows too large to be quick."""
 
@@ -54,6 +59,9 @@ _READ_KEYS = """
 SELECT {columns}, parts
 FROM (SELECT json_extract_string(image, {paths}) AS texts, json_array_length(image) AS parts FROM images)
 """
+
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -77,21 +85,49 @@ def are_flat(images: pa.StringArray) -> pa.BooleanArray:
 
 def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
     """Read ``columns``, one or more, of ``images``. A null image is not proven."""
-    # Nearly all images of a table have the same names in the same order: one expression proves them.
-    usual = _names_of_first(images)
-    proven = pc.fill_null(pc.match_substring_regex(images, _object_of(usual)), False)
-    sent = {name: pa.array(np.full(len(images), name in usual)) for name in columns}
-    unusual = pc.invert(proven)
-    if unusual.true_count:
-        others = images.filter(unusual)
+    known, sent, unusual, others = _by_usual_names(images, columns)
+    proven = pa.array(known)
+    if len(unusual):
         flat = are_flat(others)
         in_others, distinct = _sent(pc.if_else(flat, others, "{}"), columns)
-        sent = {name: pc.replace_with_mask(sent[name], unusual, in_others[name]) for name in columns}
-        proven = pc.replace_with_mask(proven, unusual, pc.and_(flat, distinct))
+        for name in columns:
+            sent[name][unusual] = in_others[name].to_numpy(zero_copy_only=False)
+        known[unusual] = pc.and_(flat, distinct).to_numpy(zero_copy_only=False)
+        proven = pa.array(known)
     read = images if proven.true_count == len(images) else pc.if_else(proven, images, "{}")
     found = query_images(_reading(tuple(columns)), read)
     texts = {name: found.column(f"text_{place}") for place, name in enumerate(columns)}
-    return FlatImages(proven, texts, sent)
+    return FlatImages(proven, texts, {name: pa.array(each) for name, each in sent.items()})
+
+
+def _by_usual_names(
+    images: pa.StringArray, columns: Sequence[str]
+) -> tuple[Mask, dict[str, Mask], npt.NDArray[np.int64], pa.StringArray]:
+    """Which of ``images`` have the names of many, in the same order: one expression proves all of them.
+
+    Most images of a table have all its columns; what was not sent is nearly always the same few. So some
+    forms are tried, each on what those before left. Out: which are proven, by column which of these have it,
+    and the numbers and images of the others.
+    """
+    proven = np.zeros(len(images), np.bool_)
+    sent = {name: np.zeros(len(images), np.bool_) for name in columns}
+    left, others = np.arange(len(images)), images
+    for _ in range(_FORMS):
+        names = _names_of_first(others)
+        if not names:
+            break
+        alike = pc.fill_null(pc.match_substring_regex(others, _object_of(names)), False)
+        chosen = alike.to_numpy(zero_copy_only=False)
+        here = left[chosen]
+        proven[here] = True
+        for name in set(columns).intersection(names):
+            sent[name][here] = True
+        few = len(here) < len(left) // _FEW_ALIKE
+        left = left[~chosen]
+        others = others.filter(pc.invert(alike))
+        if few:
+            break
+    return proven, sent, left, others
 
 
 def _names_of_first(images: pa.StringArray) -> tuple[str, ...]:

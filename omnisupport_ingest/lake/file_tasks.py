@@ -105,7 +105,7 @@ def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
 
     Partition columns are taken from the files' places.
     """
-    batches = [batch for file in files for batch in batches_of(file.uri, schema, dict(file.partition))]
+    batches = [batch for file in files for batch in pieces_of(file.uri, schema, dict(file.partition))]
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
@@ -117,7 +117,7 @@ def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | No
     held: list[pa.RecordBatch] = []
     size = 0
     for file in files:
-        for batch in batches_of(file.uri, schema, dict(file.partition)):
+        for batch in pieces_of(file.uri, schema, dict(file.partition)):
             held.append(batch)
             size += batch.nbytes
             if size > MOST_BYTES_HELD:
@@ -130,19 +130,25 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
 
     A column of ``known`` has its value there in every row; another that the file lacks is NULL.
     """
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in pieces_of(path, schema, known):
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _ROWS_OF_A_BATCH or size >= _BYTES_OF_A_BATCH:
+            yield pa.concat_batches(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def pieces_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The rows of ``batches_of`` as they are read, so that none is copied: a row group at a time, mostly."""
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
         in_file = set(parquet.schema_arrow.names)
         wanted = [name for name in schema.names if name in in_file and name not in known]
-        held: list[pa.RecordBatch] = []
-        rows = size = 0
         for batch in _read(parquet, wanted):
-            held.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= _ROWS_OF_A_BATCH or size >= _BYTES_OF_A_BATCH:
-                yield _with_columns(held, schema, known)
-                held, rows, size = [], 0, 0
-        if held:
-            yield _with_columns(held, schema, known)
+            yield _with_columns(batch, schema, known)
 
 
 def _read(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -168,10 +174,7 @@ def _most_bytes(group: pq.RowGroupMetaData, columns: frozenset[str]) -> int:
     return most
 
 
-def _with_columns(
-    batches: Sequence[pa.RecordBatch], schema: pa.Schema, known: Mapping[str, Any]
-) -> pa.RecordBatch:
-    batch = pa.concat_batches(batches)
+def _with_columns(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, Any]) -> pa.RecordBatch:
     in_file = set(batch.schema.names)
     arrays: list[Any] = []
     for field in schema:

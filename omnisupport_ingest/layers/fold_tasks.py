@@ -34,7 +34,7 @@ from omnisupport_ingest.lake.file_tasks import (
     FEW_FILES,
     Output,
     are_few,
-    batches_of,
+    pieces_of,
     rows_that_fit,
 )
 from omnisupport_ingest.lake.key_files import KeyOrder
@@ -250,7 +250,7 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
     found: list[pa.Table] = []
     held = first = 0
     for file in files:
-        for batch in batches_of(file.uri, _IMAGES, {}):
+        for batch in pieces_of(file.uri, _IMAGES, {}):
             low, high = np.searchsorted(rows, [first, first + len(batch)])
             if high > low:
                 wanted = batch.take(pa.array(rows[low:high] - first))

@@ -57,6 +57,8 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
+        # A cluster's executors have an environment of their own.
+        **{f"spark.executorEnv.{name}": value for name, value in _KEPT_MEMORY.items()},
     }
     if _is_local(settings):
         conf |= {
@@ -132,7 +134,12 @@ def classic_session(settings: Settings) -> SparkSession:
 
 def workers_environment() -> dict[str, str]:
     """The environment by which Spark starts its Python workers: with this interpreter and its packages."""
-    return {"PYSPARK_PYTHON": sys.executable}
+    return {"PYSPARK_PYTHON": sys.executable} | _KEPT_MEMORY
+
+
+_KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
+"""Arrow's allocator gives memory back after 10 ms that it needs again for the next row group, and the system
+clears every page of it again: a seventh of a task's processor time. So it waits 10 seconds."""
 
 
 def session(settings: Settings) -> SparkSession:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.cdc.broken_rules import RulesLookout
+from omnisupport_ingest.cdc.decrypting import has_encrypted
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, Split, encrypt_images
@@ -58,3 +59,20 @@ def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Pa
     late = pa.array([each.replace(SOLVED, "2026-11-21 08:00:00+00") for each in landed.to_pylist()])
     events = events.set_column(events.schema.get_field_index("after"), "after", late)
     assert judged(events, by, few).column("rules").to_pylist() == [["solved_after_opened"]] * 4
+
+
+def test_an_encrypted_image_is_seen_wherever_it_stands() -> None:
+    plain, encrypted = '{"id":"1"}', f'{{"id":"2",{MARK}"}}'
+    images = [None, plain, encrypted, plain, None]
+    # Two texts that are one mark when they are read together are none.
+    halves = [f'{{"id":"{MARK[:5]}', f"{MARK[5:]}", None]
+    for before, after in ((images, [plain] * 5), ([plain] * 5, images), ([None] * 5, images)):
+        texts = [pa.array(each, pa.string()) for each in (before, after)]
+        batch = pa.RecordBatch.from_arrays(texts, names=["before", "after"])
+        assert has_encrypted(batch)
+        assert has_encrypted(batch.slice(2, 1))
+        assert not has_encrypted(batch.slice(0, 2))
+        assert not has_encrypted(batch.slice(3))
+        assert not has_encrypted(batch.slice(5))
+    none = pa.nulls(3, pa.string())
+    assert not has_encrypted(pa.RecordBatch.from_arrays([none, pa.array(halves)], names=["before", "after"]))

@@ -73,6 +73,22 @@ def test_images_as_they_land_are_proven(written: list[dict[str, str | None]]) ->
     assert read_flat(landed, COLUMNS).proven.to_pylist() == [not each for each in with_nul]
 
 
+def test_images_of_many_forms_are_read_as_those_of_one() -> None:
+    names = ("id", "0", "x")
+    forms = [names[:2], names, names[1:], names[::2], names[::-1], names[:1], names[2:], ()]
+    written = [
+        {name: None if number % 5 == 0 else f"{name} {number}\n" for name in form}
+        for number in range(300)
+        for form in forms[: 1 + number % len(forms)]
+    ]
+    for few in (len(written), 70, 5, 1):
+        found = read_flat(pa.array([orjson.dumps(row).decode() for row in written[:few]]), COLUMNS)
+        assert found.proven.true_count == few
+        assert [_row(found.texts, found.sent, row) for row in range(few)] == [
+            {name: row[name] for name in COLUMNS if name in row} for row in written[:few]
+        ]
+
+
 @pytest.mark.parametrize(
     "image",
     [
