@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+_KEPT_OPEN = 16
+"""Tables that a process keeps open. What one holds of a table grows with the files of the table."""
 
 _WINDOWS_ONE_BY_ONE = 64
 """Who asks for the files of more windows than these asks for those of all, as a rule."""
@@ -115,10 +119,28 @@ class LakeTable:
         commit replaces every window (``TableSnapshot.retyped``). ``SchemaChanged`` if the table is
         partitioned otherwise.
         """
+        opened = self.opened()
+        if opened is not None:
+            return opened
         handle = open_with_schema(
             self.folder, self.spec.schema, self.spec.partition_by, self.spec.path, self.spec.description
         )
-        return TableSnapshot(self, handle)
+        return _kept(TableSnapshot(self, handle))
+
+    def look(self) -> TableSnapshot | None:
+        """The newest version as it is on disk, None if there is none: nothing is made, widened or
+        committed."""
+        opened = self.opened()
+        if opened is not None or not self.exists:
+            return opened
+        return TableSnapshot(self, DeltaTable(str(self.folder)))
+
+    def opened(self) -> TableSnapshot | None:
+        """The newest version, if this process has opened it and it still is that: its log is not read."""
+        held = _opened.get(self.folder)
+        if held is None or held.table != self or not held.is_newest():
+            return None
+        return held.again()
 
 
 class TableSnapshot:
@@ -134,6 +156,13 @@ class TableSnapshot:
         self._entry = _entry(table.folder / "_delta_log", self.version)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
         self.table_id: str = str(handle.metadata().id)
+
+    def again(self) -> TableSnapshot:
+        """The same version, and the right to commit the next; its log is not read again. No handle moves on
+        by a commit, so each stays pinned to its version."""
+        other = copy(self)
+        other._spent = False
+        return other
 
     def is_newest(self) -> bool:
         """Whether nothing was committed since. Two looks at the file system, whatever the table holds; where
@@ -367,6 +396,18 @@ class TableSnapshot:
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
     """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other (``until_first``)."""
     return until_first(lambda: plan_and_commit(table.open()), attempts)
+
+
+_opened: dict[Path, TableSnapshot] = {}
+"""The tables that this process opened last, by folder: a run opens the same ones layer by layer."""
+
+
+def _kept(snapshot: TableSnapshot) -> TableSnapshot:
+    _opened.pop(snapshot.table.folder, None)
+    _opened[snapshot.table.folder] = snapshot
+    while len(_opened) > _KEPT_OPEN:
+        _opened.pop(next(iter(list(_opened))), None)
+    return snapshot
 
 
 def _entry_name(version: int) -> str:

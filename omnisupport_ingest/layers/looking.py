@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
-
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 
 
 def look(table: LakeTable) -> TableSnapshot | None:
     """The newest version of ``table`` as it is on disk; None if the table is not there yet."""
-    return TableSnapshot(table, DeltaTable(str(table.folder))) if table.exists else None
+    return table.look()
