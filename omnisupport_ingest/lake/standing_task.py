@@ -127,7 +127,7 @@ def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
 
     if not _depth:
         return None
-    sent = cloudpickle.dumps(work)
+    sent = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
     for _ in range(2):
         task = _started(spark)
         if task is None:

@@ -146,22 +146,26 @@ class LakeTable:
 class TableSnapshot:
     """One version of a table, and the right to commit the next, once."""
 
+    retyped: tuple[Retyped, ...]
+    """Columns that have another type on disk. A commit must replace all windows then."""
+
     def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
-        self.table = table
         self._handle = handle
+        self._set(table, str(handle.metadata().id), handle.version())
+        self.retyped = retyped(handle, table.spec.schema)
+
+    def _set(self, table: LakeTable, table_id: str, version: int) -> None:
+        self.table, self.table_id, self.version = table, table_id, version
+        self.retyped = ()
         self._spent = False
-        self.retyped: tuple[Retyped, ...] = retyped(handle, table.spec.schema)
-        """Columns that have another type on disk. A commit must replace all windows then."""
-        self.version: int = handle.version()
-        self._entry = _entry(table.folder / "_delta_log", self.version)
+        self._entry = _entry(table.folder / "_delta_log", version)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
-        self.table_id: str = str(handle.metadata().id)
 
     def again(self) -> TableSnapshot:
         """The same version, and the right to commit the next; its log is not read again. No handle moves on
         by a commit, so each stays pinned to its version."""
         other = copy(self)
-        other._spent = False
+        other._spent, other._by_window = False, {}
         return other
 
     def is_newest(self) -> bool:
@@ -327,6 +331,10 @@ class TableSnapshot:
             partition = layout.partition_in(path, spec.partition_by)
             actions.append(add_state(path, size, partition, same_rows=same))
         return actions
+
+    def state_paths(self, window: str) -> tuple[str, ...]:
+        """The files with the states of ``window``: one, unless another program was at work."""
+        return tuple(file.path for file in self._states_of(window))
 
     @cached_property
     def _data_schema(self) -> pa.Schema:
