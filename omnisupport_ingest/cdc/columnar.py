@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +17,8 @@ TIME = pa.timestamp("us", tz="UTC")
 POSITION = pa.struct([("epoch", pa.int32()), ("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
+
+_MOST_STRETCHES = 1_000
 
 _NOWHERE: Position = (0, 0, 0)
 """Stands under the mask of a null position."""
@@ -47,6 +51,18 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def kept_where(rows: pa.Table, kept: npt.NDArray[np.bool_]) -> pa.Table:
+    """The ``rows`` that are ``kept``, in as many chunks as there are stretches of them: nothing is copied.
+
+    Where few rows of a file go, that is a hundredth of the cost of a filter.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
+    if len(edges) > _MOST_STRETCHES:
+        return rows.filter(pa.array(kept))
+    stretches = [rows.slice(start, end - start) for start, end in edges.reshape(-1, 2).tolist()]
+    return pa.concat_tables([rows.slice(0, 0), *stretches])
 
 
 def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
