@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from omnisupport_ingest.cdc.table_ends import Carried
@@ -37,7 +38,7 @@ _HOUR = timedelta(hours=1)
 _LSNS = 0x100
 _WINDOWS_AT_ONCE = 1000
 
-_CONTRACT = {
+_CONTRACT: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "Notes",
     "description": "A table of two columns.",
@@ -63,9 +64,12 @@ _CONTRACT = {
 
 
 class History:
-    """The home in ``folder``; windows of an hour hold ``per_window`` batches of one event each."""
+    """The home in ``folder``; windows of an hour hold ``per_window`` batches of one event each.
 
-    def __init__(self, folder: Path, per_window: int) -> None:
+    ``others``: tables besides that nothing happens in.
+    """
+
+    def __init__(self, folder: Path, per_window: int, others: int = 0) -> None:
         self._settings = Settings(
             home=folder / "home",
             window="minutes:60",
@@ -74,7 +78,10 @@ class History:
             _env_file=None,
         )
         self._settings.contracts_dir.mkdir(parents=True)
-        (self._settings.contracts_dir / "notes.json").write_text(json.dumps(_CONTRACT))
+        for name in ("notes", *(f"other_{number:03}" for number in range(others))):
+            policy = {**_CONTRACT["x-cdc"], "table": name}
+            text = json.dumps({**_CONTRACT, "x-cdc": policy})
+            (self._settings.contracts_dir / f"{name}.json").write_text(text)
         self.per_window = per_window
         self.batches = 0
         self._committed = 0
@@ -191,6 +198,13 @@ class History:
             end=f'"{Lsn(lsn + _LSNS)}"',
             xid=f'"last_xid": {number & 0xFFFF}',
         )
+
+    def close_others(self, number: int) -> None:
+        """Have the tables that nothing happens in hold window ``number`` as one that is closed."""
+        workspace = self.workspace
+        above, key = workspace.deduped(SOURCE).open().table_id, self.window(number)
+        for contract in workspace.contracts.of_source(SOURCE)[1:]:
+            _commit(workspace.net_changes(contract), {key: self._state(key, of_contract(contract), above)})
 
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:
         """Commit everything that has landed in ``windows`` to the first ``layers`` of raw, deduped events,

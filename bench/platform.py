@@ -1,4 +1,7 @@
-"""The platform up and warm: how long a commit takes to its dimension, and what it costs to wait."""
+"""The platform up and warm: how long a commit takes to its dimension, and what it costs to wait.
+
+With ``--minutes``, on a table of ``--rows`` under ``--rate`` changes a second (``bench.sustained``).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ import psycopg2
 
 from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
+from bench.sustained import fill, sustained
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.ports import free_port
@@ -37,9 +41,18 @@ _CHANGES = 100
 @click.command()
 @click.option("--rounds", default=8, show_default=True, help="Commits whose way is timed.")
 @click.option("--idle-seconds", default=60, show_default=True, help="How long to watch the idle platform.")
-def main(rounds: int, idle_seconds: int) -> None:
+@click.option("--rows", default=0, help="Tickets that the source begins with.  [default: the desk's own]")
+@click.option("--rate", default=200.0, show_default=True, help="Changes a second, with --minutes.")
+@click.option("--minutes", default=0.0, help="How long changes go on.  [default: none]")
+def main(rounds: int, idle_seconds: int, rows: int, rate: float, minutes: float) -> None:
     """Time commits to their dimension on a running platform, then watch it idle."""
-    with _platform() as (workspace, pid):
+    if minutes and not rows:
+        raise click.UsageError("--minutes needs --rows")
+    with _platform(rows) as (workspace, pid):
+        if minutes:
+            found = sustained(workspace, pid, rows, rate, minutes)
+            write_result("sustained", found)
+            return
         dsn = EmbeddedPostgres(workspace.home.postgres).dsn()
         _one_commit(workspace, dsn)
         seconds = []
@@ -102,9 +115,13 @@ def _idle_share(pid: int, seconds: int) -> float:
 
 
 @contextmanager
-def _platform() -> Iterator[tuple[Workspace, int]]:
-    """`omnisupport-ingest up` on a home of its own, with the embedded source."""
+def _platform(rows: int = 0) -> Iterator[tuple[Workspace, int]]:
+    """`omnisupport-ingest up` on a home of its own, with the embedded source, which has ``rows`` tickets."""
     folder = Path(tempfile.mkdtemp(prefix="bench-platform-"))
+    settings = Settings(home=folder / "home", _env_file=None)  # type: ignore[call-arg]
+    if rows:
+        click.echo(f"Making {rows:,} rows …", err=True)
+        fill(Workspace.open(settings), rows)
     environment = {
         **os.environ,
         "OMNISUPPORT_HOME": str(folder / "home"),
@@ -124,7 +141,6 @@ def _platform() -> Iterator[tuple[Workspace, int]]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise click.ClickException((folder / "log").read_text())
             time.sleep(0.5)
-        settings = Settings(home=folder / "home", _env_file=None)  # type: ignore[call-arg]
         yield Workspace.open(settings), process.pid
     finally:
         process.send_signal(signal.SIGTERM)

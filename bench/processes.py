@@ -34,6 +34,11 @@ def peak_memory_mb(root: int | None = None, *, program: str | None = None) -> fl
     return sum(_peak(pid) for pid in pids if program is None or _name(pid) == program)
 
 
+def memory_mb(root: int) -> float:
+    """What ``root`` and all below it hold now, in MB: memory that several share counts once."""
+    return sum(_shared_out(pid) for pid in tree(root))
+
+
 def parent(pid: int) -> int:
     """The process that ``pid`` was started by."""
     fields = _fields(pid)
@@ -70,6 +75,14 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def _shared_out(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _peak(pid: int) -> float:

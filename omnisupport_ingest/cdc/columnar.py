@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +17,8 @@ TIME = pa.timestamp("us", tz="UTC")
 POSITION = pa.struct([("epoch", pa.int32()), ("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
+
+_MOST_STRETCHES = 1_000
 
 _NOWHERE: Position = (0, 0, 0)
 """Stands under the mask of a null position."""
@@ -54,6 +58,18 @@ def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> p
     array = one_chunk(column)
     chosen = array if rows is None else array.take(rows)
     return chosen.dictionary.take(chosen.indices) if pa.types.is_dictionary(chosen.type) else chosen
+
+
+def kept_where(rows: pa.Table, kept: npt.NDArray[np.bool_]) -> pa.Table:
+    """The ``rows`` that are ``kept``, in as many chunks as there are stretches of them: nothing is copied.
+
+    Where few rows of a file go, that is a hundredth of the cost of a filter.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
+    if len(edges) > _MOST_STRETCHES:
+        return rows.filter(pa.array(kept))
+    stretches = [rows.slice(start, end - start) for start, end in edges.reshape(-1, 2).tolist()]
+    return pa.concat_tables([rows.slice(0, 0), *stretches])
 
 
 def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:

@@ -125,7 +125,7 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     leaving = held.filter(pa.array(touched | looked_at | replaced))
     if _same(leaving, made):
         return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
-    kept = held.filter(pa.array(~(touched | looked_at | replaced)))
+    kept = columnar.kept_where(held, ~(touched | looked_at | replaced))
     return Updated(
         pa.concat_tables([kept, made]), True, _hashes(leaving), _hashes(made), pa.array([], pa.string())
     )

@@ -7,6 +7,7 @@ to do returns its checkpoints all the same, so every partition of a run is mater
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -22,6 +23,7 @@ from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_meta
 from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.standing_task import standing_task
 from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
@@ -30,6 +32,7 @@ from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill
 from omnisupport_ingest.layers.removed import Removed, refuse_sealed
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.spark import has_slot_to_spare
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 _LAKE_KINDS = {"spark", "deltalake"}
@@ -194,11 +197,11 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         replay = keys.TAKE_NEW_TAG not in context.run.tags
         if table.partitions is not None:
             _refuse_replay(context, workspace, replay=replay)
-        with named_spark_errors(workspace.settings):
+        with named_spark_errors(workspace.settings), _one_task(workspace, pyspark, replay=replay) as spark:
             done = table.make(
                 LayerRun(
                     workspace=workspace,
-                    spark=pyspark.spark_session,
+                    spark=spark,
                     windows=context.partition_keys
                     if context.has_partition_key_range or context.has_partition_key
                     else (),
@@ -211,6 +214,17 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         yield dg.Output(None)
 
     return materialize
+
+
+@contextmanager
+def _one_task(workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool) -> Iterator[SparkSession]:
+    """The session; a run over what is new has the small works of its layers done by one task of Spark."""
+    spark = pyspark.spark_session
+    if replay or not has_slot_to_spare(workspace.settings):
+        yield spark
+        return
+    with standing_task(spark):
+        yield spark
 
 
 def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: TableContract) -> bool:

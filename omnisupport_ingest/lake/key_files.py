@@ -31,6 +31,9 @@ from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.storage import place_at_hand
 
+_MOST_STRETCHES = 1_000
+"""Stretches in order up to which rows are sorted stretch by stretch."""
+
 ROWS_PER_FILE = 16_384
 """Measured: an update of scattered keys costs least with files of about this size, and reading them all costs
 as much as reading large ones."""
@@ -69,7 +72,16 @@ class KeyOrder:
         if bool((values[1:] >= values[:-1]).all()):
             # As the fold leaves them, mostly.
             return rows.combine_chunks()
-        return rows.take(pa.array(np.argsort(values, kind="stable"))).combine_chunks()
+        order = np.argsort(values, kind="stable")
+        cuts = np.flatnonzero(np.diff(order) != 1) + 1
+        if len(cuts) > _MOST_STRETCHES:
+            return rows.take(pa.array(order)).combine_chunks()
+        # A file that few rows came to is in order but for these, and a stretch is copied as it is.
+        starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(order)]
+        stretches = [
+            rows.slice(order[start], end - start) for start, end in zip(starts, ends, strict=True) if end
+        ]
+        return pa.concat_tables([rows.slice(0, 0), *stretches]).combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.layout import HIVE_NULL, LakeFile
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def read_files(
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
+    # Who reads by Spark has another job to do.
+    standing_task.release()
     files = tuple(files)
     if not files:
         return spark.createDataFrame([], schema.toNullable())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake import layout, standing_task
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
@@ -89,10 +89,15 @@ def stage_frame(
     """
     spec = table.spec
     _check_columns(table, frame)
+    standing_task.release()
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        with gate("lake.write", spec.path), room_on_disk(frame, draft), _compiled(frame.sparkSession, rows):
+        with (
+            gate("lake.write", spec.path),
+            room_on_disk(frame.sparkSession, draft),
+            _compiled(frame.sparkSession, rows),
+        ):
             writer = frame.select(*spec.schema.names).write
             if spec.partition_by:
                 writer = writer.partitionBy(*spec.partition_by)
@@ -190,7 +195,7 @@ def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
 
 
 @contextmanager
-def room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
+def room_on_disk(spark: SparkSession, draft: Path) -> Iterator[None]:
     """Say plainly what Spark reports as a failed task with a long trace."""
     try:
         yield
@@ -198,7 +203,7 @@ def room_on_disk(frame: DataFrame, draft: Path) -> Iterator[None]:
         if not any(text in str(error) for text in _NO_ROOM):
             raise
         if spilled(str(error)):
-            folder = frame.sparkSession.conf.get("spark.omnisupport.localDir", "the temporary folder")
+            folder = spark.conf.get("spark.omnisupport.localDir", "the temporary folder")
             raise NoRoomOnDisk(
                 f"No space left on the disk of Spark's temporary files, {folder}, while writing "
                 f"{draft.parent.parent}; nothing was committed.",

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +34,7 @@ from omnisupport_ingest.lake.commit import (
     remove,
     until_first,
 )
-from omnisupport_ingest.lake.delta import is_delta, keep_added
+from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import (
     Retyped,
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+_KEPT_OPEN = 16
+"""Tables that a process keeps open. What one holds of a table grows with the files of the table."""
 
 _WINDOWS_ONE_BY_ONE = 64
 """Who asks for the files of more windows than these asks for those of all, as a rule."""
@@ -117,25 +121,54 @@ class LakeTable:
         commit replaces every window (``TableSnapshot.retyped``). ``SchemaChanged`` if the table is
         partitioned otherwise.
         """
+        opened = self.opened()
+        if opened is not None:
+            return opened
         handle = open_with_schema(
             self.folder, self.spec.schema, self.spec.partition_by, self.spec.path, self.spec.description
         )
-        return TableSnapshot(self, handle)
+        return _kept(TableSnapshot(self, handle))
+
+    def look(self) -> TableSnapshot | None:
+        """The newest version as it is on disk, None if there is none: nothing is made, widened or
+        committed."""
+        opened = self.opened()
+        if opened is not None or not self.exists:
+            return opened
+        return TableSnapshot(self, open_delta(self.folder))
+
+    def opened(self) -> TableSnapshot | None:
+        """The newest version, if this process has opened it and it still is that: its log is not read."""
+        held = _opened.get(self.folder)
+        if held is None or held.table != self or not held.is_newest():
+            return None
+        return held.again()
 
 
 class TableSnapshot:
     """One version of a table, and the right to commit the next, once."""
 
+    retyped: tuple[Retyped, ...]
+    """Columns that have another type on disk. A commit must replace all windows then."""
+
     def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
-        self.table = table
         self._handle = handle
+        self._set(table, str(handle.metadata().id), handle.version())
+        self.retyped = retyped(handle, table.spec.schema)
+
+    def _set(self, table: LakeTable, table_id: str, version: int) -> None:
+        self.table, self.table_id, self.version = table, table_id, version
+        self.retyped = ()
         self._spent = False
-        self.retyped: tuple[Retyped, ...] = retyped(handle, table.spec.schema)
-        """Columns that have another type on disk. A commit must replace all windows then."""
-        self.version: int = handle.version()
-        self._entry = _entry(table.folder / "_delta_log", self.version)
+        self._entry = _entry(table.folder / "_delta_log", version)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
-        self.table_id: str = str(handle.metadata().id)
+
+    def again(self) -> TableSnapshot:
+        """The same version, and the right to commit the next; its log is not read again. No handle moves on
+        by a commit, so each stays pinned to its version."""
+        other = copy(self)
+        other._spent, other._by_window = False, {}
+        return other
 
     def is_newest(self) -> bool:
         """Whether nothing was committed since. Two looks at the file system, whatever the table holds; where
@@ -308,6 +341,10 @@ class TableSnapshot:
             actions.append(add_state(path, size, partition, same_rows=same))
         return actions
 
+    def state_paths(self, window: str) -> tuple[str, ...]:
+        """The files with the states of ``window``: one, unless another program was at work."""
+        return tuple(file.path for file in self._states_of(window))
+
     @cached_property
     def _data_schema(self) -> pa.Schema:
         return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
@@ -376,6 +413,18 @@ class TableSnapshot:
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
     """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other (``until_first``)."""
     return until_first(lambda: plan_and_commit(table.open()), attempts)
+
+
+_opened: dict[Path, TableSnapshot] = {}
+"""The tables that this process opened last, by folder: a run opens the same ones layer by layer."""
+
+
+def _kept(snapshot: TableSnapshot) -> TableSnapshot:
+    _opened.pop(snapshot.table.folder, None)
+    _opened[snapshot.table.folder] = snapshot
+    while len(_opened) > _KEPT_OPEN:
+        _opened.pop(next(iter(list(_opened))), None)
+    return snapshot
 
 
 def _entry_name(version: int) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 
 
 def look(table: LakeTable) -> TableSnapshot | None:
     """The newest version of ``table`` as it is on disk; None if the table is not there yet."""
-    return TableSnapshot(table, open_delta(table.folder)) if table.exists else None
+    return table.look()

@@ -29,6 +29,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import Place
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
+from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.plan import repeats_writes
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
@@ -109,7 +110,10 @@ class _Unsettled:
 class _Look:
     """What one look at a source finds, by what an earlier one has ``seen``."""
 
-    def __init__(self, workspace: Workspace, source: str, seen: Seen[_Unsettled]) -> None:
+    def __init__(
+        self, workspace: Workspace, source: str, seen: Seen[_Unsettled], *, more: bool = True
+    ) -> None:
+        """``more``: as of ``Seen.changed``."""
         self._workspace, self._seen = workspace, seen
         self._landing = workspace.landing(source)
         self._contracts = workspace.contracts.of_source(source)
@@ -122,7 +126,7 @@ class _Look:
         self._files = self._event_files(source)
         self._layers = self._open_layers(source)
         everything, apart = self._judged_by()
-        changed = seen.changed(news, everything, apart)
+        changed = seen.changed(news, everything, apart, more=more)
         if changed is not None:
             changed |= {window for window, found in seen.unsettled.items() if found.uncertain}
         # A window that has lost all that landed in it is not known any more, but was.
@@ -130,6 +134,16 @@ class _Look:
             seen.settle(window, self._unsettled(window), self._numbers(window))
         seen.settled(news, everything, apart)
         self.windows: Mapping[str, _Unsettled] = dict(seen.unsettled)
+
+    @property
+    def late(self) -> list[LateArrival]:
+        """What came late and waits for the replay of its windows."""
+        return [each for found in self.windows.values() for each in found.late]
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a gap of the stream keeps all back, as the decision table has it."""
+        return self.landed.gap is not None and self._workspace.decisions.action(GAP_FOUND.scenario) == STOP
 
     def closing(self, busy: Collection[str]) -> list[str]:
         """The windows that are closed by now, in order, and are still open in some layer. Busy ones wait."""
@@ -196,7 +210,10 @@ class _Look:
 
     def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        self._folded = {each: newest(workspace.net_changes(each)) for each in self._contracts}
+        self._folded = {
+            each: newest(workspace.net_changes(each), f"{LOGIC_VERSION} {each.fingerprint}")
+            for each in self._contracts
+        }
         parked = tuple(
             each
             for each, snapshot in self._folded.items()
@@ -312,21 +329,28 @@ def pending_windows(
 
 
 def standing_of_windows(workspace: Workspace, source: str) -> Standing:
-    """What all windows of ``source`` come to. It looks as ``pending_windows`` does."""
+    """What all windows of ``source`` come to. It looks as ``pending_windows`` does, but opens no table that
+    nothing was committed to since the last look of anybody: the checks of a run ask this."""
 
     def standing(look: _Look, seen: Seen[_Unsettled]) -> Standing:
-        late = _pending(workspace, source, look, 1, datetime.now(UTC)).late_windows
-        return standing_of(seen.index, look.is_passed, late, sorted(look.windows))
+        late = () if look.held_up else sorted({each.window for each in look.late})
+        return standing_of(seen.index, look.is_passed, tuple(late), sorted(look.windows))
 
-    return _asked(workspace, source, standing)
+    return _asked(workspace, source, standing, more=False)
 
 
-def _asked(workspace: Workspace, source: str, question: Callable[[_Look, Seen[_Unsettled]], T]) -> T:
+def _asked(
+    workspace: Workspace,
+    source: str,
+    question: Callable[[_Look, Seen[_Unsettled]], T],
+    *,
+    more: bool = True,
+) -> T:
     memory: Seen[_Unsettled] = workspace.seen(source)
 
     def looked() -> T:
         with memory as seen:
-            return question(_Look(workspace, source, seen), seen)
+            return question(_Look(workspace, source, seen, more=more), seen)
 
     return memory.ask(looked)
 
@@ -341,7 +365,7 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
             places[batch_id] = place
     first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
     late = sorted(
-        (each for found in look.windows.values() for each in found.late),
+        look.late,
         key=lambda each: (places[each.batch_id], each.window),
     )
     windows = {window for batch_id in first for window in untaken[batch_id]}
@@ -364,7 +388,7 @@ def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: da
         news |= look.tables
     landed = look.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
-    held_up = landed.gap is not None and workspace.decisions.action(GAP_FOUND.scenario) == STOP
+    held_up = look.held_up
     return Pending(
         windows=() if held_up else tuple(sorted(windows)),
         batches=len(untaken),

@@ -27,6 +27,7 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares, rows_of
 from omnisupport_ingest.lake.key_files import (
@@ -51,6 +52,7 @@ from omnisupport_ingest.lake.stats import rows_in
 
 _RANGE = "_cdc_range"
 _TASKS_OF_FEW = 4
+_FILES_OF_FEW = 4
 _ROWS_OF_A_RANGE = 2 * ROWS_PER_FILE
 _ROWS_OF_A_PART = 100_000
 _KEYS_OF_A_SAMPLE = 50_000
@@ -174,6 +176,13 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     """
     rows = _Rows(sent.changes, _refolded_files(sent, target), arrow_schema(sent.folded, without=()))
     ranges = ranges_of(target.files)
+    if are_few(rows.files) and sent.refolded is None and not look_at_all:
+        few = partial(_update_few, rows=rows, target=target, ranges=ranges)
+        with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+            found = standing_task.ask(sent.spark, few)
+        if found is not None:
+            return _collected(found, ranges)
+    standing_task.release()
     sample = _Sample(target.order.nothing(), 1)
     if not are_few(rows.files):
         sample = _sample(sent.spark, rows, target.order)
@@ -182,9 +191,8 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     bounds = _shared_out(sample, ranges, looks)
     update = partial(_update, rows=rows, target=target, ranges=ranges, bounds=bounds, looks=looks)
     tasks = len(bounds) - 1
-    outcome = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME)
-    with gate("lake.write", target.draft), room_on_disk(outcome, target.draft):
-        outcomes = outcome.collect()
+    with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+        outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME).collect()
     return _collected(outcomes, ranges)
 
 
@@ -222,7 +230,7 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
         return []
     folder = target.draft / f"refolded-{uuid.uuid4().hex}"
     rows = sent.refolded.sortWithinPartitions(f"`{target.order.column}`")
-    with gate("lake.write", target.draft), room_on_disk(rows, target.draft):
+    with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
         # Of small row groups in order a task reads those that have its keys.
         rows.write.option("parquet.block.size", _BYTES_OF_A_GROUP).parquet(f"file://{folder}")
     return [
@@ -318,6 +326,18 @@ def _update(
         places = range_numbers(target.order.values(sent), ranges)
         sent = sent.append_column(_RANGE, pa.array(places))
         yield from _update_rows(sent, target, ranges, [look for look in looks if low <= look < high])
+
+
+def _update_few(
+    rows: _Rows, target: FilesToUpdate, ranges: Sequence[KeyRange]
+) -> list[dict[str, Any]] | None:
+    """What ``_update`` says, if few files hold the keys of ``rows``; None if it is work for several tasks."""
+    sent = rows.between(target, ranges[0].start, ranges[-1].end)
+    places = range_numbers(target.order.values(sent), ranges)
+    if len(np.unique(places)) > _FILES_OF_FEW:
+        return None
+    sent = sent.append_column(_RANGE, pa.array(places))
+    return [row for batch in _update_rows(sent, target, ranges) for row in batch.to_pylist()]
 
 
 def _update_rows(

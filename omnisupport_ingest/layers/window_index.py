@@ -25,8 +25,9 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.lake.table import TableMark
+from omnisupport_ingest.layers.noted_snapshot import HeldWindows
 
-FORMAT = f"1/{__version__}"
+FORMAT = f"2/{__version__}"
 """What is noted, and how a window is looked at. Another version looks at every window once."""
 
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
@@ -55,6 +56,7 @@ class LookNote:
     """Up to where a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``), and of
     each partitioned table, by path.
 
+    ``held``: of some of these what they hold of the windows that are not settled.
     ``judged_by``: digest of what all windows are judged by, ``apart`` what some are judged by besides.
     ``looked_again``: the window up to which they were looked at without a reason. ``totals``: the sums of the
     windows' numbers. Each look that finds something has another ``revision``.
@@ -68,6 +70,7 @@ class LookNote:
     looked_again: str = ""
     apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tables: Mapping[str, TableMark] = field(default_factory=dict)
+    held: Mapping[str, HeldWindows] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -84,6 +87,7 @@ class WindowIndex:
         self._db_of: int | None = None
         self._process = os.getpid()
         self._changed = False
+        self._read: tuple[str, LookNote] | None = None
         self.totals: Counter[str] = Counter()
 
     def begin(self) -> LookNote:
@@ -96,10 +100,12 @@ class WindowIndex:
             self.totals = Counter()
             return LookNote()
         _check(row[1], row[0])
-        try:
-            note = from_plain(LookNote, parse_json(row[0]))
-        except Unreadable:
-            raise IndexDamaged from None
+        if self._read is None or self._read[0] != row[0]:
+            try:
+                self._read = row[0], from_plain(LookNote, parse_json(row[0]))
+            except Unreadable:
+                raise IndexDamaged from None
+        note = self._read[1]
         if note.format != FORMAT:
             raise IndexDamaged
         self.totals = Counter(note.totals)

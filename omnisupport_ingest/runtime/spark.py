@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import uuid
 from functools import cache
@@ -24,6 +25,9 @@ from omnisupport_ingest.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LOCAL = re.compile(r"local\[(?P<slots>\d+|\*)(?:,\d+)?\]")
+"""A master on this machine, with its slots (Spark, "Master URLs")."""
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _PACKAGE = Path(__file__).parent.parent
@@ -214,6 +218,15 @@ def _code() -> str:
     files = sorted(_PACKAGE.rglob("*.py"))
     seen = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     return sha256(repr(seen).encode()).hexdigest()
+
+
+def has_slot_to_spare(settings: Settings) -> bool:
+    """Whether one task of Spark may stay for a run (``lake.standing_task``): its workers are on this machine,
+    and another job finds a slot beside it."""
+    slots = _LOCAL.fullmatch(settings.spark_master)
+    if settings.spark_remote is not None or slots is None:
+        return False
+    return (os.cpu_count() or 1 if slots["slots"] == "*" else int(slots["slots"])) > 1
 
 
 def _is_local(settings: Settings) -> bool:

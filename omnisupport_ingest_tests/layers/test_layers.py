@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE
-from omnisupport_ingest.lake import file_tasks, staging
+from omnisupport_ingest.lake import file_tasks, staging, standing_task
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
@@ -142,6 +143,26 @@ def test_a_small_run_is_one_job_for_each_layer(story, spark):
     # The columns of the rows that were written show that they pass the gate.
     assert jobs == {"raw": 1, "deduped": 1, "net": 1, "dimension": 1}
     assert state(story, spark)[1][0] == "three"
+
+
+def test_a_small_run_of_the_platform_is_one_job_and_commits_the_same(tmp_path, spark):
+    update = Commit(30, 3, [Change("u", 1, {"title": "three"}, unchanged=("body",))])
+    found, jobs = [], []
+    for stays in (False, True):
+        story = Story(tmp_path / f"{stays}")
+        story.land(INSERT, UPDATE)
+        run(story, spark, FIRST)
+        story.land(update)
+        spark.sparkContext.setJobGroup(f"whole {stays}", "one run")
+        with standing_task.standing_task(spark) if stays else nullcontext():
+            done = hashes(run(story, spark, FIRST))
+        standing_task.release()
+        spark.sparkContext.setJobGroup("apart", "not counted")
+        versions = [table.open().version for table in story.workspace.tables() if table.exists]
+        found.append((done, state(story, spark), versions))
+        jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(f"whole {stays}")))
+    assert found[0] == found[1]
+    assert jobs == [4, 1]
 
 
 @pytest.mark.quick

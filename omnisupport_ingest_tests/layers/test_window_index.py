@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from bench.history import SOURCE, History
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.lake import table
+from omnisupport_ingest.layers import noted_snapshot
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
 from omnisupport_ingest_tests.layers.test_cost import READS
 
@@ -50,6 +53,58 @@ def test_a_process_that_starts_in_a_home_with_400_windows_reads_as_many_states_a
     many = first_tick(tmp_path / "many", 400, monkeypatch)
     assert many["states parsed"] == few["states parsed"]
     assert many["opened"] == few["opened"]
+
+
+def opened_by_checks(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, object]:
+    """How many tables the checks of a run's process open, of which ``others`` have had no news."""
+    history = History(folder, PER_WINDOW, others)
+    history.grow(6 * PER_WINDOW)
+    for number in range(4):
+        history.close_others(number)
+    history.seal()
+    pending_windows(history.workspace, SOURCE)
+    history.take_in([6])
+    workspace, opened = history.opened(), []
+    monkeypatch.setattr(table, "_opened", {})
+    for module in (table, noted_snapshot):
+        monkeypatch.setattr(module, "DeltaTable", counting(opened))
+    found = standing_of_windows(workspace, SOURCE)
+    assert windows_settled(workspace, SOURCE).numbers["windows_open"]
+    assert replays_explained(workspace, SOURCE).passed
+    monkeypatch.undo()
+    assert found == without_note(history)
+    return len(opened), found
+
+
+def counting(opened: list[str]) -> type[DeltaTable]:
+    class Counting(DeltaTable):
+        def __init__(self, folder: str, version: int | None = None) -> None:
+            opened.append(folder)
+            super().__init__(folder, version)
+
+    return Counting
+
+
+def test_the_checks_of_a_run_open_no_table_that_has_had_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, _ = opened_by_checks(tmp_path / "few", 1, monkeypatch)
+    many, standing = opened_by_checks(tmp_path / "many", 12, monkeypatch)
+    assert many == few
+    # What is pending is the batch that the other tables have to note when the window closes.
+    assert standing.unsettled  # type: ignore[attr-defined]
+
+
+def test_a_table_with_a_newer_version_is_opened_whatever_is_noted_of_it(tmp_path: Path) -> None:
+    history = History(tmp_path, PER_WINDOW, 2)
+    history.grow(3 * PER_WINDOW)
+    for number in (0, 1, 2):
+        pending_windows(history.opened(), SOURCE)
+        history.close_others(number)
+        fresh = pending_windows(history.opened(), SOURCE)
+        standing = standing_of_windows(history.opened(), SOURCE)
+        assert standing == without_note(history)
+        assert fresh == pending_windows(history.opened(), SOURCE)
 
 
 @pytest.mark.parametrize("harm", ["gone", "garbage", "empty", "a row", "a flag"])
@@ -94,6 +149,8 @@ from pathlib import Path
 from datetime import UTC, datetime
 from bench.history import SOURCE, START
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.lake import table
+from omnisupport_ingest.layers import noted_snapshot
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 folder = Path(sys.argv[1])

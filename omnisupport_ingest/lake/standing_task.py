@@ -1,0 +1,206 @@
+"""A task of Spark that stays for a run and does its small works one after another.
+
+A job costs Spark 0.15 to 0.25 seconds, however little there is to do, and a run over few changes has four.
+Within ``standing_task`` a job of one task starts at once, and that task is sent the works over a Unix socket
+on which the driver listens. So the start of the job passes while the driver plans, and each layer plans,
+writes and commits as it would with a job of its own.
+
+Nothing rests on it. Where the task is not to be had, has ended or fails in a work, ``ask`` says so, and who
+asked has Spark do the same work by a job, whose errors are Spark's. The task ends when the driver lets go
+of it, when the driver's process is gone, or after some idle seconds: until then it holds one of Spark's
+slots, so every larger job has it end first (``release``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+IDLE_SECONDS = 3.0
+"""How long the task waits for the next work of its run."""
+
+_LEAVES_SECONDS = 2.0
+"""How long a process that ends waits for Spark to note that the job is done."""
+
+_HERE, _GONE, _DONE, _FAILED = b"here", b"gone", b"done", b"failed"
+_LEAVE = b""
+_UNIX = "AF_UNIX"
+
+
+class _Task:
+    """The driver's side of one task: a job that runs in a thread, and the connection to its worker."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        from pyspark import InheritableThread
+
+        self.process = os.getpid()
+        self._key = secrets.token_bytes(32)
+        self._listener: Listener | None = Listener(None, _UNIX, authkey=self._key)
+        self._connection: Connection | None = None
+        address = str(self._listener.address)
+        serve = partial(_serve, address=address, key=self._key)
+        # Properties of the calling thread, such as the group of its jobs, are the job's.
+        self._thread = InheritableThread(
+            target=partial(_hold, spark, serve, address, self._key), session=spark, daemon=True
+        )
+        self._thread.start()
+
+    def ask(self, work: bytes) -> bytes | None:
+        """What the worker says of ``work``, None if it is not there any more."""
+        try:
+            connection = self._connected()
+            connection.send_bytes(work)
+            return connection.recv_bytes()
+        except (OSError, EOFError):
+            self.end()
+            return None
+        except BaseException:
+            # What comes back would be taken for the answer to the next work.
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let the worker go; its job ends by itself."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send_bytes(_LEAVE)
+            self._connection.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = self._connection = None
+
+    def wait(self) -> None:
+        """Wait for the job to end, which has nothing to do any more."""
+        self._thread.join(_LEAVES_SECONDS)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            if self._listener is None:
+                raise EOFError
+            # Either the worker connects, or who waited for the job that ended without it.
+            connection = self._listener.accept()
+            if connection.recv_bytes() != _HERE:
+                connection.close()
+                raise EOFError
+            self._connection = connection
+        return self._connection
+
+
+_depth = 0
+_task: _Task | None = None
+
+
+@contextlib.contextmanager
+def standing_task(spark: SparkSession) -> Iterator[None]:
+    """Have small works of the block done by one task of ``spark``, which starts at once.
+
+    At the end the task is left to end by itself: the next step of the same run takes it over. For Spark that
+    runs on this machine, and has more than one slot.
+    """
+    global _depth
+    _depth += 1
+    try:
+        _started(spark)
+        yield
+    finally:
+        _depth -= 1
+
+
+def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
+    """What ``work``, called by the standing task, returns; None outside of ``standing_task``, or where the
+    task has failed or is not to be had."""
+    from pyspark import cloudpickle
+
+    if not _depth:
+        return None
+    sent = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        task = _started(spark)
+        if task is None:
+            return None
+        told = task.ask(sent)
+        if told is not None:
+            break
+        # It was idle for too long. A second one is not.
+        release()
+    else:
+        return None
+    if told[:1] != _DONE[:1]:
+        return None
+    found: T = pickle.loads(told[len(_DONE) :])  # noqa: S301 - of a process of ours, by a key that it knows
+    return found
+
+
+def release() -> None:
+    """Let the task end, as a job is to have the slots of Spark for itself."""
+    global _task
+    task, _task = _task, None
+    if task is not None and task.process == os.getpid():
+        task.end()
+
+
+@atexit.register
+def _leave() -> None:
+    task = _task
+    release()
+    if task is not None and task.process == os.getpid():
+        task.wait()
+
+
+def _started(spark: SparkSession) -> _Task | None:
+    global _task
+    if _task is None or _task.process != os.getpid():
+        try:
+            _task = _Task(spark)
+        except OSError:
+            return None
+    return _task
+
+
+def _hold(
+    spark: SparkSession, serve: Callable[..., Iterator[pa.RecordBatch]], address: str, key: bytes
+) -> None:
+    """Run the job, and tell who may be waiting for its worker that there is none."""
+    try:
+        # Who asks in vain has the work done by another job, which says what is wrong.
+        with contextlib.suppress(Exception):
+            spark.range(0, 1, 1, 1).mapInArrow(serve, "works long").collect()
+    finally:
+        with contextlib.suppress(OSError, EOFError), Client(address, _UNIX, authkey=key) as connection:
+            connection.send_bytes(_GONE)
+
+
+def _serve(batches: Iterable[pa.RecordBatch], address: str, key: bytes) -> Iterator[pa.RecordBatch]:
+    """What the worker does: works, until the driver sends none."""
+    works = 0
+    for _ in batches:
+        with contextlib.suppress(OSError, EOFError), Client(address, _UNIX, authkey=key) as connection:
+            connection.send_bytes(_HERE)
+            while connection.poll(IDLE_SECONDS):
+                sent = connection.recv_bytes()
+                if sent == _LEAVE:
+                    break
+                connection.send_bytes(_done(sent))
+                works += 1
+    yield pa.RecordBatch.from_pydict({"works": pa.array([works], pa.int64())})
+
+
+def _done(sent: bytes) -> bytes:
+    try:
+        return _DONE + pickle.dumps(pickle.loads(sent)())  # noqa: S301 - of the driver, by a key that it knows
+    except Exception:
+        return _FAILED
