@@ -35,6 +35,10 @@ help: ## Show this list
 demo: $(INSTALLED) ## Run the main job end to end and prove its result (DOMAIN=social ARGS="--fresh --changes 5000")
 	$(BIN)/omnisupport-ingest demo $(if $(filter command%,$(origin DOMAIN)),--domain $(DOMAIN)) $(ARGS)
 
+.PHONY: cluster-demo
+cluster-demo: $(INSTALLED) ## Run the demo on a Spark cluster of this machine, and compare with one (ARGS="--cluster 3")
+	OMNISUPPORT_HOME=.omnisupport-cluster $(BIN)/omnisupport-ingest demo --cluster 2 --fresh --changes 5000 $(ARGS)
+
 .PHONY: up
 up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--workload 20")
 	$(BIN)/omnisupport-ingest up $(ARGS)

@@ -25,3 +25,12 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
+
+
+def secret_variables() -> frozenset[str]:
+    """The variables of the settings that are secret, for processes that shall not have them."""
+    return frozenset(
+        PREFIX + name.upper()
+        for name, field in Settings.model_fields.items()
+        if SecretStr in getattr(field.annotation, "__args__", (field.annotation,))
+    )
