@@ -38,6 +38,7 @@ from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
 from omnisupport_ingest.cli.report import report
 from omnisupport_ingest.cli.retention import retention
+from omnisupport_ingest.cli.serve import serve
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
@@ -58,7 +59,18 @@ class _Cli(Commands):
     """The commands of a person, in the order in which they are needed."""
 
     sections: ClassVar = {
-        "Run": ("init", "up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
+        "Run": (
+            "init",
+            "up",
+            "demo",
+            "sync",
+            "capture",
+            "materialize",
+            "serve",
+            "land",
+            "manifest",
+            "workload",
+        ),
         "Look": (
             "status",
             "ledger",
@@ -95,6 +107,7 @@ _COMMANDS = (
     sync,
     capture,
     materialize,
+    serve,
     land,
     manifest,
     workload,

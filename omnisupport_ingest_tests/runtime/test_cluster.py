@@ -31,9 +31,9 @@ _SPECULATES = """
 # A task that is slower than the others is begun a second time.
 spark.speculation true
 spark.speculation.interval 100ms
-spark.speculation.quantile 0.5
+spark.speculation.multiplier 1.01
+spark.speculation.quantile 0.25
 spark.speculation.minTaskRuntime 200ms
-spark.task.reaper.enabled false
 """
 
 
