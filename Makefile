@@ -101,6 +101,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.first_sync
 	$(BIN)/python -m bench.platform
 	$(BIN)/python -m bench.landing_index
+	$(BIN)/python -m bench.cluster
 
 .PHONY: parity
 parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")
