@@ -29,7 +29,7 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.cluster import properties_text, spark_home_folder
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
-from omnisupport_ingest.runtime.environment import secret_variables
+from omnisupport_ingest.runtime.environment import without_secrets
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.private_folders import Scratch, socket_folder
@@ -143,7 +143,6 @@ def _start(
         # If somebody took the port meanwhile, the next start chooses another.
         "spark.connect.grpc.port.maxRetries": "0",
     }
-    secrets_of_ours = secret_variables()
     properties = home.run / "spark-connect.properties"
     with gate("runtime.file"):
         replace(properties, properties_text(conf))
@@ -154,7 +153,7 @@ def _start(
         [submit, "--class", _SERVER_CLASS, "--properties-file", str(properties)],
         env={
             # Spark connects to no database of ours.
-            **{name: value for name, value in os.environ.items() if name not in secrets_of_ours},
+            **without_secrets(os.environ),
             **workers_environment(settings),
             # Where Spark spills, whatever the machine has set.
             "SPARK_LOCAL_DIRS": str(scratch.path),

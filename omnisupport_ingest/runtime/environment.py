@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -25,6 +26,12 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without the settings that are secret."""
+    secret = secret_variables()
+    return {name: value for name, value in environment.items() if name not in secret}
 
 
 def secret_variables() -> frozenset[str]:
