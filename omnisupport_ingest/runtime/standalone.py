@@ -82,9 +82,8 @@ def start_standalone(
         with gate("runtime.file"):
             own.mkdir(mode=0o700, exist_ok=True)
         offer = ("--cores", str(size.cores), "--memory", size.memory, "--work-dir", str(own))
-        supervisor.start(
-            launch.service(name, "Worker", (*offer, "--port", "0", "--webui-port", "0", master), own)
-        )
+        options = (*offer, "--port", "0", "--webui-port", "0", master)
+        supervisor.start(launch.service(name, "Worker", options, own, _host(number)))
     supervisor.wait(
         lambda: _registered(page) == workers,
         what=f"The Spark cluster of {workers} workers",
@@ -99,13 +98,15 @@ class _Launch:
     home: Home
     properties: Path
 
-    def service(self, name: str, kind: str, options: tuple[str, ...], own: Path | None = None) -> Service:
+    def service(
+        self, name: str, kind: str, options: tuple[str, ...], own: Path | None = None, host: str = LOOPBACK
+    ) -> Service:
         """A daemon of Spark. ``own``: the folder that is a worker's own, with what its executors spill."""
         spark = spark_home_folder()
         environment = {
             "SPARK_HOME": str(spark),
             "JAVA_HOME": str(find_java(self.home.run).path),
-            "SPARK_LOCAL_IP": LOOPBACK,
+            "SPARK_LOCAL_IP": host,
             "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
             "PYSPARK_PYTHON": sys.executable,
             # Executors have the package from the driver.
@@ -116,9 +117,17 @@ class _Launch:
         if own is not None:
             environment["SPARK_LOCAL_DIRS"] = str(own)
         program = _CLASS.format(kind.lower(), kind)
-        command = (str(spark / "bin" / "spark-class"), program, "--host", LOOPBACK)
+        command = (str(spark / "bin" / "spark-class"), program, "--host", host)
         with_secret = ("--properties-file", str(self.properties))
         return Service(name, (*command, *with_secret, *options), environment=environment)
+
+
+def _host(number: int) -> str:
+    """Where the worker ``number`` listens: Spark begins a task a second time on another host alone.
+
+    All of 127.0.0.0/8 is loopback on Linux; elsewhere there is one address.
+    """
+    return f"127.0.0.{number + 1}" if sys.platform.startswith("linux") else LOOPBACK
 
 
 def _registered(page: int) -> int:

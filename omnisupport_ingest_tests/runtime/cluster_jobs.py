@@ -37,6 +37,7 @@ def work(output: Output, number: int, said: str, rows: pa.Table) -> str:
     deadline = time.monotonic() + 120
     while waits and not (folder / GO_ON).exists():
         if time.monotonic() > deadline:
+            (folder / "gave up").touch()
             raise TimeoutError("nobody said to go on")
         time.sleep(0.05)
     output.add(rows)

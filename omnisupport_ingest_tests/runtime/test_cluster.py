@@ -119,6 +119,7 @@ def output_of(root: Path) -> str:
 
 def assert_whole(root: Path, job: str) -> None:
     """The table has every row once, and every file that can be seen is of its version."""
+    assert not said(root, job, "gave up"), "Spark itself tried again, not after a task that gave up"
     table = by_window(root / job)
     snapshot = table.open()
     rows = rows_of(snapshot.all_files(), arrow_schema(table.spec.schema, without=()))
