@@ -35,6 +35,10 @@ help: ## Show this list
 demo: $(INSTALLED) ## Run the main job end to end and prove its result (DOMAIN=social ARGS="--fresh --changes 5000")
 	$(BIN)/omnisupport-ingest demo $(if $(filter command%,$(origin DOMAIN)),--domain $(DOMAIN)) $(ARGS)
 
+.PHONY: cluster-demo
+cluster-demo: $(INSTALLED) ## Run the demo on a Spark cluster of this machine, and compare with one (ARGS="--cluster 3")
+	OMNISUPPORT_HOME=.omnisupport-cluster $(BIN)/omnisupport-ingest demo --cluster 2 --fresh --changes 5000 $(ARGS)
+
 .PHONY: up
 up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--workload 20")
 	$(BIN)/omnisupport-ingest up $(ARGS)
@@ -97,6 +101,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.first_sync
 	$(BIN)/python -m bench.platform
 	$(BIN)/python -m bench.landing_index
+	$(BIN)/python -m bench.cluster
 
 .PHONY: parity
 parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")

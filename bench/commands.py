@@ -68,6 +68,7 @@ NO_LOOKS = {
             "sync",
             "capture",
             "materialize",
+            "serve",
             "workload",
             "as-of",
             "verify",

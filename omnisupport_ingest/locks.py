@@ -141,6 +141,11 @@ class NamedLock:
             os.close(descriptor)
         return None
 
+    def keep_when_executing(self) -> None:
+        """Keep the lock also when this process executes another program."""
+        assert self._descriptor is not None
+        os.set_inheritable(self._descriptor, True)
+
     def release(self) -> None:
         """Let go of the lock; once more does nothing.
 

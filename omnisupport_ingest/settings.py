@@ -262,6 +262,13 @@ class Settings(BaseSettings):
         examples=["sc://spark.example:15002/;token=…"],
         json_schema_extra={"values": "`sc://host:port`, options behind `/;`, secret"},
     )
+    spark_properties: Path | None = Field(
+        None,
+        description="File with Spark's own settings, in the form of `spark-defaults.conf`: of a cluster its "
+        "secret, its executors, Kubernetes or YARN. For the Spark that the program starts. One that decides "
+        "about data is refused. Unset: none.",
+        examples=["/etc/omnisupport/spark.conf"],
+    )
     spark_driver_memory: str = Field(
         "2g", description="Memory of the Spark driver.", json_schema_extra={"values": "Spark size"}
     )

@@ -141,10 +141,15 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "cli/sources.py",
     ),
     "runtime.file": (
+        "cli/demo.py",
+        "runtime/cluster.py",
         "runtime/connect_address.py",
         "runtime/connect_server.py",
         "runtime/dagster_home.py",
         "runtime/running.py",
+        "runtime/spark.py",
+        "runtime/standalone.py",
+        "verify/again.py",
     ),
 }
 """Gate → the modules of the package that may pass it."""
@@ -230,6 +235,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("runtime/connect_address.py", "ConnectAddress.forget"): _RUN_FILE,
     ("runtime/connect_server.py", "serve"): _RUN_FILE,
     ("runtime/dagster_services.py", "start_dagster_without_ui"): _SCRATCH,
+    ("runtime/dagster_services.py", "prepare_dagster"): _SCRATCH,
     ("runtime/private_folders.py", "socket_folder"): _RUN_FILE,
     ("runtime/private_folders.py", "remove_socket_folder"): _RUN_FILE,
     ("runtime/private_folders.py", "Scratch.take"): _SCRATCH,

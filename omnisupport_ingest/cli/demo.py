@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +29,7 @@ from omnisupport_ingest.cli.views import show_proof
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
 from omnisupport_ingest.runtime.home_lock import HomeLock
@@ -72,6 +75,8 @@ class Demo:
     seed: int
     again: str
     """What a person types before the next command, so that it finds this home."""
+    workers: int | None = None
+    """Workers of the cluster that Spark runs on; None: it runs as the settings say."""
 
     @property
     def domain(self) -> Domain[Any]:
@@ -102,8 +107,16 @@ class Demo:
     help="Database to use: `support_desk` or `social`. Each has its own home, unless OMNISUPPORT_HOME "
     "names one.  [default: that of the home, else support_desk]",
 )
+@click.option(
+    "--cluster",
+    "workers",
+    type=click.IntRange(1, 8),
+    metavar="WORKERS",
+    help="Run Spark as a cluster of this machine, with so many worker processes, and compare every content "
+    "hash with what one machine makes of the same batches.",
+)
 @click.option("--fresh", is_flag=True, help="Remove the home first and begin again.")
-def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
+def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh: bool) -> int:
     """Run the main job end to end on an embedded PostgreSQL, and compare source and lake at the end.
 
     It starts PostgreSQL, capture, Spark and Dagster, changes rows, replays a window, and stops everything.
@@ -113,6 +126,7 @@ def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
     Examples:
       omnisupport-ingest demo --fresh --changes 5000
       omnisupport-ingest demo --domain social
+      omnisupport-ingest demo --cluster 2 --changes 5000
 
     Exit code: 0 nothing differs, 1 a difference or a named problem, 2 usage or settings, 3 the home has
     another domain, 4 Java or PostgreSQL is missing, 6 the home is in use, 7 a service failed.
@@ -142,7 +156,7 @@ def demo(changes: int, seed: int, domain: str | None, fresh: bool) -> int:
         HomeLock(home, "demo"),
         Supervisor(home, report=click.echo) as supervisor,
     ):
-        return run(Demo(settings, home, supervisor, changes, seed, again))
+        return run(Demo(settings, home, supervisor, changes, seed, again, workers))
 
 
 def _place_of(domain: str | None) -> dict[str, Any]:
@@ -181,6 +195,7 @@ def _settings_of(domain: str | None) -> dict[str, Any]:
 def run(demo: Demo) -> int:
     """All steps in order; the exit code is 0 only if the comparison found no difference."""
     try:
+        demo = start_the_cluster(demo)
         start_the_source(demo)
         start_capture(demo)
         services.start_spark(demo.supervisor, demo.settings, demo.home, click.echo)
@@ -193,8 +208,20 @@ def run(demo: Demo) -> int:
     finally:
         stop_spark_connect(demo.supervisor, demo.home)
     show_proof(result)
+    same = demo.workers is None or compare_with_one_machine(demo)
     say_what_to_do_next(demo)
-    return 0 if result.holds else FINDINGS
+    return 0 if result.holds and same else FINDINGS
+
+
+def start_the_cluster(demo: Demo) -> Demo:
+    """Start a master and workers of Spark, if they are asked for; return the demo that runs on them."""
+    from omnisupport_ingest.runtime.standalone import start_standalone
+
+    if demo.workers is None:
+        return demo
+    click.echo(f"Starting a Spark cluster of {demo.workers} worker processes …")
+    settings = start_standalone(demo.supervisor, demo.settings, demo.home, demo.workers)
+    return replace(demo, settings=settings)
 
 
 def start_the_source(demo: Demo) -> None:
@@ -308,6 +335,28 @@ def prove_the_result(demo: Demo) -> Proof:
     finally:
         # A session that is still open when its server ends would retry for minutes.
         spark.stop()
+
+
+def compare_with_one_machine(demo: Demo) -> bool:
+    """Stop everything, make the same batches again with `local[2]`, and compare every content hash."""
+    from omnisupport_ingest.verify.again import contents, differing, make_again
+
+    demo.supervisor.stop()
+    click.echo("\nStopped. Making the same batches again on one machine, Spark local[2] …")
+    one_machine = {"spark_master": "local[2]", "spark_properties": None}
+    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="one-", dir=demo.home.run) as folder:
+        again = make_again(demo.settings, demo.home, Path(folder, "home"), **one_machine)
+    on_cluster = contents(demo.settings)
+    different = differing(on_cluster, again.contents)
+    windows = len({window for _, window in on_cluster if window})
+    click.echo(
+        f"Cluster of {demo.workers} workers and one machine: {len(on_cluster)} content hashes of "
+        f"{len({table for table, _ in on_cluster})} tables in {windows} windows, "
+        + (f"{len(different)} differ:" if different else "every one the same.")
+    )
+    for each in different:
+        click.echo(f"  {each}")
+    return not different
 
 
 def say_what_to_do_next(demo: Demo) -> None:

@@ -177,7 +177,7 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
             "Set the warning below the alarm.",
         )
     if settings.spark_remote is not None:
-        idle = sorted({"spark_master", "spark_driver_memory", "spark_local_dir"} & told)
+        idle = sorted({"spark_master", "spark_properties", "spark_driver_memory", "spark_local_dir"} & told)
         for name in idle:
             yield Diagnosis(
                 "settings",

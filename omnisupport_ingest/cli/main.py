@@ -39,6 +39,7 @@ from omnisupport_ingest.cli.render import Commands
 from omnisupport_ingest.cli.replay import replay
 from omnisupport_ingest.cli.report import report
 from omnisupport_ingest.cli.retention import retention
+from omnisupport_ingest.cli.serve import serve
 from omnisupport_ingest.cli.source import source
 from omnisupport_ingest.cli.sources import sources
 from omnisupport_ingest.cli.status import status
@@ -59,7 +60,18 @@ class _Cli(Commands):
     """The commands of a person, in the order in which they are needed."""
 
     sections: ClassVar = {
-        "Run": ("init", "up", "demo", "sync", "capture", "materialize", "land", "manifest", "workload"),
+        "Run": (
+            "init",
+            "up",
+            "demo",
+            "sync",
+            "capture",
+            "materialize",
+            "serve",
+            "land",
+            "manifest",
+            "workload",
+        ),
         "Look": (
             "status",
             "ledger",
@@ -105,6 +117,7 @@ _COMMANDS = (
     sync,
     capture,
     materialize,
+    serve,
     land,
     manifest,
     workload,

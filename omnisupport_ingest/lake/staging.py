@@ -162,19 +162,19 @@ def place_files(
     table: LakeTable, draft: Path, names: Collection[str], *, unit: str, generation: int
 ) -> list[str]:
     """Put the files called ``names``, which tasks wrote to ``draft``, in their final place in a table without
-    partitions; whatever else is in ``draft`` is deleted.
+    partitions; whatever else is in ``draft`` stays there.
 
     Returns the paths of what is in that place then: if the same work was done before, its files.
     ``unit`` and ``generation`` as in ``stage_frame``.
     """
-    for file in list(draft.iterdir()):
-        if file.is_dir():
-            shutil.rmtree(file)
-        elif file.name not in names:
-            file.unlink()
+    # A folder that no task knows: one that Spark has given up, or runs twice, may still write to ``draft``.
+    whole = draft / f"whole-{uuid.uuid4().hex}"
+    whole.mkdir(mode=0o700)
+    for name in names:
+        os.rename(draft / name, whole / name)
     place = _place_of(table, layout.WHOLE_TABLE, generation, unit)
     with gate("lake.place", table.spec.path):
-        _place(draft, table.folder / place)
+        _place(whole, table.folder / place)
     return sorted(f"{place}/{file.name}" for file in (table.folder / place).glob("*.parquet"))
 
 

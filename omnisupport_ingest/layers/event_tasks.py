@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,9 @@ from omnisupport_ingest.lake.file_tasks import Output, batches_of
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.errors import DamagedBatch
+from omnisupport_ingest.landing.integrity import verify
+from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.layers.event_copies import Copies, Marks
 from omnisupport_ingest.layers.scenarios import Group, groups_in
@@ -46,20 +50,37 @@ _WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
 @dataclass(frozen=True)
 class LandedFile:
-    """A landed file of one window, with the facts of its batch's arrival as raw has them, by column."""
+    """A landed file of one window, with the facts of its batch's arrival as raw has them, by column.
 
-    path: str
-    rows: int
-    bytes: int
+    ``folder`` of landing and ``file`` in it, as its manifest has it.
+    """
+
+    folder: Path
+    file: DataFile
     arrival: Mapping[str, Any]
 
+    @property
+    def rows(self) -> int:
+        return self.file.rows
 
-def take_in(output: Output, files: Sequence[LandedFile]) -> str:
-    """Write the events of ``files`` as raw has them: ``RAW_TYPE`` rows."""
+    @property
+    def bytes(self) -> int:
+        return self.file.bytes
+
+
+def take_in(output: Output, files: Sequence[LandedFile]) -> str | None:
+    """Write the events of ``files`` as raw has them: ``RAW_TYPE`` rows.
+
+    None if a file is not what its manifest says: every byte of landing is read here, not by the driver.
+    """
     place = _RAW.get_field_index("event_hash")
     for file in files:
+        try:
+            verify(file.folder, file.file)
+        except DamagedBatch:
+            return None
         known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
-        for batch in batches_of(file.path, _RAW, known):
+        for batch in batches_of(str(file.folder / file.file.path), _RAW, known):
             rows = pa.Table.from_batches([batch])
             # Rows of another batch are not what the manifest counts.
             counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])

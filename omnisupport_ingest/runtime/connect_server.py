@@ -14,28 +14,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import importlib.util
 import os
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
-from pydantic import SecretStr
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.cluster import properties_text, spark_home_folder
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
+from omnisupport_ingest.runtime.environment import without_secrets
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.private_folders import Scratch, socket_folder
 from omnisupport_ingest.runtime.spark import spark_conf, workers_environment
-from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.settings import Settings
 
 _SOCKET = "spark-connect-{}.sock"
 _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -145,17 +144,17 @@ def _start(
         "spark.connect.grpc.port.maxRetries": "0",
     }
     properties = home.run / "spark-connect.properties"
-    lines = "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items()))
     with gate("runtime.file"):
-        replace(properties, lines.encode())
-    spark_home = _spark_home()
+        replace(properties, properties_text(conf))
+    spark_home = spark_home_folder()
     submit = str(spark_home / "bin" / "spark-submit")
     return subprocess.Popen(
         # The script ends in `exec java`: the process that is started is the JVM itself.
         [submit, "--class", _SERVER_CLASS, "--properties-file", str(properties)],
         env={
-            **_without_secrets(os.environ),
-            **workers_environment(),
+            # Spark connects to no database of ours.
+            **without_secrets(os.environ),
+            **workers_environment(settings),
             # Where Spark spills, whatever the machine has set.
             "SPARK_LOCAL_DIRS": str(scratch.path),
             "TMPDIR": str(scratch.tmp),
@@ -167,28 +166,6 @@ def _start(
         stdin=subprocess.DEVNULL,
         preexec_fn=_die_with_parent(),
     )
-
-
-def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without the settings that are secret: Spark connects to no database of ours."""
-    secret = {
-        PREFIX + name.upper()
-        for name, field in Settings.model_fields.items()
-        if SecretStr in getattr(field.annotation, "__args__", (field.annotation,))
-    }
-    return {name: value for name, value in environment.items() if name not in secret}
-
-
-def _escaped(value: str) -> str:
-    """``value`` as Java's ``Properties.load`` reads it back."""
-    return value.replace("\\", "\\\\")
-
-
-def _spark_home() -> Path:
-    # Without importing pyspark: this process lives as long as the platform, and stays small.
-    package = importlib.util.find_spec("pyspark")
-    assert package is not None and package.origin is not None
-    return Path(package.origin).parent
 
 
 def _die_with_parent() -> Callable[[], None] | None:

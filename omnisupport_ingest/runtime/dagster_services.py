@@ -64,8 +64,7 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str
     """
     port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
     start_dagster_without_ui(supervisor, settings, home)
-    command = (GUARDED_WEBSERVER, "-h", LOOPBACK, "-p", str(port), "-w", _workspace(home))
-    supervisor.start(_service(WEBSERVER, command, settings, home))
+    supervisor.start(webserver(settings, home, port))
     supervisor.wait(lambda: _shows_location(port), what="The Dagster UI", seconds=_READY_SECONDS)
     _require_guard(port)
     record_ui_port(home.run, port)
@@ -74,19 +73,44 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str
 
 def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> None:
     """Start the code server and the daemon alone, which is all that sensors and backfills need."""
-    write_dagster_home(settings, home)
-    remove_old_run_logs(home)
     # What an earlier start was killed over is not needed any more.
     shutil.rmtree(_temporary(home), ignore_errors=True)
-    _temporary(home).mkdir(mode=0o700)
-    socket = code_server_socket(home)
-    write_workspace(home, socket)
-    supervisor.start(_service(CODE_SERVER, code_server_command(socket), settings, home))
+    prepare_dagster(settings, home)
+    supervisor.start(code_server(settings, home))
     # Not waited for: until it is ready, runs are started without it.
-    starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
-    supervisor.start(replace(starter, environment={**starter.environment, **_ONE_THREAD}))
+    supervisor.start(run_starter(settings, home))
+    socket = code_server_socket(home)
     supervisor.wait(lambda: socket_answers(socket), what="The Dagster code server", seconds=_READY_SECONDS)
-    supervisor.start(_service(DAEMON, (PROMPT_DAEMON, "run", "-w", _workspace(home)), settings, home))
+    supervisor.start(daemon(settings, home))
+
+
+def prepare_dagster(settings: Settings, home: Home) -> None:
+    """Write the files that Dagster's services of ``home`` begin with; as often as one of them starts."""
+    write_dagster_home(settings, home)
+    remove_old_run_logs(home)
+    _temporary(home).mkdir(mode=0o700, exist_ok=True)
+    write_workspace(home, code_server_socket(home))
+
+
+def code_server(settings: Settings, home: Home) -> Service:
+    return _service(CODE_SERVER, code_server_command(code_server_socket(home)), settings, home)
+
+
+def run_starter(settings: Settings, home: Home) -> Service:
+    """What stands ready for runs."""
+    starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
+    return replace(starter, environment={**starter.environment, **_ONE_THREAD})
+
+
+def daemon(settings: Settings, home: Home) -> Service:
+    """Sensors, schedules, and the queue."""
+    return _service(DAEMON, (PROMPT_DAEMON, "run", "-w", _workspace(home)), settings, home)
+
+
+def webserver(settings: Settings, home: Home, port: int, listen: str = LOOPBACK) -> Service:
+    """The UI, at ``port`` of the address ``listen``."""
+    command = (GUARDED_WEBSERVER, "-h", listen, "-p", str(port), "-w", _workspace(home))
+    return _service(WEBSERVER, command, settings, home)
 
 
 def code_server_socket(home: Home) -> Path:

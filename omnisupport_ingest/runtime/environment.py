@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -25,3 +26,18 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without the settings that are secret."""
+    secret = secret_variables()
+    return {name: value for name, value in environment.items() if name not in secret}
+
+
+def secret_variables() -> frozenset[str]:
+    """The variables of the settings that are secret, for processes that shall not have them."""
+    return frozenset(
+        PREFIX + name.upper()
+        for name, field in Settings.model_fields.items()
+        if SecretStr in getattr(field.annotation, "__args__", (field.annotation,))
+    )

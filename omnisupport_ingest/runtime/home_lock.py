@@ -60,6 +60,12 @@ class HomeLock:
     ) -> None:
         self.release()
 
+    def keep(self) -> None:
+        """Enter, and hold the lock until this process ends, whatever program it executes meanwhile."""
+        self.__enter__()
+        assert self._held is not None
+        self._held.keep_when_executing()
+
     def release(self) -> None:
         """Let go of the lock; once more does nothing."""
         if self._held is not None:

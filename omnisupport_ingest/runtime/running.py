@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
@@ -28,6 +29,14 @@ def running_services(run_folder: Path) -> dict[str, int]:
         if service is not None and service.lives():
             found[path.stem] = service.pid
     return found
+
+
+def record_service(run_folder: Path, name: str) -> None:
+    """Note that this process is the service ``name``, as its guard would under a supervisor."""
+    me = ProcessIdentity.of(os.getpid())
+    assert me is not None
+    with gate("runtime.file"):
+        replace(run_folder / f"{name}.pid", f"{me.text}\n".encode())
 
 
 def record_ui_port(run_folder: Path, port: int) -> None:

@@ -9,14 +9,27 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shlex
 import sys
+import tempfile
 import uuid
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.runtime.cluster import (
+    JAVA_OPTIONS,
+    PYTHON,
+    is_local,
+    package_archive,
+    properties_text,
+    spark_properties,
+)
 from omnisupport_ingest.runtime.connect_address import ConnectAddress, by_socket, socket_channel
 from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK
@@ -56,7 +69,7 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         "spark.app.name": "omnisupport-ingest",
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.driver.extraJavaOptions": " ".join(java),
+        JAVA_OPTIONS: " ".join(java),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(_home(settings) / "run" / "spark-warehouse"),
@@ -64,10 +77,10 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
         # A cluster's executors have an environment of their own.
         **{f"spark.executorEnv.{name}": value for name, value in _KEPT_MEMORY.items()},
     }
-    if _is_local(settings):
+    if settings.spark_master.startswith("local"):
         conf |= {
             # Spark otherwise listens on the machine's own address. A cluster's executors must reach
-            # the driver, so there the choice stays with whoever runs it (SPARK_LOCAL_IP).
+            # the driver, so there the choice stays with whoever runs it (``spark_properties``).
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,
             # Whoever can connect to the ports of driver and block manager, as every user of the machine can,
@@ -81,7 +94,10 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
             # and Spark warns at every start of a configuration that has the latter.
             "spark.omnisupport.localDir": str(scratch.path),
         }
-    return conf
+    own = spark_properties(settings, session_conf(settings).keys())
+    if more := own.get(JAVA_OPTIONS):
+        own[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {more}"
+    return conf | own
 
 
 def session_conf(settings: Settings) -> dict[str, str]:
@@ -107,7 +123,7 @@ def session_conf(settings: Settings) -> dict[str, str]:
         # A run may read many small files; listing them in a job of its own costs a second.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }
-    if _is_local(settings):
+    if is_local(settings):
         # The default of 200 costs seconds per job on one machine; adaptive execution merges more.
         conf["spark.sql.shuffle.partitions"] = "4"
     return conf
@@ -120,25 +136,44 @@ def classic_session(settings: Settings) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    if SparkSession.getActiveSession() is None:
-        os.environ |= workers_environment()
-        os.environ["JAVA_HOME"] = str(find_java(_home(settings) / "run").path)
-        scratch = Scratch.take(settings)
-        atexit.register(scratch.remove)
-        if _is_local(settings):
-            os.environ["SPARK_LOCAL_DIRS"] = str(scratch.path)
-        conf = spark_conf(settings, scratch)
-    else:
-        conf = session_conf(settings)
+    if SparkSession.getActiveSession() is not None:
+        return _built(session_conf(settings))
+    os.environ |= workers_environment(settings)
+    os.environ["JAVA_HOME"] = str(find_java(_home(settings) / "run").path)
+    scratch = Scratch.take(settings)
+    atexit.register(scratch.remove)
+    if settings.spark_master.startswith("local"):
+        os.environ["SPARK_LOCAL_DIRS"] = str(scratch.path)
+    conf = spark_conf(settings, scratch)
+    if settings.spark_properties is not None:
+        # What the builder is given stands on the command line of the JVM, which every user can read.
+        own = spark_properties(settings)
+        properties = scratch.tmp / "spark.properties"
+        with gate("runtime.file"):
+            replace(properties, properties_text(own))
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
+        conf = {name: value for name, value in conf.items() if name not in own or name == JAVA_OPTIONS}
+    spark = _built(conf)
+    if not is_local(settings):
+        spark.sparkContext.addPyFile(str(package_archive(scratch.tmp)))
+    return spark
+
+
+def _built(conf: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
     builder = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
-def workers_environment() -> dict[str, str]:
-    """The environment by which Spark starts its Python workers: with this interpreter and its packages."""
-    return {"PYSPARK_PYTHON": sys.executable} | _KEPT_MEMORY
+def workers_environment(settings: Settings) -> dict[str, str]:
+    """The environment by which Spark starts its Python workers: with this interpreter and its packages.
+
+    A cluster whose machines have another one names it by ``spark.pyspark.python``.
+    """
+    return {"PYSPARK_PYTHON": spark_properties(settings).get(PYTHON, sys.executable)} | _KEPT_MEMORY
 
 
 _KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
@@ -170,12 +205,19 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
         # All of it in one call: the builder finds the session that there is.
         conf: dict[str, bool | float | int | str | None] = {**session_conf(settings)}
         ConnectSession.builder.config(map=conf).getOrCreate()
+        if not is_local(settings):
+            _send_package(spark, _home(settings) / "run")
     except PySparkException as error:
         raise SparkUnreachable(
             f"The Spark Connect server at {remote.partition('/;')[0]} does not answer.",
             fix="Start it, or unset OMNISUPPORT_SPARK_REMOTE to let Spark run in this process.",
         ) from error
     return spark
+
+
+def _send_package(spark: SparkSession, folder: Path) -> None:
+    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="package-", dir=folder) as made:
+        spark.addArtifacts(str(package_archive(Path(made))), pyfile=True)
 
 
 def _try_again_only_for_a_while(spark: SparkSession, *, elsewhere: bool) -> None:
@@ -227,10 +269,6 @@ def has_slot_to_spare(settings: Settings) -> bool:
     if settings.spark_remote is not None or slots is None:
         return False
     return (os.cpu_count() or 1 if slots["slots"] == "*" else int(slots["slots"])) > 1
-
-
-def _is_local(settings: Settings) -> bool:
-    return settings.spark_master.startswith("local")
 
 
 def _home(settings: Settings) -> Path:

@@ -41,14 +41,7 @@ def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) 
     find_java(home.run)
     Scratch.take(settings).remove()
     ConnectAddress.forget(home.run)
-    supervisor.start(
-        Service(
-            NAME,
-            (sys.executable, "-m", _SERVER),
-            environment=settings_environment(settings),
-            restart=Backoff(),
-        )
-    )
+    supervisor.start(connect_service(settings))
     recorded: list[ConnectAddress] = []
 
     def ready() -> bool:
@@ -59,6 +52,12 @@ def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) 
     supervisor.wait(ready, what="The Spark Connect server", seconds=_READY_SECONDS)
     _do_first_job(settings, recorded[0])
     return recorded[0]
+
+
+def connect_service(settings: Settings) -> Service:
+    """The server as a service."""
+    command = (sys.executable, "-m", _SERVER)
+    return Service(NAME, command, environment=settings_environment(settings), restart=Backoff())
 
 
 def stop_spark_connect(supervisor: Supervisor, home: Home) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.cluster import is_local
 from omnisupport_ingest.settings import PREFIX, Settings
 
 _LIBRARIES = ("pyspark.", "py4j.", "grpc.")
@@ -92,6 +93,12 @@ def _java_memory(settings: Settings) -> SparkOutOfMemory:
             "(java.lang.OutOfMemoryError).",
             fix="Start it with more: spark.driver.memory, on a cluster spark.executor.memory.",
         )
+    if not is_local(settings):
+        return SparkOutOfMemory(
+            f"The Spark cluster {settings.spark_master} had no memory left (java.lang.OutOfMemoryError).",
+            fix=f"Set spark.executor.memory to more in the file of {PREFIX}SPARK_PROPERTIES, or "
+            f"{PREFIX}SPARK_DRIVER_MEMORY if the log of spark-connect has the error. {_STAYS}",
+        )
     return SparkOutOfMemory(
         f"Spark had no memory left (java.lang.OutOfMemoryError): {PREFIX}SPARK_DRIVER_MEMORY is "
         f"{settings.spark_driver_memory}.",
@@ -106,6 +113,13 @@ def _worker_memory(what: str, settings: Settings) -> SparkOutOfMemory:
             f"{what}, on the server that {PREFIX}SPARK_REMOTE names.",
             fix="Give its workers more memory (spark.executor.pyspark.memory, "
             f"spark.executor.memoryOverhead), or fewer cores, and start again. {_STAYS}",
+        )
+    if not is_local(settings):
+        return SparkOutOfMemory(
+            f"{what}, on the cluster {settings.spark_master}.",
+            fix="Give its workers more memory (spark.executor.pyspark.memory, "
+            f"spark.executor.memoryOverhead), or fewer cores, in the file of {PREFIX}SPARK_PROPERTIES, and "
+            f"start again. {_STAYS}",
         )
     return SparkOutOfMemory(
         f"{what}. As many work at a time as {PREFIX}SPARK_MASTER says: {settings.spark_master}; beside them "

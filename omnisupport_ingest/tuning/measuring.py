@@ -51,6 +51,7 @@ _TAKEN_OVER = (
     "stream_transactions",
     "stream_above_bytes",
     "spark_master",
+    "spark_properties",
     "spark_driver_memory",
 )
 """Settings of whoever asks that change what is measured, and reach nothing of theirs."""

@@ -20,9 +20,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
+from omnisupport_ingest.lake import staging
 from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks, rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import FrameMismatch, spilled, stage_frame
+from omnisupport_ingest.lake.staging import FrameMismatch, place_files, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import (
     NOON,
@@ -264,3 +265,23 @@ def test_rows_put_aside_are_in_no_file_of_the_table_and_gone_with_the_draft(
         assert spark.read.parquet(*made.aside).count() == 1
         assert sum(file.rows for file in made.place().files) == len(ROWS) - 1
     assert not Path(made.aside[0]).exists()
+
+
+def test_what_an_attempt_that_spark_gave_up_writes_late_is_in_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster a second copy of a task may write on while the driver places what the first one made."""
+    table = unpartitioned(tmp_path)
+    draft = table.folder / ".staging" / "draft"
+    draft.mkdir(parents=True)
+    (draft / "part-told.parquet").write_text("rows")
+    place = staging._place
+
+    def place_meanwhile(written: Path, target: Path) -> None:
+        (draft / "part-late.parquet").write_text("the same rows")
+        place(written, target)
+
+    monkeypatch.setattr(staging, "_place", place_meanwhile)
+    placed = place_files(table, draft, ["part-told.parquet"], unit="u1", generation=1)
+    assert [Path(path).name for path in placed] == ["part-told.parquet"]
+    assert not [path for path in placed if not (table.folder / path).is_file()]

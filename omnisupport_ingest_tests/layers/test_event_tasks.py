@@ -21,10 +21,13 @@ from omnisupport_ingest.lake import file_tasks
 from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.integrity import sha256_of
+from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.layers.event_copies import Copies
 from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
 from omnisupport_ingest.layers.scenarios import Group
+from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -53,9 +56,33 @@ EVENT = {
 }
 
 
+def as_landed(file: Path) -> DataFile:
+    at = Position(1, Lsn(7), 0)
+    return DataFile(
+        path=file.name,
+        window=ARRIVAL["window"],
+        rows=1,
+        bytes=file.stat().st_size,
+        sha256=sha256_of(file),
+        first=at,
+        last=at,
+        ordered=True,
+        rows_per_table={"public.tickets": 1},
+    )
+
+
+def test_a_task_takes_in_no_file_that_is_not_what_its_manifest_says(tmp_path: Path) -> None:
+    landed = tmp_path / "landed.parquet"
+    pq.write_table(pa.Table.from_pylist([EVENT], schema=LANDED), landed)
+    file = LandedFile(tmp_path, as_landed(landed), ARRIVAL)
+    landed.write_bytes(landed.read_bytes()[:-1] + b"?")
+    output = Output(tmp_path / "output", 0, RAW, ())
+    assert take_in(output, [file]) is None
+
+
 def taken_in(tmp_path: Path, landed: Path) -> pa.Table:
     output = Output(tmp_path / f"of {landed.stem}", 0, RAW, ())
-    take_in(output, [LandedFile(str(landed), 1, landed.stat().st_size, ARRIVAL)])
+    assert take_in(output, [LandedFile(tmp_path, as_landed(landed), ARRIVAL)]) is not None
     output.close()
     [written] = (tmp_path / f"of {landed.stem}" / "rows").iterdir()
     return pq.read_table(written)

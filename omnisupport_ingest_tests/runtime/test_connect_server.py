@@ -15,7 +15,8 @@ import pytest
 
 from omnisupport_ingest.runtime import spark
 from omnisupport_ingest.runtime.connect_address import ConnectAddress, by_socket, socket_channel
-from omnisupport_ingest.runtime.connect_server import Backend, _without_secrets, hand_on
+from omnisupport_ingest.runtime.connect_server import Backend, hand_on
+from omnisupport_ingest.runtime.environment import without_secrets
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.spark import shared_session_id
 
@@ -141,4 +142,4 @@ def test_spark_is_not_given_the_passwords_of_the_settings() -> None:
         "OMNISUPPORT_SPARK_REMOTE": "sc://spark.example/;token=z",
         "OMNISUPPORT_HOME": "/h",
     }
-    assert _without_secrets({**given, "PATH": "/bin"}) == {"OMNISUPPORT_HOME": "/h", "PATH": "/bin"}
+    assert without_secrets({**given, "PATH": "/bin"}) == {"OMNISUPPORT_HOME": "/h", "PATH": "/bin"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from omnisupport_ingest.runtime.spark import workers_environment
+from omnisupport_ingest.settings import Settings
 
 _HELD_TWICE = """
 import resource, time
@@ -26,7 +28,7 @@ print(sum(again))
 """
 
 
-def test_a_worker_keeps_the_memory_that_it_will_need_again() -> None:
+def test_a_worker_keeps_the_memory_that_it_will_need_again(tmp_path: Path) -> None:
     plainly, kept = (
         int(
             subprocess.run(
@@ -36,6 +38,6 @@ def test_a_worker_keeps_the_memory_that_it_will_need_again() -> None:
                 capture_output=True,
             ).stdout
         )
-        for given in ({}, workers_environment())
+        for given in ({}, workers_environment(Settings(home=tmp_path)))
     )
     assert kept * 4 < plainly

@@ -60,6 +60,15 @@ def test_memory_of_java_is_named_with_its_setting_and_the_value_of_it(kind: str)
     assert "OMNISUPPORT_SPARK_DRIVER_MEMORY is 3g" in named.problem
 
 
+@pytest.mark.parametrize("kind", ["heap", "killed"])
+def test_memory_of_a_cluster_is_its_executors_and_set_in_its_file(kind: str) -> None:
+    cluster = Settings(spark_master="spark://spark.example:7077", _env_file=None)
+    named = name_spark_error(UnknownException(TEXTS[kind]), cluster)
+    assert isinstance(named, SparkOutOfMemory)
+    assert "spark://spark.example:7077" in named.problem
+    assert "spark.executor." in named.fix and "OMNISUPPORT_SPARK_PROPERTIES" in named.fix
+
+
 @pytest.mark.parametrize("kind", ["gone", "ending", "cancelled", "anew"])
 def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> None:
     settings = LOCAL.model_copy(update={"home": tmp_path})

@@ -1,0 +1,129 @@
+"""``serve``: one service of the platform in the foreground, for who runs each by a service manager.
+
+``up`` supervises all of them. Here systemd, Compose or Kubernetes does, and this process becomes the service
+itself: signals reach it, and its exit code is the service's. They find one another in the home, by sockets
+and files, as under ``up``; so they run on one machine, and as one user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock, holder
+from omnisupport_ingest.runtime.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.runtime.supervisor import Service
+    from omnisupport_ingest.settings import Settings
+
+DAEMON_HOLDS = "serve daemon"
+"""What the holder of a home is called whose services are started one by one."""
+
+SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER = "spark", "code-server", "runs", "daemon", "webserver"
+
+
+@click.command()
+@click.argument("name", type=click.Choice([SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER]))
+@click.option(
+    "--listen",
+    default=LOOPBACK,
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where `webserver` listens. It has no login: another address is for a container whose port is "
+    "published on loopback alone.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Start nothing; exit with 0 if the service answers, else 1: for probes.",
+)
+def serve(name: str, listen: str, check: bool) -> int | None:
+    """Run one service of the platform in the foreground, for systemd, Compose or Kubernetes.
+
+    `spark`: the warm Spark Connect server; not needed with OMNISUPPORT_SPARK_REMOTE. `code-server`: the
+    definitions. `runs`: what runs are forked from. `daemon`: sensors and schedules; it holds the home, as
+    `up` does. `webserver`: the UI. Capture is a service of its own: `capture`.
+
+    All run on one machine, on one home, as one user, and see one another's processes. Each may be started
+    before the others, and again at any time.
+
+    \b
+    Examples:
+      omnisupport-ingest serve daemon
+      omnisupport-ingest serve daemon --check
+
+    Exit code: that of the service; 1 it does not answer, 2 usage or settings, 4 Java is missing, 5 the port
+    of the UI is taken, 6 the home is in use.
+    """
+    settings = open_settings()
+    home = open_home(settings)
+    if check:
+        return 0 if _answers(name, home) else FINDINGS
+    other = holder(home)
+    if other is not None and other.command != DAEMON_HOLDS:
+        raise HomeInUse(
+            f"{home.path} is in use by {other}, which has services of its own.",
+            fix=f"{other.stop}, or set OMNISUPPORT_HOME to another folder.",
+        )
+    # For as long as the process lives, whatever it executes; `up` and passes are refused where the daemon is.
+    HomeLock(home, f"serve {name}", f"service-{name}").keep()
+    if name == DAEMON:
+        HomeLock(home, DAEMON_HOLDS).keep()
+    _become(_service(name, settings, home, listen), home)
+    return None
+
+
+def _service(name: str, settings: Settings, home: Home, listen: str) -> Service:
+    from omnisupport_ingest.runtime import dagster_services
+    from omnisupport_ingest.runtime.ports import require_port
+    from omnisupport_ingest.runtime.running import record_ui_port
+    from omnisupport_ingest.runtime.spark_connect import connect_service
+
+    if name == SPARK:
+        return connect_service(settings)
+    dagster_services.prepare_dagster(settings, home)
+    if name == WEBSERVER:
+        port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
+        record_ui_port(home.run, port)
+        return dagster_services.webserver(settings, home, port, listen)
+    makes = {
+        CODE_SERVER: dagster_services.code_server,
+        RUNS: dagster_services.run_starter,
+        DAEMON: dagster_services.daemon,
+    }
+    return makes[name](settings, home)
+
+
+def _become(service: Service, home: Home) -> None:
+    """Replace this process by ``service``, recorded as one that runs on ``home``."""
+    from omnisupport_ingest.runtime.running import record_service
+
+    record_service(home.run, service.name)
+    sys.stdout.flush()
+    program, environment = service.command[0], {**os.environ, **service.environment}
+    os.execve(program, service.command, environment)  # noqa: S606 - the service is this process
+
+
+def _answers(name: str, home: Home) -> bool:
+    """Whether the service ``name`` of ``home`` is there to be used."""
+    from omnisupport_ingest.runtime.connect_address import ConnectAddress
+    from omnisupport_ingest.runtime.dagster_home import run_starter_socket
+    from omnisupport_ingest.runtime.dagster_services import code_server_socket
+    from omnisupport_ingest.runtime.private_folders import socket_answers
+    from omnisupport_ingest.runtime.running import ui_port
+
+    if name == SPARK:
+        return ConnectAddress.read(home.run) is not None
+    if name == DAEMON:
+        found = holder(home)
+        return found is not None and found.command == DAEMON_HOLDS
+    if name == WEBSERVER:
+        return ui_port(home.run) is not None
+    return socket_answers(code_server_socket(home) if name == CODE_SERVER else run_starter_socket(home))

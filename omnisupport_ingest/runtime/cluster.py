@@ -1,0 +1,128 @@
+"""What a Spark that is a cluster is given: its own settings from a file, and the code that its tasks run.
+
+The program knows nothing of a cluster but the address of its master. Whatever else Spark must know (its
+secret, memory, cores, Kubernetes, YARN) stands in a file in the form of Spark's ``spark-defaults.conf``,
+which is handed on as it is. The settings that decide about data stay ours.
+
+Tasks run this package as the driver has it: it travels with the session as an archive, so executors need no
+installation of ours and never run other code. What it imports (PyArrow, DuckDB, NumPy …) travels not: the
+executors have it by their image, or by Spark's own ``spark.archives`` and ``spark.pyspark.python``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import zipfile
+from collections.abc import Collection, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.foreign import read_file
+from omnisupport_ingest.runtime.connect_address import by_socket
+from omnisupport_ingest.settings import PREFIX, Settings
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+"""Of these ours come first, and those of the file behind them."""
+
+PYTHON = "spark.pyspark.python"
+"""Spark's name for the Python that executors run."""
+
+_PACKAGE = Path(__file__).parent.parent
+_LONGEST_BYTES = 1024 * 1024
+_LINE = re.compile(r"(spark\.[^\s=:]+)\s*[\s=:]\s*(.*)")
+_OURS = frozenset(("spark.master", "spark.remote", "spark.driver.memory"))
+_SETTING = {
+    "spark.master": "SPARK_MASTER",
+    "spark.remote": "SPARK_REMOTE",
+    "spark.driver.memory": "SPARK_DRIVER_MEMORY",
+}
+
+
+class SparkPropertiesRefused(IngestError):
+    """The file of Spark's own settings cannot be read, or names one that is not Spark's to decide."""
+
+    exit_code = 2
+
+
+def is_local(settings: Settings) -> bool:
+    """Whether Spark runs on this machine alone, in one process with its Python workers."""
+    remote = settings.spark_remote
+    here = remote is None or by_socket(remote.get_secret_value())
+    return here and settings.spark_master.startswith("local")
+
+
+def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[str, str]:
+    """Spark's own settings from the file that ``settings`` name; empty without one.
+
+    ``decided``: names that are the program's to decide. ``SparkPropertiesRefused`` if the file has one of
+    these, or is not in the form of ``spark-defaults.conf``. No value is in the message: it may be a secret.
+    """
+    path = settings.spark_properties
+    if path is None:
+        return {}
+    try:
+        text = read_file(path.expanduser(), limit=_LONGEST_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise SparkPropertiesRefused(
+            f"{path}, which {PREFIX}SPARK_PROPERTIES names, cannot be read: "
+            f"{getattr(error, 'strerror', None) or 'it is no text'}.",
+            fix="Name a file with a setting of Spark on each line, or unset the variable.",
+        ) from error
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (stripped := line.strip()) or stripped.startswith(("#", "!")):
+            continue
+        match = _LINE.fullmatch(stripped)
+        if match is None or stripped.endswith("\\"):
+            raise SparkPropertiesRefused(
+                f"Line {number} of {path} is no setting of Spark.",
+                fix="Write a name that begins with `spark.`, a space, and the value, all on one line.",
+            )
+        name, value = match.groups()
+        if name in _OURS or name in decided:
+            variable = _SETTING.get(name)
+            raise SparkPropertiesRefused(
+                f"Line {number} of {path} sets {name}, which is the program's to decide.",
+                fix=f"Take it out and set {PREFIX}{variable}." if variable else "Take it out.",
+            )
+        found[name] = value
+    return found
+
+
+def properties_text(conf: Mapping[str, str]) -> bytes:
+    """``conf`` as the text of a file of properties, as Java's ``Properties.load`` reads it."""
+    escaped = {key: value.replace("\\", "\\\\") for key, value in sorted(conf.items())}
+    return "".join(f"{key} {value}\n" for key, value in escaped.items()).encode()
+
+
+def package_archive(folder: Path) -> Path:
+    """Write the package into ``folder`` as a zip archive; its name follows from its content."""
+    content = _archived()
+    path = folder / f"omnisupport_ingest-{sha256(content).hexdigest()[:16]}.zip"
+    with gate("runtime.file"):
+        replace(path, content)
+    return path
+
+
+@cache
+def _archived() -> bytes:
+    """The same bytes for the same code: a session that has them already takes them again without a word."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in sorted(each for kind in ("py", "sql") for each in _PACKAGE.rglob(f"*.{kind}")):
+            name = zipfile.ZipInfo(file.relative_to(_PACKAGE.parent).as_posix(), (1980, 1, 1, 0, 0, 0))
+            archive.writestr(name, file.read_bytes(), zipfile.ZIP_DEFLATED, 6)
+    return packed.getvalue()
+
+
+def spark_home_folder() -> Path:
+    """The folder of Spark in the package ``pyspark``, which is not imported for that: services stay small."""
+    package = importlib.util.find_spec("pyspark")
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parent

@@ -1,0 +1,116 @@
+"""The batches of a home taken through every layer again, in a home beside it and by other settings.
+
+What a layer holds is a function of what has landed. So one machine, a cluster, and a cluster of another size
+must come to the same content hash of every window of every table, however the work was cut and whenever it
+was done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.environment import settings_environment
+from omnisupport_ingest.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.lake.table import LakeTable
+
+_NOT_COPIED = ("lake", "dagster", "logs", "run", "postgres", "inbox")
+"""What the home has made of its batches, or needs for its processes."""
+
+Contents = Mapping[tuple[str, str], str]
+"""Path of a table and window (``""`` for the current state) → content hash, where there are rows."""
+
+
+class NotMadeAgain(IngestError):
+    """The batches of a home could not be taken through the layers again."""
+
+
+@dataclass(frozen=True)
+class MadeAgain:
+    """What came of the same batches, and how many ``seconds`` the pass took, the start of Spark included."""
+
+    contents: Contents
+    seconds: float
+
+
+def contents(settings: Settings) -> Contents:
+    """The content hash of every window that has rows, in every table of the home of ``settings``."""
+    workspace = Workspace.open(settings)
+    nothing = str(ContentHash())
+    found = {}
+    for table in _tables(workspace):
+        snapshot = look(table)
+        if snapshot is None:
+            continue
+        for window in (*snapshot.windows(), WHOLE_TABLE):
+            state = snapshot.state(window)
+            if state is not None and state.checkpoint.content_hash != nothing:
+                found[table.spec.path, window] = state.checkpoint.content_hash
+    return found
+
+
+def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> MadeAgain:
+    """Take the batches of ``home`` through every layer in the new home ``folder``, and say what came of it.
+
+    ``changed``: settings that are others there. No process runs on ``home`` meanwhile. ``NotMadeAgain`` with
+    the last line of what the pass says if it fails.
+    """
+    with gate("runtime.file"):
+        folder.mkdir(mode=0o700)
+        for each in home.path.iterdir():
+            if each.name not in _NOT_COPIED:
+                target = folder / each.name
+                shutil.copytree(each, target) if each.is_dir() else shutil.copy2(each, target)
+    there = settings.model_copy(update={"home": folder, "dagster_pg_url": None, **changed})
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "omnisupport_ingest.cli.main", "materialize"],
+        env=outside | settings_environment(there),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seconds = time.monotonic() - began
+    if done.returncode:
+        raise NotMadeAgain(
+            f"The batches of {home.path} were not made again in {folder} (exit code {done.returncode}): "
+            f"{(done.stderr.strip().splitlines() or ['no message'])[-1]}",
+            fix=f"Read the logs in {folder / 'logs'}.",
+        )
+    return MadeAgain(contents(there), seconds)
+
+
+def differing(one: Contents, other: Contents) -> list[str]:
+    """The tables and windows whose content is not the same in both, named for a person; sorted."""
+    return sorted(
+        f"{table} {window}".rstrip()
+        for table, window in one.keys() | other.keys()
+        if one.get((table, window)) != other.get((table, window))
+    )
+
+
+def _tables(workspace: Workspace) -> Iterator[LakeTable]:
+    for source in workspace.contracts.sources():
+        yield workspace.raw(source)
+        yield workspace.deduped(source)
+        for contract in workspace.contracts.of_source(source):
+            yield workspace.net_changes(contract)
+            yield workspace.dimension(contract)

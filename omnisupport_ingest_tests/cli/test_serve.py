@@ -1,0 +1,112 @@
+"""Services started one by one, as a service manager does, with Dagster's records in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest_tests.cli.command import command, environment
+from omnisupport_ingest_tests.waiting import PATIENCE, until
+
+SERVICES = ("code-server", "runs", "daemon", "webserver")
+_LAUNCH = """
+mutation ($what: ExecutionParams!) { launchRun(executionParams: $what) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }
+"""
+_STATUS = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+
+
+@pytest.fixture
+def records(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """The address of an empty database for Dagster's records."""
+    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE records")
+    parts = psycopg2.extensions.parse_dsn(postgres.dsn("records"))
+    yield f"postgresql://{parts['user']}@/records?host={parts['host']}&port={parts['port']}"
+
+
+def ask(port: int, query: str, **variables: object) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/graphql",
+        json.dumps({"query": query, "variables": variables}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)["data"]
+    return answer
+
+
+@pytest.mark.slow
+def test_a_run_of_single_services_is_recorded_in_postgresql(
+    records: str, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    port = free_port()
+    with environment(home=str(tmp_path / "h"), dagster_pg_url=records, webserver_port=str(port)):
+        started = {
+            name: subprocess.Popen(
+                [sys.executable, "-m", "omnisupport_ingest.cli.main", "serve", name], start_new_session=True
+            )
+            for name in SERVICES
+        }
+        try:
+            until(lambda: all(command("serve", name, "--check").code == 0 for name in SERVICES), every=0.5)
+            assert [process.poll() for process in started.values()] == [None] * len(SERVICES)
+            refused = command("materialize")
+            assert (refused.code, "serve daemon" in refused.err) == (6, True)
+            assert command("serve", "daemon").code == 6, "one daemon for one home"
+
+            until(lambda: (tmp_path / "h/run/dagster-webserver.pid").exists())
+            where = {"repositoryLocationName": "omnisupport_ingest", "repositoryName": "__repository__"}
+            what = {"selector": {**where, "jobName": "retention"}, "runConfigData": {}}
+            launched = ask(port, _LAUNCH, what=what)["launchRun"]
+            assert launched["__typename"] == "LaunchRunSuccess", launched
+            run_id = launched["run"]["runId"]
+
+            def status() -> str:
+                return str(ask(port, _STATUS, id=run_id)["runOrError"]["status"])
+
+            until(lambda: status() in ("SUCCESS", "FAILURE"), every=0.5)
+            assert status() == "SUCCESS"
+        finally:
+            for process in started.values():
+                # As systemd does: Dagster's code server alone would wait 30 seconds for its own child.
+                os.killpg(process.pid, signal.SIGTERM)
+            for process in started.values():
+                process.wait(PATIENCE)
+        assert command("serve", "daemon", "--check").code == 1
+    with closing(psycopg2.connect(postgres.dsn("records"))) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT status FROM runs WHERE run_id = %s", [run_id])
+        assert cursor.fetchone() == ("SUCCESS",)
+        cursor.execute("SELECT count(*) > 10 FROM event_logs WHERE run_id = %s", [run_id])
+        assert cursor.fetchone() == (True,)
+    assert not list((tmp_path / "h" / "dagster").rglob("*.db"))
+    for log in (tmp_path / "h" / "dagster").glob("*.yaml"):
+        assert records not in log.read_text()
+
+
+def test_a_service_is_refused_on_a_home_whose_services_another_command_has(tmp_path: Path) -> None:
+    with environment(home=str(tmp_path / "h")):
+        assert command("serve", "code-server", "--check").code == 1
+        home = Home.open(Settings().home, Settings().window_size)
+        with HomeLock(home, "up"):
+            refused = command("serve", "webserver")
+    assert (refused.code, "`up`" in refused.err) == (6, True)
