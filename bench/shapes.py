@@ -125,7 +125,8 @@ def _mixed_change(source: Source, changes: int) -> int:
         if step % 2:
             body += f"""
         INSERT INTO support.agents SELECT 'agent-' || n, 'Agent ' || n, 'mail', ARRAY['net'], 12.5,
-            now()::date, true, now() FROM generate_series(round * 2 + {step // 2}, round * 2 + {step // 2}) n;"""
+            now()::date, true, now()
+            FROM generate_series(round * 2 + {step // 2}, round * 2 + {step // 2}) n;"""
         else:
             body += f"""
         INSERT INTO support.organizations SELECT 1 + n, 'Organization ' || n, 'team',
