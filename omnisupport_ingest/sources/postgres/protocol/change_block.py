@@ -1,8 +1,8 @@
 """Row changes turned into event columns a block at a time.
 
 With one object per change, capture would spend most of its time on objects. Here the changes of a block are
-columns from the start, whatever their tables: arithmetic over all of them finds their texts, and their keys and row
-images are put together by a few calls of Arrow (``json_texts``). Unusual changes go one by one through
+columns from the start, whatever their tables: arithmetic over all of them finds their texts, and a few calls
+of Arrow put together their keys and row images (``json_texts``). Unusual changes go one by one through
 ``row_events``, which defines what an event is; both ways give the same.
 """
 
@@ -19,9 +19,9 @@ import pyarrow as pa
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
+from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
-from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     PADDING,
     Flags,

@@ -1,7 +1,7 @@
 """JSON of many rows at once, put together from texts that lie in one buffer.
 
-Every row is a list of pieces: names, quotes and brackets (literals), and texts between them. All pieces of all
-rows are taken by one call of Arrow, which writes them one after another; where a row begins and ends among them
+Every row is a list of pieces: names, quotes and brackets (literals), and texts between them. One call of
+Arrow takes all pieces of all rows and writes them one after another; where a row begins and ends among them
 is arithmetic. No object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte what
 ``orjson`` writes for each row.
 """
@@ -24,14 +24,18 @@ Flags = npt.NDArray[np.bool_]
 
 _BEFORE_A_MEMBER = 3
 _VARIANTS = 2 * _BEFORE_A_MEMBER
-"""How a literal before a value may differ: it is the first, or follows null or a text; and it is null or a text."""
+"""How a literal before a value may differ: the value is the first, or follows null or a text; and it is null
+or a text.
+"""
 
 _CLOSINGS = ["}", '"}', "]", '"]']
 _MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 class Literals(NamedTuple):
-    """What stands before the values of some columns: ``content``, ``_VARIANTS`` pieces of ``lengths`` each."""
+    """What stands before the values of some columns: in ``content``, ``_VARIANTS`` pieces for each, of
+    ``lengths``.
+    """
 
     content: bytes
     lengths: Numbers
@@ -58,8 +62,8 @@ _OF_ARRAYS = Literals._of("[", [""])
 class Members(NamedTuple):
     """Values of rows, row by row.
 
-    ``rows``: the row of each, which rises. ``columns``: which literals stand before it. ``is_text``: whether it is
-    one; else it is null. ``numbers``: of the text among all texts, where it is one.
+    ``rows``: the row of each, which rises. ``columns``: which literals stand before it. ``is_text``: whether
+    it is one; else it is null. ``numbers``: of the text among all texts, where it is one.
     """
 
     rows: Numbers
@@ -76,21 +80,23 @@ class JsonTexts:
     _first_literal: int
 
     @classmethod
-    def of(cls, texts: bytes, starts: Numbers, ends: Numbers, literals: Sequence[Literals]) -> JsonTexts:
-        """``texts`` has one between each of ``starts`` and ``ends``, which rise together."""
+    def of(cls, texts: bytearray, starts: Numbers, ends: Numbers, literals: Sequence[Literals]) -> JsonTexts:
+        """``texts`` has one between each of ``starts`` and ``ends``, which rise together; it is used up."""
         used = [*literals, _OF_ARRAYS]
         closings = np.fromiter(map(len, _CLOSINGS), np.int64, len(_CLOSINGS))
-        content = b"".join([texts, *(each.content for each in used), *(each.encode() for each in _CLOSINGS)])
-        if len(content) > _MOST_BYTES:
+        size = len(texts)
+        # Added to, not copied: it may be large.
+        texts += b"".join([*(each.content for each in used), *(each.encode() for each in _CLOSINGS)])
+        if len(texts) > _MOST_BYTES:
             raise Irregular("a block that is too large")
         lengths = np.concatenate([*(each.lengths for each in used), closings])
         first = 2 * len(starts)
         offsets = np.empty(first + len(lengths) + 1, np.int32)
         # One element for each text, one for what lies between it and the next.
         offsets[0:first:2], offsets[1:first:2] = starts, ends
-        offsets[first] = len(texts)
-        offsets[first + 1 :] = len(texts) + np.cumsum(lengths)
-        pieces = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(content))
+        offsets[first] = size
+        offsets[first + 1 :] = size + np.cumsum(lengths)
+        pieces = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(texts))
         return cls(pieces, first)
 
     def objects(self, members: Members, count: int) -> pa.StringArray:
@@ -151,8 +157,8 @@ def _strings(offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Numbers, 
     return texts
 
 
-def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytes, Numbers, Numbers]:
-    """Return the texts of ``block`` between ``starts`` and ``ends``, as they stand within quotes of JSON, with
+def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytearray, Numbers, Numbers]:
+    """Return the texts of ``block`` between ``starts`` and ``ends`` as they stand within quotes of JSON, with
     their starts and ends. A byte must follow each in the block.
     """
     count = len(starts)
@@ -168,26 +174,26 @@ def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytes, 
     if np.count_nonzero(letters) + np.count_nonzero(letters[bounds[1:] - 1] == 0) < len(letters):
         raise Irregular("a text with a NUL")
     letters[bounds[1:] - 1] = 0
-    replaced = _escaped(texts, letters, count)
-    if replaced is None:
-        return bytes(texts), bounds[:-1], bounds[1:] - 1
-    ends = np.flatnonzero(np.frombuffer(replaced, np.uint8) == 0)
-    return replaced, np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1)), ends
+    special = _special(texts, letters, count)
+    del letters, taken
+    if not special:
+        return texts, bounds[:-1], bounds[1:] - 1
+    for letter in special:
+        texts = texts.replace(letter.encode(), orjson.dumps(letter)[1:-1])
+    ends = np.flatnonzero(np.frombuffer(texts, np.uint8) == 0)
+    return texts, np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1)), ends
 
 
 _FIRST_UNESCAPED = 0x20
 
 
-def _escaped(texts: bytearray, letters: npt.NDArray[np.uint8], ends: int) -> bytes | None:
-    """Return ``texts``, which ``ends`` NULs part, with escapes; None where none is needed."""
+def _special(texts: bytearray, letters: npt.NDArray[np.uint8], ends: int) -> list[str]:
+    """Return the letters of ``texts``, which ``ends`` NULs part, that JSON escapes."""
+    # The backslash first, because the other escapes add new ones.
     special = [letter for letter in '\\"' if letter.encode() in texts]
     control = letters < _FIRST_UNESCAPED
     if np.count_nonzero(control) > ends:
-        special += [chr(letter) for letter in np.flatnonzero(np.bincount(letters[control])).tolist() if letter]
-    if not special:
-        return None
-    found = bytes(texts)
-    # The backslash first, because the other escapes add new ones.
-    for letter in special:
-        found = found.replace(letter.encode(), orjson.dumps(letter)[1:-1])
-    return found
+        special += [
+            chr(letter) for letter in np.flatnonzero(np.bincount(letters[control])).tolist() if letter
+        ]
+    return special

@@ -149,8 +149,10 @@ class ParsedRows:
         return Images(key, before, after, self._unchanged(), kept)
 
     def _members(self, tuples: Positions, *, old: bool) -> tuple[Positions, Positions, Positions]:
-        """Return rows, values and columns of what was sent in ``tuples``; of ``old`` ones what is meant by it:
-        in a key the other columns are null without being so, and so are those of a partition.
+        """Return rows, values and columns of what was sent in ``tuples``.
+
+        Of ``old`` ones what is meant: in a key tuple the other columns are null without being so, and so may
+        any be under a partitioned table.
         """
         counts = self._values.counts[tuples]
         places = _ragged(self._values.first[tuples], counts)

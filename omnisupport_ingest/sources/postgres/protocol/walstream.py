@@ -32,6 +32,11 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 
+import os
+
+_GATHER_SECONDS = float(os.environ.get("OI_PACE", "0.0005"))
+"""Seconds that a stream gathers which has just sent something; little beside the age of a batch."""
+
 _END_SECONDS = 5.0
 """Seconds to wait for the end of a stream: the server may be in the middle of a transaction."""
 
@@ -78,6 +83,7 @@ class WalStream:
         self._frames = Frames(max_row_bytes)
         self._confirmed = start.value
         self._asked_at: float | None = None
+        self._flowing = False
         self._transport = transport_of(connection)
         self._socket = select.poll()
         self._socket.register(connection.fileno(), select.POLLIN)
@@ -99,7 +105,7 @@ class WalStream:
             if frame is None:
                 if not self._transport.receive(self._frames):
                     return None
-                self._asked_at = None
+                self._asked_at, self._flowing = None, True
                 frame = self._frames.pop()
                 if frame is None:
                     return None
@@ -123,7 +129,11 @@ class WalStream:
         ``SourceUnavailable`` if a reply was asked for, the server has been silent for longer than the
         connection tolerates, and it is not at work.
         """
-        if self._socket.poll(max(0.0, seconds) * 1000):
+        if self._flowing:
+            # More is under way. Let it gather: to be woken for every few changes costs both sides more.
+            self._flowing = False
+            time.sleep(min(seconds, _GATHER_SECONDS))
+        elif self._socket.poll(max(0.0, seconds) * 1000):
             self._asked_at = None
         elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:
             why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
