@@ -8,7 +8,6 @@ of Arrow put together their keys and row images (``json_texts``). Unusual change
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -60,7 +59,7 @@ class ChangeBlock:
     """
 
     epoch: int
-    schemas: Mapping[int, RowSchema]
+    schemas: dict[int, RowSchema]
     pieces: list[Rows] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     changes: int = 0

@@ -65,11 +65,15 @@ class EventReader:
 
         ``name``: of the partitioned table, if ``relation`` is a partition of it. ``read_above``: a snapshot
         reads all of the table above these changes; then a missing key is no error, and they land without one.
-        Call it only after ``take``: a block has one description of each table.
+        Call it only after ``take`` if the table ``is_described``: a block has one description of each.
         """
         schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([schema])
         return schema
+
+    def is_described(self, oid: int) -> bool:
+        """Whether the table has been described before."""
+        return oid in self._schemas
 
     def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
         """From now on land changes of the tables of ``keys`` under the keys of their contracts.
@@ -92,9 +96,12 @@ class EventReader:
             return RowSchema(relation, (), name=name, partitioned=partitioned)
 
     def _install(self, schemas: Sequence[RowSchema]) -> None:
-        assert not self._block.rows, "changes that were described otherwise have not been taken"
-        self._schemas.update({schema.relation.oid: schema for schema in schemas})
-        self.take()
+        of = {schema.relation.oid: schema for schema in schemas}
+        assert not self._block.rows or self._schemas.keys().isdisjoint(of), (
+            "changes that were described otherwise have not been taken"
+        )
+        self._schemas.update(of)
+        self._block.schemas.update(of)
 
     def row(self, message: bytes) -> bool:
         """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""

@@ -2,8 +2,8 @@
 
 Every row is a list of pieces: names, quotes and brackets (literals), and texts between them. One call of
 Arrow takes all pieces of all rows and writes them one after another; where a row begins and ends among them
-is arithmetic. No object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte what
-``orjson`` writes for each row.
+is arithmetic. No object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte
+what ``orjson`` writes for each row.
 """
 
 from __future__ import annotations

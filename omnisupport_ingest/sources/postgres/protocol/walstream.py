@@ -32,9 +32,7 @@ POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 
-import os
-
-_GATHER_SECONDS = float(os.environ.get("OI_PACE", "0.0005"))
+_GATHER_SECONDS = 0.0005
 """Seconds that a stream gathers which has just sent something; little beside the age of a batch."""
 
 _END_SECONDS = 5.0

@@ -262,7 +262,8 @@ class Follower:
         types = self._types.of(relation.columns)
         form = dict(zip((column.name for column in relation.columns), types, strict=True))
         self._schemas.described(self._connection, name, form, self._commit_lsn, self._tables.all)
-        self._hand_over()
+        if self._events.is_described(relation.oid):
+            self._hand_over()
         read_above = self._published.read_above(name, self._commit_lsn)
         self._describe_batch(self._events.describe(relation, name, read_above=read_above))
 
