@@ -45,6 +45,9 @@ _NOT_TAKEN = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
 sends.
 """
 
+_FEWEST = 4
+"""Row changes that are worth being handed out together."""
+
 _SIZE = struct.Struct("!Q")
 _LENGTH = struct.Struct("!xI")
 
@@ -76,11 +79,12 @@ class Frames:
         self._longest = None if max_row_bytes is None else max_row_bytes + _BESIDE_A_ROW
         self._data = bytearray(BUFFER_BYTES)
         self._at = self._filled = 0  # what is not handed out; its whole frames lie between ``_bounds``
-        self._bounds: Positions = np.zeros(1, np.int64)
+        self._bounds = [0]
         self._next = self._count = 0
         self._others: list[int] = []  # the frames that are no row changes, the last first
         self._instead: bytes | None = None  # of a message that is too long
         self._unread = 0  # its bytes that have not come
+        self._long_follows = False  # one that is too long, behind the whole frames
 
     def space(self) -> memoryview:
         """Return where the next bytes belong. Every whole frame must have been handed out."""
@@ -111,12 +115,16 @@ class Frames:
         self._filled = end
 
     def rows(self) -> Rows | None:
-        """Hand out the row changes that come next, up to the next other message; None if none does."""
+        """Hand out the row changes that come next, up to the next other message; None where they are few: then
+        ``pop`` costs less.
+        """
         first = self._next
         end = self._others[-1] if self._others else self._count
-        if first >= end:
+        if end - first < _FEWEST:
             return None
-        start, bounds = self._at, self._bounds[first : end + 1] - self._bounds[first]
+        bounds = np.array(self._bounds[first : end + 1])
+        start = self._at
+        bounds -= start
         self._next, self._at = end, start + int(bounds[-1])
         return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
 
@@ -132,10 +140,13 @@ class Frames:
             return COPY_DATA, message
         number = self._next
         if number == self._count:
-            return None
+            if not self._long_follows:
+                return None
+            self._cut()
+            return self.pop()
         if self._others and self._others[-1] == number:
             self._others.pop()
-        start, self._next, self._at = self._at, number + 1, int(self._bounds[number + 1])
+        start, self._next, self._at = self._at, number + 1, self._bounds[number + 1]
         return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
 
     def too_long(self, length: int) -> bool:
@@ -153,19 +164,21 @@ class Frames:
         """Find the whole frames; those found before have been handed out."""
         data, at, end, unpack = self._data, self._at, self._filled, _LENGTH.unpack_from
         longest = 1 << 32 if self._longest is None else self._longest + 4
+        self._long_follows = False
         bounds = [at]
         add, last = bounds.append, end - FRAME_HEADER
         while at <= last:
             (length,) = unpack(data, at)
             if length > longest:
-                if len(bounds) == 1:
+                self._long_follows = len(bounds) > 1
+                if not self._long_follows:
                     self._take_head(length - 4)
                 break
             at += length + 1
             if at > end:
                 break
             add(at)
-        self._bounds, self._next, self._count = np.array(bounds), 0, len(bounds) - 1
+        self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._others = self._not_rows() if self._count else []
 
     def _take_head(self, length: int) -> None:
@@ -178,11 +191,12 @@ class Frames:
 
     def _not_rows(self) -> list[int]:
         letters = np.frombuffer(self._data, np.uint8, self._filled)
-        starts, last = self._bounds[:-1], self._filled - 1
+        bounds, last = np.array(self._bounds), self._filled - 1
+        starts = bounds[:-1]
         kinds = letters[np.minimum(starts + FRAME_HEADER + WAL_DATA_HEADER, last)]
         rows = (kinds == ord("I")) | (kinds == ord("U")) | (kinds == ord("D"))
         rows &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
         rows &= letters[starts] == COPY_DATA
-        rows &= np.diff(self._bounds) > FRAME_HEADER + WAL_DATA_HEADER
+        rows &= np.diff(bounds) > FRAME_HEADER + WAL_DATA_HEADER
         others: list[int] = np.flatnonzero(~rows)[::-1].tolist()
         return others

@@ -166,7 +166,7 @@ def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytearr
     offsets[0 : 2 * count : 2], offsets[1 : 2 * count : 2] = starts, ends + 1
     offsets[-1] = len(block)
     pieces = pa.StringArray.from_buffers(2 * count, pa.py_buffer(offsets), pa.py_buffer(block))
-    taken = pieces.take(pa.array(np.arange(0, 2 * count, 2, np.int32)))
+    taken = pieces.take(pa.array(np.arange(0, 2 * count, 2)))
     bounds = np.frombuffer(taken.buffers()[1], np.int32, count + 1).astype(np.int64)
     texts = bytearray(memoryview(taken.buffers()[2])[: int(bounds[-1])])
     letters = np.frombuffer(texts, np.uint8)
