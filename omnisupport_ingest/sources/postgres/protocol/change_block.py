@@ -33,6 +33,9 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
+_VALUES_AT_ONCE = 100_000
+"""What is worked out of so many values fits into the processor's caches, and takes little memory."""
+
 _OPS = pa.array(["c", "u", "d"])
 _MARKER = WAL_DATA_HEADER + 5
 """Offset of the letter that says what the first tuple of a change is, after its kind and table oid."""
@@ -142,23 +145,25 @@ class _Rows:
         tables = UsedTables([each for each in schemas if each is not None])
         numbers = np.cumsum([each is not None for each in schemas]) - 1
         parts = []
-        try:
-            rows = np.flatnonzero(usual)
-            while len(rows):
-                changes = self._parsed(tables, rows, numbers[table_of[rows]], kinds[rows], markers[rows])
-                if changes.usual.all():
-                    part, kept = self._events(changes, rows, kinds[rows])
-                    parts = [part]
-                    rows = rows[kept]
-                    break
-                rows = rows[changes.usual]
-        except (Irregular, pa.ArrowInvalid):
-            rows, parts = rows[:0], []
-        if len(rows) < len(self._starts):
-            alone = np.ones(len(self._starts), np.bool_)
-            alone[rows] = False
-            parts.append(self._each_alone(np.flatnonzero(alone).tolist()))
-        return [part for part in parts if part.num_rows]
+        alone = np.ones(len(self._starts), np.bool_)
+        rows = np.flatnonzero(usual)
+        values = np.cumsum(tables.counts[numbers[table_of[rows]]]) if len(rows) else rows
+        for some in np.split(rows, np.flatnonzero(np.diff(values // _VALUES_AT_ONCE)) + 1):
+            try:
+                while len(some):
+                    changes = self._parsed(tables, some, numbers[table_of[some]], kinds[some], markers[some])
+                    if changes.usual.all():
+                        part, kept = self._events(changes, some, kinds[some])
+                        parts.append(part)
+                        alone[some[kept]] = False
+                        break
+                    some = some[changes.usual]
+            except (Irregular, pa.ArrowInvalid):
+                continue
+        parts = [part for part in parts if part.num_rows]
+        if not alone.any():
+            return [pa.concat_tables(parts)]
+        return [*parts, self._each_alone(np.flatnonzero(alone).tolist())]
 
     def _parsed(
         self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters

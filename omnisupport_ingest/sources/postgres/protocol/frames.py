@@ -115,8 +115,9 @@ class Frames:
         self._filled = end
 
     def rows(self) -> Rows | None:
-        """Hand out the row changes that come next, up to the next other message; None where they are few: then
-        ``pop`` costs less.
+        """Hand out the row changes that come next, up to the next other message.
+
+        None where they are few: then ``pop`` costs less.
         """
         first = self._next
         end = self._others[-1] if self._others else self._count

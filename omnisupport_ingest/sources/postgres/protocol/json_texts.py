@@ -128,10 +128,8 @@ class JsonTexts:
         before[firsts] = 0
         literals = (members.columns * _BEFORE_A_MEMBER + before) * 2 + is_text + self._first_literal
         # A value takes a piece, and one more if it is a text; a row takes one more for its end.
-        places = np.cumsum(is_text) - is_text
-        places += np.arange(values)
-        places += np.cumsum(begins)
-        places -= 1
+        places: Numbers = np.cumsum(is_text) - is_text + np.arange(values)
+        places += np.cumsum(begins) - 1
         ends = places[lasts] + 1 + is_text[lasts]
         pieces = np.empty(int(ends[-1]) + 1, np.int32)
         pieces[places] = literals
