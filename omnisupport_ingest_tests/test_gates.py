@@ -166,6 +166,8 @@ _DRAFT = "a draft in the staging folder that no table names; lake.write stands a
 WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("durable.py", "create_exclusively"): _GATED_BY_CALLER,
     ("durable.py", "replace"): _GATED_BY_CALLER,
+    ("sources/postgres/protocol/transport.py", "SocketTransport._send"): _GATED_BY_CALLER,
+    ("sources/postgres/protocol/transport.py", "LibpqTransport.send"): _GATED_BY_CALLER,
     ("home.py", "Home.open"): _FOLDER,
     ("home.py", "Home._folder"): _FOLDER,
     ("landing/store.py", "LandingStore.__init__"): _FOLDER,
