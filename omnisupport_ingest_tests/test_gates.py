@@ -421,6 +421,7 @@ def test_a_gate_holds_something() -> None:
     assert set(around_nothing) == {
         # They stand around calls of functions whose effects are found where they are made.
         ("landing/store.py", "landing.data"),
+        ("sources/postgres/protocol/walstream.py", "source.confirm"),
         ("lake/file_tasks.py", "lake.write"),
         ("lake/staging.py", "lake.place"),
         ("sources/postgres/slot/slot.py", "source.slot"),
