@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,6 +60,23 @@ def processor_seconds(root: int) -> dict[int, float]:
 def spent(before: dict[int, float], after: dict[int, float]) -> float:
     """Processor seconds between two looks, of the processes that are there at the second."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+@dataclass
+class Spent:
+    """Processor seconds of a stretch; known at its end."""
+
+    seconds: float = 0.0
+
+
+def with_children(root: int) -> float:
+    """User and system time so far of ``root``, of all below it, and of those of its children that ended."""
+    total = 0
+    for pid in tree(root):
+        fields = _fields(pid)
+        if fields is not None:
+            total += sum(int(fields[place]) for place in ((11, 12, 13, 14) if pid == root else (11, 12)))
+    return total / _TICKS
 
 
 def _fields(pid: int) -> list[str] | None:

@@ -104,6 +104,18 @@ def conclude(name: str, what: str, result: SideBySide, *, floor: float, memory_l
     write_result(name, figures)
 
 
+def cost(result: SideBySide) -> str:
+    """Microseconds of processor time for each row, of the programs and of the server meanwhile, medians."""
+    lines = ["  processor time, µs a row       program   server"]
+    for name, runs in ((result.yardstick_name, result.yardstick), ("ours, durable", result.ours)):
+        of = [
+            median(run.seen[what] for run in runs) / result.rows * 1e6
+            for what in ("cpu_seconds", "server_cpu_seconds")
+        ]
+        lines.append(f"  {name:<28} {of[0]:>9.2f} {of[1]:>8.2f}")
+    return "\n".join(lines)
+
+
 def write_result(name: str, figures: dict[str, Any]) -> None:
     """Write ``figures`` (as JSON allows them), with time and machine, to ``results/<name>.json``."""
     when = datetime.now(UTC).isoformat(timespec="seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import click
 from psycopg2.extensions import parse_dsn
 
+from bench.processes import Spent, with_children
 from bench.report import Run
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
@@ -65,9 +67,20 @@ class Source:
         command = [client_program(name), "--host", where["host"], "--port", where["port"]]
         command += ["--username", where["user"], "--dbname", where["dbname"], *arguments]
         options = " ".join(f"-c {each}={value}" for each, value in VALUE_SETTINGS.items())
-        began = time.monotonic()
+        began, before = time.monotonic(), os.times()
         subprocess.run(command, stdout=subprocess.DEVNULL, env={"PGOPTIONS": options}, check=True)
-        return Run(time.monotonic() - began)
+        seconds, after = time.monotonic() - began, os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        return Run(seconds, {"cpu_seconds": cpu})
+
+    @contextmanager
+    def processor(self) -> Iterator[Spent]:
+        """The processor time of the server meanwhile, by processes that have ended included."""
+        ((folder,),) = self.execute("SHOW data_directory")
+        postmaster = int((Path(folder) / "postmaster.pid").read_text().split()[0])
+        spent, before = Spent(), with_children(postmaster)
+        yield spent
+        spent.seconds = with_children(postmaster) - before
 
     def capture(self, home: Path, until: Lsn, contracts: Path | None = None) -> Run:
         """Run our capture into ``home`` up to ``until``, in a process of its own.

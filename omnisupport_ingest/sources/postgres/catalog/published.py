@@ -155,7 +155,7 @@ class PublishedTables:
         for contract, table in record.tables.items() if record is not None else ():
             renamed = relation.oid == table.relation and name != table.table
             other = relation.oid != table.relation and name == table.table
-            if contract not in self._names or not (renamed or other):
+            if not (renamed or other) or contract not in self._names:
                 continue
             if at < table.since:
                 if renamed:
@@ -193,8 +193,9 @@ class PublishedTables:
         """
         with self._lock:
             tables = {} if self._record is None else self._record.tables
+        full_name = ".".join(name)
         for contract, table in tables.items():
-            if table.table == ".".join(name):
+            if table.table == full_name:
                 return commit_lsn < max(table.since, self._asked_for.get(contract, Lsn(0))).value
         return True
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Run
+from omnisupport_ingest.sources.postgres.protocol.frames import Rows
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
 from omnisupport_ingest.sources.postgres.protocol.row_events import (
     EventHeader,
@@ -64,11 +65,15 @@ class EventReader:
 
         ``name``: of the partitioned table, if ``relation`` is a partition of it. ``read_above``: a snapshot
         reads all of the table above these changes; then a missing key is no error, and they land without one.
-        Call it only after ``take``: a block has one description of each table.
+        Call it only after ``take`` if the table ``is_described``: a block has one description of each.
         """
         schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([schema])
         return schema
+
+    def is_described(self, oid: int) -> bool:
+        """Whether the table has been described before."""
+        return oid in self._schemas
 
     def add_tables(self, keys: Keys, described: Sequence[tuple[Relation, TableName]]) -> list[RowSchema]:
         """From now on land changes of the tables of ``keys`` under the keys of their contracts.
@@ -91,17 +96,31 @@ class EventReader:
             return RowSchema(relation, (), name=name, partitioned=partitioned)
 
     def _install(self, schemas: Sequence[RowSchema]) -> None:
-        assert not self._block.rows, "changes that were described otherwise have not been taken"
-        self._schemas.update({schema.relation.oid: schema for schema in schemas})
-        self.take()
+        of = {schema.relation.oid: schema for schema in schemas}
+        assert not self._block.rows or self._schemas.keys().isdisjoint(of), (
+            "changes that were described otherwise have not been taken"
+        )
+        self._schemas.update(of)
+        self._block.schemas.update(of)
 
     def row(self, message: bytes) -> bool:
         """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""
         block = self._block
         block.messages.append(message)
         block.received_bytes += len(message)
+        block.changes += 1
         self._index += 1
-        return block.received_bytes >= BLOCK_BYTES or len(block.messages) >= BLOCK_ROWS
+        return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
+
+    def rows(self, rows: Rows) -> bool:
+        """Collect row changes that follow one another; return whether the block is full now."""
+        block = self._block
+        block.end_messages()
+        block.pieces.append(rows)
+        block.received_bytes += len(rows.data)
+        block.changes += len(rows.starts)
+        self._index += len(rows.starts)
+        return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
 
     def table_of(self, relation: Relation) -> tuple[TableName, bool]:
         """Return the table that the rows of ``relation`` belong to, and whether it has a contract in use."""
@@ -135,7 +154,7 @@ class EventReader:
     def _begin_run(self) -> None:
         """Begin a run: from here on the ordinals of rows follow one another."""
         if self._transaction is not None:
-            self._block.runs.append(Run(len(self._block.messages), self._transaction, self._index))
+            self._block.runs.append(Run(self._block.changes, self._transaction, self._index))
 
     def _next_header(self, lsn: int) -> EventHeader:
         transaction, index = self._transaction, self._index

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
+from functools import cached_property
 from typing import NamedTuple
 
 import orjson
@@ -15,6 +16,7 @@ import orjson
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.sources.postgres.protocol.json_texts import Literals
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,
     LogicalMessage,
@@ -168,6 +170,11 @@ class RowSchema:
         """The columns of the key: the contract's, else those of the replica identity; may be none."""
         self.key_indexes = [self.names.index(name) for name in names]
         self._contracted = contract_key is not None
+
+    @cached_property
+    def literals(self) -> Literals:
+        """What stands before the values of a row image."""
+        return Literals.of_objects(self.names)
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
         """Return the key in ``values``; a key value that was too long to be sent again stands in

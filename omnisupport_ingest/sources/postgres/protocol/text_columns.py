@@ -6,6 +6,8 @@ object is made for a row or a value. The JSON is byte for byte what ``orjson`` w
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +20,31 @@ import pyarrow.compute as pc
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Letters = npt.NDArray[np.uint8]
 
 PADDING = bytes(8)
 """Follows a block, so that a length can be read even where a row ends without one."""
 
 _PIECE_BYTES = 1024 * 1024
 
-_TUPLE_TEXT, _TUPLE_NULL, _TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
+TUPLE_TEXT, TUPLE_NULL, TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
 _TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord("N")
+
+
+_KEPT_BYTES = 32 * 1024 * 1024
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep some memory that a block has left for the next one (Linux with glibc).
+
+    Otherwise it is given back and asked for again at every block, a page at a time, which costs a third of
+    the work with the block.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
 
 
 class Irregular(ValueError):
@@ -33,49 +52,69 @@ class Irregular(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class TextColumns:
-    """``columns``: one string array each, null where there is no text.
+class TupleValues:
+    """The values of some tuples, one after another: ``kinds``, and ``starts`` and ``stops`` in the block.
 
-    ``unchanged`` (rows × columns): where the value was not sent; None if all were. ``ends``: where each row
-    ends in the block.
+    ``first`` value and ``counts`` of values of each tuple; ``ends``: where it ends in the block. One that is
+    not ``whole`` has another layout, and its values mean nothing.
     """
 
-    columns: list[pa.StringArray]
-    unchanged: Flags | None
+    kinds: Letters
+    starts: Positions
+    stops: Positions
+    first: Positions
+    counts: Positions
     ends: Positions
+    whole: Flags
+
+    def followed_by(self, other: TupleValues) -> TupleValues:
+        """Return these and the ``other`` ones."""
+        if not len(other.counts):
+            return self
+        both = ((getattr(self, each), getattr(other, each)) for each in self.__slots__)
+        joined = TupleValues(*map(np.concatenate, both))
+        joined.first[len(self.first) :] += len(self.kinds)
+        return joined
 
 
-def tuple_columns(block: bytes, at: Positions, limits: Positions, count: int) -> TextColumns:
-    """Return the columns of the TupleData at ``at`` (PostgreSQL manual, "Logical Replication Message
-    Formats").
+def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positions) -> TupleValues:
+    """Return the values of the TupleData at ``at`` (PostgreSQL manual, "Logical Replication Message
+    Formats"), each of ``counts`` columns, at least one, and at most up to its limit.
 
-    ``block`` ends with ``PADDING``; ``at`` and ``limits`` rise. ``Irregular`` if a tuple exceeds its limit,
-    has not ``count`` columns, or has a column that is neither text, null nor unchanged.
+    ``block`` ends with ``PADDING``.
     """
-    letters = np.frombuffer(block, np.uint8)
-    lengths = _big_endian(block, ">u4")
-    if count == 0 or (_big_endian(block, ">u2")[at] != count).any():
-        raise Irregular(f"tuples that have not {count} columns")
-    at = at + 2
-    bounds = np.empty((len(at), count, 2), np.int64)
-    kinds = np.empty((len(at), count), np.uint8)
-    try:
-        for column in range(count):
-            kind = letters[at]
-            is_text = kind == _TUPLE_TEXT
-            kinds[:, column] = kind
-            bounds[:, column, 0] = at = at + np.where(is_text, 5, 1)
-            # The length precedes the text; what is read there for other columns is ignored.
-            bounds[:, column, 1] = at = at + np.where(is_text, lengths[at - 4], 0)
-    except IndexError:
-        raise Irregular("a text that ends outside the block") from None
-    if (at > limits).any():
-        raise Irregular("a tuple that goes on behind its message")
-    without = kinds != _TUPLE_TEXT
-    unchanged = kinds == _TUPLE_UNCHANGED
-    if not ((kinds == _TUPLE_NULL) | unchanged)[without].all():
-        raise Irregular("a column that is neither text nor null nor unchanged")
-    return TextColumns(_cut(block, bounds, without), unchanged if unchanged.any() else None, at)
+    letters, lengths = np.frombuffer(block, np.uint8), _big_endian(block, ">u4")
+    first = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    kinds, starts, stops = np.empty(total, np.uint8), np.empty(total, np.int64), np.empty(total, np.int64)
+    at = np.minimum(at, limits)
+    whole = (counts > 0) & (_big_endian(block, ">u2")[at] == counts)
+    ends = at + 2
+    active: Positions | None = None  # those with more columns; None: all
+    at, limit, place = ends, limits, first
+    for column in range(int(counts.max()) if total else 0):
+        of = counts if active is None else counts[active]
+        going_on = of > column
+        if not going_on.all():
+            index = np.arange(len(counts)) if active is None else active
+            ends[index] = at
+            active, at, limit, place = index[going_on], at[going_on], limit[going_on], place[going_on]
+        # Whatever lies behind a message is not read: it stays at the limit, and is found out below.
+        at = np.minimum(at, limit)
+        kind = letters[at]
+        is_text = kind == TUPLE_TEXT
+        # The length precedes the text; what is read there for other columns is ignored.
+        start = at + 1 + 4 * is_text
+        kinds[place], starts[place] = kind, start
+        at = start + lengths[at + 1] * is_text
+        stops[place] = at
+        place = place + 1
+    ends[slice(None) if active is None else active] = at
+    over = ends > limits
+    known = (kinds == TUPLE_TEXT) | (kinds == TUPLE_NULL) | (kinds == TUPLE_UNCHANGED)
+    if not known.all():
+        whole[np.repeat(np.arange(len(counts)), counts)[~known]] = False
+    return TupleValues(kinds, starts, stops, first, counts, ends, whole & ~over)
 
 
 def line_columns(block: bytes, count: int) -> list[pa.StringArray]:

@@ -18,6 +18,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
     Landing,
@@ -65,6 +66,7 @@ class ParallelReading:
 
         Raises what the first thread that failed raised.
         """
+        keep_freed_memory()
         for table, plan in self._ended:
             self._end(table, plan)
         workers = [

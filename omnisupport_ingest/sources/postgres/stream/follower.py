@@ -18,6 +18,7 @@ from omnisupport_ingest.sources.postgres.catalog.published import PublishedTable
 from omnisupport_ingest.sources.postgres.catalog.relations import TypeNames
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.frames import KEEPALIVE, WAL_DATA, WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     ROW_KINDS,
     Begin,
@@ -30,13 +31,7 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Truncate,
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
-from omnisupport_ingest.sources.postgres.protocol.walstream import (
-    KEEPALIVE,
-    WAL_DATA,
-    WAL_DATA_HEADER,
-    Keepalive,
-    WalStream,
-)
+from omnisupport_ingest.sources.postgres.protocol.walstream import Keepalive, WalStream
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
@@ -148,11 +143,18 @@ class Follower:
 
     def _run(self, stop: threading.Event) -> None:
         read, batches, row = self._messages.read, self._batches, self._events.row
+        take_rows = self._messages.take_rows
         left = _CHECK_MESSAGES
         while True:
+            rows = take_rows() if left > 0 else None
+            if rows is not None:
+                left -= len(rows.starts)
+                if not self._passing_over and self._events.rows(rows):
+                    self._hand_over()
+                continue
             message = read()
             left -= 1
-            if message is None or left == 0 or not (batches.in_transaction or self._passing_over):
+            if message is None or left <= 0 or not (batches.in_transaction or self._passing_over):
                 left = _CHECK_MESSAGES
                 if self._between_messages(stop, idle=message is None):
                     return
@@ -260,7 +262,8 @@ class Follower:
         types = self._types.of(relation.columns)
         form = dict(zip((column.name for column in relation.columns), types, strict=True))
         self._schemas.described(self._connection, name, form, self._commit_lsn, self._tables.all)
-        self._hand_over()
+        if self._events.is_described(relation.oid):
+            self._hand_over()
         read_above = self._published.read_above(name, self._commit_lsn)
         self._describe_batch(self._events.describe(relation, name, read_above=read_above))
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA, WAL_DATA_HEADER, Rows
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     NOT_TAKEN_KINDS,
     ROW_KINDS,
@@ -30,7 +31,6 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     begin_and_commit,
     violation,
 )
-from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA, WAL_DATA_HEADER
 
 TAKEN = b"\0"
 """Stands for a message where work was done and none is due yet; no server sends it."""
@@ -178,20 +178,31 @@ class InProgress:
     ``take``.
     """
 
-    def __init__(self, receive: Callable[[], bytes | None], folder: Path) -> None:
-        """``receive`` returns the next message, or None if none has arrived yet. ``folder``: on the disk that
-        is used.
+    def __init__(
+        self,
+        receive: Callable[[], bytes | None],
+        folder: Path,
+        received_rows: Callable[[], Rows | None] = lambda: None,
+    ) -> None:
+        """``receive`` returns the next message, or None if none has arrived yet; ``received_rows`` the row
+        changes that come next, as ``WalStream.rows``. ``folder``: on the disk that is used.
         """
         self.read = receive
         """Like ``receive``, or returns ``TAKEN``. It is another function after each message that is no row
         change.
         """
-        self._receive, self._folder = receive, folder
+        self._receive, self._received_rows, self._folder = receive, received_rows, folder
         self._open: dict[int, KeptTransaction] = {}
         self._block: KeptTransaction | None = None
         self._given_out: Iterator[bytes] | None = None
         self._arrivals = 0
         self._latest: dict[int, Description] = {}
+
+    def take_rows(self) -> Rows | None:
+        """Return row changes of committed transactions that come next, many at once; None where ``read`` must
+        be asked.
+        """
+        return self._received_rows() if self.read is self._receive else None
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
         """Do what ``message`` asks for, which was ``received`` so.

@@ -20,6 +20,7 @@ from omnisupport_ingest.sources.postgres.capture.epoch_start import SLOT_WAIT_SE
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource
@@ -81,6 +82,7 @@ class StreamReading:
         """Read until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
         ever.
         """
+        keep_freed_memory()
         if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
                 return self._follow(until, stop, in_progress=True)
@@ -105,7 +107,7 @@ class StreamReading:
             epoch.number, tables.keys, lambda relation: is_partitioned(self.connection, relation.oid)
         )
         stream = self._open(resume, in_progress=in_progress)
-        messages = InProgress(stream.read, self.scratch)
+        messages = InProgress(stream.read, self.scratch, stream.rows)
         try:
             # From here on nobody else can move the slot, but somebody may have done so since the proof.
             if (held := slot_facts(self.connection, epoch.slot)) is not None:

@@ -15,6 +15,7 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import change_block
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,
     Begin,
@@ -27,7 +28,6 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Value,
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
-from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Begin,
     Commit,
@@ -20,7 +21,6 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     RowChange,
     Truncate,
 )
-from omnisupport_ingest.sources.postgres.protocol.walstream import WAL_DATA_HEADER
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, Doubtful, InProgress, NotKept
 

@@ -1,0 +1,203 @@
+"""What a replication connection receives, cut into messages many at a time.
+
+A frame is one message of PostgreSQL's protocol: a letter, its length, its content (manual, "Message
+Formats"). Nearly all of them are row changes. They are handed out as they lie in the buffer, as many as
+follow one another, so that no Python object is made for one of them; every other message is handed out alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
+
+WAL_DATA, KEEPALIVE = ord("w"), ord("k")
+"""First byte of the two messages that a server sends within ``COPY_DATA``."""
+
+WAL_DATA_HEADER = 25
+"""Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
+
+COPY_DATA = ord("d")
+"""The letter of a frame of the stream itself; the others are about the connection."""
+
+FRAME_HEADER = 5
+"""Bytes before the content of a frame: its letter, and the length of what follows the letter."""
+
+BUFFER_BYTES = 1024 * 1024
+"""What is received at a time, at most; the buffer grows for one longer message alone."""
+
+_BESIDE_A_ROW = 16 * 1024
+"""Bytes of a message beside the values of a row: its head, and 5 for each column of the new row and the old
+one (1,600 at most).
+"""
+
+HEAD = WAL_DATA_HEADER + 9
+"""Bytes that are taken of a change whose row is too long: up to the oid of its table, which follows the id of
+the transaction while that is in progress.
+"""
+
+_NOT_TAKEN = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
+"""First byte of a row change → first byte of its replacement if the row is too long, which no server
+sends.
+"""
+
+_FEWEST = 4
+"""Row changes that are worth being handed out together."""
+
+_SIZE = struct.Struct("!Q")
+_LENGTH = struct.Struct("!xI")
+
+Positions = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Row changes that follow one another: the ``WAL_DATA`` messages of ``data`` between ``starts`` and
+    ``ends``.
+    """
+
+    data: bytes
+    starts: Positions
+    ends: Positions
+
+    @classmethod
+    def of(cls, messages: list[bytes]) -> Rows:
+        """Return ``messages`` as one."""
+        ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
+        return cls(b"".join(messages), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
+
+
+class Frames:
+    """The bytes that were received and not handed out."""
+
+    def __init__(self, max_row_bytes: int | None = None) -> None:
+        """``max_row_bytes``: of a longer message only the head is kept (see ``pop``); None: no limit."""
+        self.max_row_bytes = max_row_bytes
+        self._longest = None if max_row_bytes is None else max_row_bytes + _BESIDE_A_ROW
+        self._data = bytearray(BUFFER_BYTES)
+        self._at = self._filled = 0  # what is not handed out; its whole frames lie between ``_bounds``
+        self._bounds = [0]
+        self._next = self._count = 0
+        self._others: list[int] = []  # the frames that are no row changes, the last first
+        self._instead: bytes | None = None  # of a message that is too long
+        self._unread = 0  # its bytes that have not come
+        self._long_follows = False  # one that is too long, behind the whole frames
+
+    def space(self) -> memoryview:
+        """Return where the next bytes belong. Every whole frame must have been handed out."""
+        left = bytes(memoryview(self._data)[self._at : self._filled])
+        wanted = BUFFER_BYTES
+        if len(left) >= FRAME_HEADER and not self.too_long(length := _LENGTH.unpack_from(left)[0] - 4):
+            wanted = max(wanted, length + FRAME_HEADER)
+        if wanted != len(self._data):
+            self._data = bytearray(wanted)
+        self._data[: len(left)] = left
+        self._at, self._filled = 0, len(left)
+        return memoryview(self._data)[self._filled :]
+
+    def received(self, count: int) -> None:
+        """Record that ``count`` bytes are in ``space`` now."""
+        dropped = min(self._unread, count)
+        self._unread -= dropped
+        self._at += dropped
+        self._filled += count
+        self._cut()
+
+    def add(self, message: bytes) -> None:
+        """Take in one message that came without its frame; ``received(0)`` follows the last one."""
+        end = self._filled + FRAME_HEADER + len(message)
+        if end > len(self._data):
+            self._data = self._data + bytes(end - len(self._data))
+        self._data[self._filled : end] = b"d" + (len(message) + 4).to_bytes(4, "big") + message
+        self._filled = end
+
+    def rows(self) -> Rows | None:
+        """Hand out the row changes that come next, up to the next other message.
+
+        None where they are few: then ``pop`` costs less.
+        """
+        first = self._next
+        end = self._others[-1] if self._others else self._count
+        if end - first < _FEWEST:
+            return None
+        bounds = np.array(self._bounds[first : end + 1])
+        start = self._at
+        bounds -= start
+        self._next, self._at = end, start + int(bounds[-1])
+        return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
+
+    def pop(self) -> tuple[int, bytes] | None:
+        """Hand out the letter and the content of the next frame; None if none is whole.
+
+        A row change that is too long comes as ``pgoutput.RowNotTaken`` decodes it; ``RowTooLarge`` if another
+        message is too long.
+        """
+        if self._instead is not None:
+            message, self._instead = self._instead, None
+            self._cut()
+            return COPY_DATA, message
+        number = self._next
+        if number == self._count:
+            if not self._long_follows:
+                return None
+            self._cut()
+            return self.pop()
+        if self._others and self._others[-1] == number:
+            self._others.pop()
+        start, self._next, self._at = self._at, number + 1, self._bounds[number + 1]
+        return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
+
+    def too_long(self, length: int) -> bool:
+        """Whether a message of ``length`` bytes is not taken into memory."""
+        return self._longest is not None and length > self._longest
+
+    def instead_of(self, head: bytes, length: int) -> bytes:
+        """Return what stands for a row change of ``length`` bytes, too long, that begins with ``head``."""
+        kind = _NOT_TAKEN.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
+        if kind is None:
+            raise RowTooLarge(length, self.max_row_bytes or 0)
+        return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD] + _SIZE.pack(length)
+
+    def _cut(self) -> None:
+        """Find the whole frames; those found before have been handed out."""
+        data, at, end, unpack = self._data, self._at, self._filled, _LENGTH.unpack_from
+        longest = 1 << 32 if self._longest is None else self._longest + 4
+        self._long_follows = False
+        bounds = [at]
+        add, last = bounds.append, end - FRAME_HEADER
+        while at <= last:
+            (length,) = unpack(data, at)
+            if length > longest:
+                self._long_follows = len(bounds) > 1
+                if not self._long_follows:
+                    self._take_head(length - 4)
+                break
+            at += length + 1
+            if at > end:
+                break
+            add(at)
+        self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
+        self._others = self._not_rows() if self._count else []
+
+    def _take_head(self, length: int) -> None:
+        """Keep the first bytes of a frame that is too long, and let go of the rest as it comes."""
+        start = self._at + FRAME_HEADER
+        if self._filled - start >= HEAD:
+            self._instead = self.instead_of(bytes(self._data[start : start + HEAD]), length)
+            self._unread = max(0, start + length - self._filled)
+            self._at = min(self._filled, start + length)
+
+    def _not_rows(self) -> list[int]:
+        letters = np.frombuffer(self._data, np.uint8, self._filled)
+        bounds, last = np.array(self._bounds), self._filled - 1
+        starts = bounds[:-1]
+        kinds = letters[np.minimum(starts + FRAME_HEADER + WAL_DATA_HEADER, last)]
+        rows = (kinds == ord("I")) | (kinds == ord("U")) | (kinds == ord("D"))
+        rows &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
+        rows &= letters[starts] == COPY_DATA
+        rows &= np.diff(bounds) > FRAME_HEADER + WAL_DATA_HEADER
+        others: list[int] = np.flatnonzero(~rows)[::-1].tolist()
+        return others

@@ -1,0 +1,194 @@
+"""The values of row changes of any tables, and what is made of them: keys and row images.
+
+All changes of a block are worked on together. What belongs to a table (names of its columns, key, replica
+identity) stands in arrays over the columns of all tables, and is looked up for all values at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA
+from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Members, escaped_texts
+from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
+from omnisupport_ingest.sources.postgres.protocol.text_columns import (
+    TUPLE_NULL,
+    TUPLE_TEXT,
+    TUPLE_UNCHANGED,
+    Flags,
+    Positions,
+    TupleValues,
+)
+
+
+class UsedTables:
+    """The ``schemas`` of a block, with their columns one after another."""
+
+    def __init__(self, schemas: Sequence[RowSchema]) -> None:
+        self.schemas = schemas
+        self.counts = np.array([len(each.names) for each in schemas], np.int64)
+        self.first = np.cumsum(self.counts) - self.counts
+        """Where the columns of each table begin."""
+        self.partitioned = np.array([each.partitioned for each in schemas], np.bool_)
+        self.key_counts = np.array([len(each.key_indexes) for each in schemas], np.int64)
+        self.first_key = np.cumsum(self.key_counts) - self.key_counts
+        self.keys = np.array([index for each in schemas for index in each.key_indexes], np.int64)
+        """The places of the key columns in their table, one table after another."""
+        self.in_identity = np.zeros(int(self.counts.sum()), np.bool_)
+        for schema, first in zip(schemas, self.first.tolist(), strict=True):
+            self.in_identity[[first + place for place in schema.identity]] = True
+        self.has_identity = np.array([bool(each.identity) for each in schemas], np.bool_)
+
+    @cached_property
+    def names(self) -> pa.StringArray:
+        """The names of all columns."""
+        return pa.array([name for each in self.schemas for name in each.names], pa.string())
+
+
+class Images(NamedTuple):
+    """Columns of events, of all rows; ``kept``: which rows have the key that they had before."""
+
+    key: pa.StringArray
+    before: pa.StringArray
+    after: pa.StringArray
+    unchanged: pa.ListArray | None
+    kept: Flags
+
+
+class ParsedRows:
+    """Row changes of ``tables``. ``table_of`` each row; ``row_of`` each tuple."""
+
+    def __init__(
+        self,
+        tables: UsedTables,
+        table_of: Positions,
+        tuples: TupleValues,
+        row_of: Positions,
+        is_old: Flags,
+        is_key: Flags,
+        whole: Flags,
+    ) -> None:
+        """``is_old``: tuples of an old row, of which ``is_key`` are keys alone. ``whole``: rows."""
+        self.tables, self.table_of = tables, table_of
+        self._values, self._row_of, self._is_old, self._is_key = tuples, row_of, is_old, is_key
+        self._new, self._old = (self._by_row(~is_old), self._by_row(is_old))
+        # For each row its tuples; -1 for none.
+        self._new_of, self._old_of = (np.full(len(table_of), -1) for _ in range(2))
+        self._new_of[row_of[self._new]], self._old_of[row_of[self._old]] = self._new, self._old
+        self.usual = whole.copy()
+        """Rows that ``images`` is right about."""
+        self._leave_out_unusual()
+
+    def _by_row(self, which: Flags) -> Positions:
+        found = np.flatnonzero(which)
+        return found[np.argsort(self._row_of[found], kind="stable")]
+
+    def _leave_out_unusual(self) -> None:
+        kinds, tables = self._values.kinds, self.tables
+        self._any_unsent = bool((kinds == TUPLE_UNCHANGED).any())
+        if self._any_unsent:
+            unsent = np.add.reduceat(kinds == TUPLE_UNCHANGED, self._values.first, dtype=np.int64)
+            unusual = (unsent == self._values.counts) | (self._is_key & (unsent > 0))
+            self.usual[self._row_of[unusual]] = False
+        table_of = self.table_of[self._row_of]
+        self.usual[self._row_of[self._is_key & ~tables.has_identity[table_of]]] = False
+        rows, values = self._key_values()
+        self.usual[rows[kinds[values] == TUPLE_UNCHANGED]] = False
+        rows, values = self._key_values(self._old_of)
+        # A key must be sent, and may only be null where the row itself says so.
+        nameless = (kinds[values] == TUPLE_NULL) & tables.partitioned[self.table_of[rows]]
+        self.usual[rows[nameless | (kinds[values] == TUPLE_UNCHANGED)]] = False
+
+    def _key_values(self, tuple_of: Positions | None = None) -> tuple[Positions, Positions]:
+        """Return the rows and the key values of the tuples of ``tuple_of``, one for each row or -1.
+
+        None: of the new row, else the old one, which a value comes from, too, that was not sent again.
+        """
+        tables = self.tables
+        from_new = tuple_of is None
+        if tuple_of is None:
+            tuple_of = np.where(self._new_of >= 0, self._new_of, self._old_of)
+        of = np.flatnonzero(tuple_of >= 0)
+        counts = tables.key_counts[self.table_of[of]]
+        rows = np.repeat(of, counts)
+        columns = tables.keys[_ragged(tables.first_key[self.table_of[of]], counts)]
+        values = self._values.first[tuple_of[rows]] + columns
+        if from_new and self._any_unsent:
+            unsent = (self._values.kinds[values] == TUPLE_UNCHANGED) & (self._old_of[rows] >= 0)
+            values[unsent] = self._values.first[self._old_of[rows[unsent]]] + columns[unsent]
+        return rows, values
+
+    def images(self, block: bytes) -> Images:
+        """Return what is made of the rows, all of which are usual."""
+        values, count = self._values, len(self.table_of)
+        is_text = values.kinds == TUPLE_TEXT
+        texts = escaped_texts(block, values.starts[is_text], values.stops[is_text])
+        json = JsonTexts.of(*texts, [each.literals for each in self.tables.schemas])
+        numbers = np.cumsum(is_text) - 1
+
+        def arrays(rows: Positions, places: Positions) -> pa.StringArray:
+            return json.arrays(Members(rows, rows, is_text[places], numbers[places]), count)
+
+        def objects(tuples: Positions, *, old: bool) -> pa.StringArray:
+            rows, places, columns = self._members(tuples, old=old)
+            return json.objects(Members(rows, columns, is_text[places], numbers[places]), count)
+
+        key = arrays(*self._key_values())
+        kept = np.ones(count, np.bool_)
+        if ((self._new_of >= 0) & (self._old_of >= 0)).any():
+            old_key = arrays(*self._key_values(self._old_of))
+            moved = pc.fill_null(pc.not_equal(key, old_key), False)
+            kept = ~np.asarray(moved)
+        before, after = objects(self._old, old=True), objects(self._new, old=False)
+        return Images(key, before, after, self._unchanged(), kept)
+
+    def _members(self, tuples: Positions, *, old: bool) -> tuple[Positions, Positions, Positions]:
+        """Return rows, values and columns of what was sent in ``tuples``.
+
+        Of ``old`` ones what is meant: in a key tuple the other columns are null without being so, and so may
+        any be under a partitioned table.
+        """
+        counts = self._values.counts[tuples]
+        places = _ragged(self._values.first[tuples], counts)
+        rows = np.repeat(self._row_of[tuples], counts)
+        columns = _ragged(self.tables.first[self.table_of[self._row_of[tuples]]], counts)
+        sent = None
+        if self._any_unsent:
+            sent = self._values.kinds[places] != TUPLE_UNCHANGED
+        if old:
+            meant = self.tables.in_identity[columns] | np.repeat(~self._is_key[tuples], counts)
+            is_text = self._values.kinds[places] == TUPLE_TEXT
+            meant &= is_text | ~self.tables.partitioned[self.table_of[rows]]
+            sent = meant if sent is None else sent & meant
+        return (rows, places, columns) if sent is None else (rows[sent], places[sent], columns[sent])
+
+    def _unchanged(self) -> pa.ListArray | None:
+        """Return for each row the columns that were not sent, null where all were."""
+        if not self._any_unsent:
+            return None
+        counts = self._values.counts[self._new]
+        places = _ragged(self._values.first[self._new], counts)
+        unsent = self._values.kinds[places] == TUPLE_UNCHANGED
+        rows = np.repeat(self._row_of[self._new], counts)[unsent]
+        columns = _ragged(self.tables.first[self.table_of[self._row_of[self._new]]], counts)[unsent]
+        of_row = np.bincount(rows, minlength=len(self.table_of))
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(of_row))).astype(np.int32)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets),
+            self.tables.names.take(pa.array(columns)),
+            type=EVENT_SCHEMA.field("unchanged").type,
+            mask=pa.array(of_row == 0),
+        )
+
+
+def _ragged(first: Positions, counts: Positions) -> Positions:
+    """Return ``counts`` numbers from each of ``first`` on, one after another."""
+    found: Positions = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    found += np.arange(len(found))
+    return found

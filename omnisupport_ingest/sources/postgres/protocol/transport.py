@@ -1,0 +1,268 @@
+"""How the bytes of a replication connection come in and go out, once psycopg2 has opened it.
+
+Without encryption they are taken from the socket itself, much at a time. libpq would hand out one message at
+a call, which costs as much as the rest of reading. With TLS or GSSAPI the bytes are libpq's to decrypt, so it
+is called as the C library that psycopg2 is linked with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+from typing import Protocol
+
+import psycopg2
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.sources.postgres.protocol.frames import BUFFER_BYTES, HEAD, Frames
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.silence import Awaited
+
+_COPY_BOTH_RESPONSE, _ERROR, _COPY_DONE = ord("W"), ord("E"), ord("c")
+_COPY_BOTH = 8
+_READ_NOW = 1
+_ENDED = -1
+_SEND_SECONDS = 5.0
+"""Seconds that a status may wait for room in the socket; the server reads between two messages."""
+
+
+class Refused(Exception):
+    """Raised when the server refuses to start replication; the text is the server's."""
+
+
+class Transport(Protocol):
+    """One connection. ``SourceUnavailable`` where the server has gone."""
+
+    def start(self, command: str, frames: Frames, answer: Awaited) -> None:
+        """Start replication; what of the stream comes with the answer is in ``frames``.
+
+        ``Refused``; ``OperationalError`` if the ``answer`` was given up.
+        """
+
+    def receive(self, frames: Frames) -> bool:
+        """Take in what has come, without waiting; return whether anything has."""
+
+    def send(self, message: bytes) -> None:
+        """Send one message of COPY."""
+
+    def end(self) -> None:
+        """Tell the server that nothing more is sent."""
+
+    def about(self, letter: int, content: bytes) -> None:
+        """Take a frame that is not of the stream: an error of the server, or the end of the stream."""
+
+
+def transport_of(connection: Connection) -> Transport:
+    """Return the transport for ``connection``, which is idle."""
+    library = _libpq()
+    handle = ctypes.c_void_p(connection.pgconn_ptr)
+    encrypted = connection.info.ssl_in_use or library.PQgssEncInUse(handle)
+    return LibpqTransport(library, handle) if encrypted else SocketTransport(connection.fileno())
+
+
+class SocketTransport:
+    """The socket itself, of a connection that libpq waits for nothing on."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._socket = select.poll()
+        self._socket.register(descriptor, select.POLLIN)
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+
+    def start(self, command: str, frames: Frames, answer: Awaited) -> None:
+        # Sent here and not by libpq, which would take the beginning of the stream into its own buffer.
+        self._send(b"Q", command.encode() + b"\0")
+        while True:
+            while (frame := frames.pop()) is not None:
+                letter, content = frame
+                if letter == _COPY_BOTH_RESPONSE:
+                    return
+                if letter == _ERROR:
+                    raise Refused(_told(content, b"SMDH"))
+            self._socket.poll()
+            try:
+                self.receive(frames)
+            except SourceUnavailable:
+                answer.raise_if_given_up()
+                raise
+
+    def receive(self, frames: Frames) -> bool:
+        try:
+            count = os.readv(self._descriptor, [frames.space()])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise went_away(error.strerror or str(error)) from error
+        if not count:
+            raise went_away("server closed the connection unexpectedly")
+        frames.received(count)
+        return True
+
+    def send(self, message: bytes) -> None:
+        self._send(b"d", message)
+
+    def end(self) -> None:
+        self._send(b"c", b"")
+
+    def about(self, letter: int, content: bytes) -> None:
+        if letter == _ERROR:
+            raise went_away(_told(content))
+        if letter == _COPY_DONE:
+            raise went_away("end of stream")
+
+    def _send(self, letter: bytes, content: bytes) -> None:
+        left = letter + (len(content) + 4).to_bytes(4, "big") + content
+        give_up = time.monotonic() + _SEND_SECONDS
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise went_away("it takes nothing in") from None
+                self._room.poll(1000)
+            except OSError as error:
+                raise went_away(error.strerror or str(error)) from error
+
+
+class LibpqTransport:
+    """libpq, for a connection that is encrypted."""
+
+    def __init__(self, library: ctypes.PyDLL, handle: ctypes.c_void_p) -> None:
+        self._pq, self._handle = library, handle
+        self._buffer = ctypes.c_void_p()
+        self._buffer_address = ctypes.byref(self._buffer)
+        self._get, self._free = library.PQgetCopyData, library.PQfreemem
+        self._over: int | None = None
+
+    def start(self, command: str, frames: Frames, answer: Awaited) -> None:  # noqa: ARG002
+        result = self._pq.PQexec(self._handle, command.encode())
+        answer.raise_if_given_up()
+        status = self._pq.PQresultStatus(result)
+        self._pq.PQclear(result)
+        if status != _COPY_BOTH:
+            raise Refused(_one_line(self._pq.PQerrorMessage(self._handle)))
+
+    def receive(self, frames: Frames) -> bool:
+        if self._over is not None:
+            raise self._gone(ended=self._over == _ENDED)
+        frames.space()
+        taken, asked = 0, False
+        while taken < BUFFER_BYTES:
+            length = self._get(self._handle, self._buffer_address, _READ_NOW)
+            if length > 0:
+                frames.add(self._message(frames, length))
+                taken += length
+            elif length < 0:
+                self._over = length
+                if not taken:
+                    raise self._gone(ended=length == _ENDED)
+                break
+            elif taken or asked:
+                break
+            elif not self._pq.PQconsumeInput(self._handle):
+                raise self._gone(ended=False)
+            else:
+                # Nothing whole was buffered: now there is what the socket held.
+                asked = True
+        frames.received(0)
+        return taken > 0
+
+    def send(self, message: bytes) -> None:
+        if (
+            self._pq.PQputCopyData(self._handle, message, len(message)) != 1
+            or self._pq.PQflush(self._handle) < 0
+        ):
+            raise self._gone(ended=False)
+
+    def end(self) -> None:
+        if self._pq.PQputCopyEnd(self._handle, None) != 1 or self._pq.PQflush(self._handle) < 0:
+            raise self._gone(ended=False)
+
+    def about(self, letter: int, content: bytes) -> None:
+        """Nothing: libpq keeps such frames to itself."""
+
+    def _message(self, frames: Frames, length: int) -> bytes:
+        try:
+            if frames.too_long(length):
+                return frames.instead_of(ctypes.string_at(self._buffer, HEAD), length)
+            return ctypes.string_at(self._buffer, length)
+        finally:
+            self._free(self._buffer)
+
+    def _gone(self, *, ended: bool) -> SourceUnavailable:
+        """Return the error. ``ended``: the server has ended the stream itself, perhaps with an error
+        message.
+        """
+        reason = self._error_at_end() if ended else ""
+        return went_away(reason or _one_line(self._pq.PQerrorMessage(self._handle)) or "end of stream")
+
+    def _error_at_end(self) -> str:
+        result = self._pq.PQgetResult(self._handle)
+        if not result:
+            return ""
+        # The lines after the first may quote data.
+        message = _one_line((self._pq.PQresultErrorMessage(result) or b"").split(b"\n")[0])
+        self._pq.PQclear(result)
+        return message
+
+
+def went_away(reason: str) -> SourceUnavailable:
+    """Return the error for a stream that ended for ``reason``."""
+    return SourceUnavailable(
+        f"The source closed the replication stream: {reason}.",
+        fix="Start the database again if it is down; capture then continues where landing ends.",
+    )
+
+
+def _told(content: bytes, fields: bytes = b"SM") -> str:
+    """Return what an ErrorResponse says (manual, "Error and Notice Message Fields"), as libpq writes it.
+
+    By default without the fields that may quote data.
+    """
+    found = {each[0]: each[1:] for each in content.split(b"\0") if each}
+    severity = found.get(ord("S"), b"ERROR")
+    names = {ord("D"): b"DETAIL", ord("H"): b"HINT"}
+    told = severity + b": " + found.get(ord("M"), b"")
+    for field in fields:
+        if field in names and field in found:
+            told += b" " + names[field] + b": " + found[field]
+    return _one_line(told)
+
+
+def _one_line(text: bytes | None) -> str:
+    return " ".join((text or b"").decode(errors="replace").split()).rstrip(".")
+
+
+def _libpq() -> ctypes.PyDLL:
+    """Return the libpq that psycopg2 is linked with, found through psycopg2's own library."""
+    file = psycopg2._psycopg.__file__
+    library, unlocked = ctypes.PyDLL(file), ctypes.CDLL(file)
+    # Taking bytes from the socket lets go of the interpreter's lock, so that the thread that makes
+    # batches gets its turns; for the other calls, one for each message, that would cost too much.
+    library.PQconsumeInput = unlocked.PQconsumeInput  # type: ignore[attr-defined]
+    # These wait for the server's answer, which a thread beside them may have to give up.
+    library.PQexec = unlocked.PQexec  # type: ignore[attr-defined]
+    library.PQgetResult = unlocked.PQgetResult  # type: ignore[attr-defined]
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    signatures = {
+        "PQexec": (pointer, [pointer, text]),
+        "PQresultStatus": (integer, [pointer]),
+        "PQgetResult": (pointer, [pointer]),
+        "PQresultErrorMessage": (text, [pointer]),
+        "PQclear": (None, [pointer]),
+        "PQgetCopyData": (integer, [pointer, ctypes.POINTER(pointer), integer]),
+        "PQputCopyData": (integer, [pointer, text, integer]),
+        "PQputCopyEnd": (integer, [pointer, text]),
+        "PQconsumeInput": (integer, [pointer]),
+        "PQflush": (integer, [pointer]),
+        "PQfreemem": (None, [pointer]),
+        "PQerrorMessage": (text, [pointer]),
+        "PQgssEncInUse": (integer, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
