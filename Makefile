@@ -111,6 +111,11 @@ parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (A
 docs: $(DOCS_INSTALLED) ## Build the documentation as a site, site/index.html; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet $(ARGS)
 
+.PHONY: screenshots
+screenshots: $(INSTALLED) $(DOCS_INSTALLED) ## Take the pictures of the documentation anew; needs Chromium
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright rich
+	$(DOCS)/bin/python docs/screenshots.py
+
 .PHONY: clean
 clean: ## Remove the homes, the virtual environment and every cache
 	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; \

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.current import SYSTEM_COLUMNS, current_type
+from omnisupport_ingest.cdc.current import current_type
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import KEY
 from omnisupport_ingest.cdc.folded import DELETE_TYPE
@@ -50,9 +50,6 @@ STATE_TYPE = T.StructType(
         T.StructField(_REFOLD, T.BooleanType()),
     ]
 )
-
-DESCRIPTIONS = SYSTEM_COLUMNS | {STATE: "What a later update of the row needs; nobody reads it."}
-"""Of every column but the contract's."""
 
 _WHERE_FROM = frozenset({"_cdc_batch_id", "_cdc_ingested_at"})
 """Columns that say where a row came from, not what it is: they are in no hash."""

@@ -6,25 +6,24 @@ from typing import Any
 
 import dagster as dg
 
-from omnisupport_ingest.cdc.stored import DESCRIPTIONS, STATE
+from omnisupport_ingest.cdc.column_descriptions import described
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs.keys import deduped_key
 from omnisupport_ingest.lake.table import TableSpec
 
 
 def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> dict[str, Any]:
-    """Definition metadata of a table: its columns, described by ``contract`` where it knows them; of a
-    dimension those of the platform, too."""
-    described = {column.name: column for column in contract.columns} if contract else {}
-    system = DESCRIPTIONS if STATE in spec.schema.names else {}
+    """Definition metadata of a table: its columns, described by ``contract`` where it knows them."""
+    contracted = {column.name: column for column in contract.columns} if contract else {}
+    system = described(spec.schema.names)
     columns = []
     for field in spec.schema.fields:
-        column = described.get(field.name)
+        column = contracted.get(field.name)
         columns.append(
             dg.TableColumn(
                 field.name,
                 field.dataType.simpleString(),
-                description=column.description if column else system.get(field.name),
+                description=column.description if column else system[field.name],
                 constraints=dg.TableColumnConstraints(nullable=column.nullable if column else field.nullable),
                 tags={"personal-data": ""} if column and column.personal else None,
             )

@@ -120,6 +120,19 @@ def test_a_table_describes_its_columns(story: Story, definitions):
     assert [each.name for each in system if each.type.startswith("struct")] == ["_cdc_state"]
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        ["desk", "raw_cdc_staging"],
+        ["desk", "deduped_events"],
+        ["desk", "history", "dim_notes_history"],
+    ],
+)
+def test_every_column_of_a_table_is_described(story: Story, definitions, key: list[str]):
+    schema = definitions.resolve_asset_graph().get(dg.AssetKey(key)).metadata["dagster/column_schema"]
+    assert all(each.description for each in schema.columns)
+
+
 def test_a_broken_contract_names_its_file(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ContractError, match=r"broken\.json"):

@@ -1,0 +1,157 @@
+"""The pictures in ``docs/images``, made anew from a platform that really runs: ``make screenshots``.
+
+A demo runs in a home of its own, then ``up`` on that home with a workload, and a headless Chromium takes
+the pictures of its UI. What a command prints is drawn as SVG. Look at every picture before it is committed:
+nothing here knows whether it still shows what its caption says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+PROGRAM = ROOT / ".venv" / "bin" / "omnisupport-ingest"
+
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+_COLUMNS = 110
+_SECONDS_TO_START = 600
+_SECONDS_OF_WORK = 150
+"""How long the platform takes in a workload before the pictures, so that there are several runs to see."""
+
+_WINDOW = re.compile(r"^\d{4}-\d\d-\d\dT\d{4}$")
+_SETTLED = 2
+
+_TICKETS, _DEDUPED = "/assets/support_desk/dim_tickets", "/assets/support_desk/deduped_events"
+
+
+def main() -> None:
+    """Run the demo and the platform, and write every picture."""
+    browser = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if browser is None:
+        sys.exit(f"None of {', '.join(_CHROMIUM)} is installed. Debian: apt install chromium.")
+    with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
+        home = Path(folder) / "home"
+        _run(home, "demo", "--changes", "5000")
+        with _platform(home) as address:
+            time.sleep(_SECONDS_OF_WORK)
+            _draw(_run(home, "status"), "status", "omnisupport-ingest status")
+            report = Path(folder) / "report.html"
+            _run(home, "report", "--out", str(report))
+            with sync_playwright() as playwright:
+                found = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+                _take(found, address, report)
+                found.close()
+        _run(home, "clean", "--yes")
+
+
+def _take(browser: Browser, address: str, report: Path) -> None:
+    page = _opened(
+        browser, f"{address}{_TICKETS}?view=lineage&lineageScope=upstream&lineageDepth=3", height=560
+    )
+    _shoot(page, "asset_graph")
+    page = _opened(browser, f"{address}{_TICKETS}?view=partitions", height=1300)
+    # The newest window may be of a run that is not over.
+    page.get_by_text(_WINDOW).nth(_SETTLED).click()
+    page.wait_for_timeout(4_000)
+    _shoot(page, "partition")
+    page = _opened(browser, f"{address}{_DEDUPED}?view=overview", height=1200)
+    page.get_by_text("Plots", exact=True).first.click()
+    page.wait_for_timeout(4_000)
+    _shoot(page, "plots")
+    page = _opened(browser, report.as_uri(), height=1400)
+    _shoot(page, "report")
+
+
+def _opened(browser: Browser, address: str, *, height: int) -> Page:
+    page = browser.new_page(viewport={"width": 1600, "height": height})
+    page.goto(address)
+    # The UI asks for its data all the time, so the network is never still.
+    page.wait_for_timeout(12_000)
+    return page
+
+
+def _shoot(page: Page, name: str) -> None:
+    page.screenshot(path=IMAGES / f"{name}.png")
+    page.close()
+    click.echo(f"docs/images/{name}.png")
+
+
+def _draw(printed: str, name: str, title: str) -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(width=_COLUMNS, record=True, file=nowhere)
+        console.print(Text.from_ansi(printed))
+        console.save_svg(str(IMAGES / f"{name}.svg"), title=title)
+    click.echo(f"docs/images/{name}.svg")
+
+
+def _run(home: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [PROGRAM, *arguments], env=_environment(home), stdout=subprocess.PIPE, text=True, check=False
+    )
+    # Health is an exit code of `status`, and a platform at work may have a warning.
+    if done.returncode > 1:
+        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+@contextmanager
+def _platform(home: Path) -> Iterator[str]:
+    """The address of the UI of ``up`` on ``home``, which ends with the context."""
+    log = home.parent / "up.log"
+    with log.open("w") as output:
+        running = subprocess.Popen(
+            [PROGRAM, "up", "--workload", "20"],
+            env=_environment(home),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield _address(running, log)
+    finally:
+        running.send_signal(signal.SIGINT)
+        running.wait()
+
+
+def _address(running: subprocess.Popen[bytes], log: Path) -> str:
+    until = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < until and running.poll() is None:
+        named = re.search(r"http://[\w.]+:\d+", log.read_text())
+        if named is not None and _answers(named[0]):
+            return named[0]
+        time.sleep(1)
+    sys.exit(f"The platform did not start:\n{log.read_text()}")
+
+
+def _answers(address: str) -> bool:
+    where = urlsplit(address)
+    with suppress(OSError), closing(HTTPConnection(where.netloc, timeout=5)) as connection:
+        connection.request("GET", "/server_info")
+        return connection.getresponse().status == HTTPStatus.OK
+    return False
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "OMNISUPPORT_HOME": str(home), "FORCE_COLOR": "1", "COLUMNS": str(_COLUMNS)}
+
+
+if __name__ == "__main__":
+    main()
