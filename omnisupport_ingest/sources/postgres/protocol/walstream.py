@@ -122,7 +122,7 @@ class WalStream:
         return self._frames.max_row_bytes or 0
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, at most ``seconds``.
+        """Wait until something arrives, at most ``seconds``; not at all if they are negative.
 
         ``SourceUnavailable`` if a reply was asked for, the server has been silent for longer than the
         connection tolerates, and it is not at work.
@@ -130,7 +130,7 @@ class WalStream:
         if self._flowing:
             # More is under way. Let it gather: to be woken for every few changes costs both sides more.
             self._flowing = False
-            time.sleep(min(seconds, _GATHER_SECONDS))
+            time.sleep(max(0.0, min(seconds, _GATHER_SECONDS)))
         elif self._socket.poll(max(0.0, seconds) * 1000):
             self._asked_at = None
         elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:

@@ -10,6 +10,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.protocol import transport, walstream
 from omnisupport_ingest.sources.postgres.protocol.transport import LibpqTransport
+from omnisupport_ingest.sources.postgres.stream.follower import Follower
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 
 COLUMNS = ("id", "v")
@@ -36,6 +37,18 @@ def test_changes_come_through_libpq_as_from_the_socket(
                 "DELETE FROM notes WHERE id % 5 = 0",
             )
             source.catch_up()
+    assert folded(source.events(), "notes") == source.rows("notes", COLUMNS)
+
+
+def test_a_time_that_is_over_while_changes_flow_is_no_wait(
+    source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.sql("CREATE TABLE notes (id int PRIMARY KEY, v text)")
+    source.tables.append(contract("notes", COLUMNS))
+    source.catch_up()
+    monkeypatch.setattr(Follower, "_seconds_to_wait", lambda _self: -0.01)
+    source.sql("INSERT INTO notes SELECT n, repeat('text', 50) FROM generate_series(1, 20000) n")
+    source.catch_up()
     assert folded(source.events(), "notes") == source.rows("notes", COLUMNS)
 
 
