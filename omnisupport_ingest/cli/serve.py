@@ -8,6 +8,7 @@ and files, as under ``up``; so they run on one machine, and as one user.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,9 @@ def _become(service: Service, home: Home) -> None:
 
     record_service(home.run, service.name)
     sys.stdout.flush()
+    # A shell's script starts what it does not wait for with SIGINT ignored, which a new program inherits; and
+    # Dagster takes SIGTERM as it takes SIGINT, so nothing but SIGKILL would end it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     program, environment = service.command[0], {**os.environ, **service.environment}
     os.execve(program, service.command, environment)  # noqa: S606 - the service is this process
 

@@ -151,3 +151,24 @@ def test_a_webserver_that_answers_other_pages_is_not_taken_for_ready(tmp_path: P
             assert command("serve", "webserver", "--check").code == 1
         finally:
             server.shutdown()
+
+
+_SAYS = """
+import signal, sys
+from pathlib import Path
+from omnisupport_ingest.cli.serve import _become
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.supervisor import Service
+from omnisupport_ingest.settings import Settings
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+home = Home.open(Path(sys.argv[1]), Settings(_env_file=None).window_size)
+_become(Service("said", (sys.executable, "-c", asks)), home)
+"""
+
+
+def test_a_service_that_a_script_starts_in_the_background_can_be_stopped(tmp_path: Path) -> None:
+    """Shells start it with SIGINT ignored, and Dagster takes SIGTERM as it takes SIGINT."""
+    said = subprocess.check_output([sys.executable, "-c", _SAYS, str(tmp_path / "h")], text=True)
+    assert said.strip() == "True"
