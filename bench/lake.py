@@ -168,6 +168,7 @@ def _throughput(spark: SparkSession, question: _Question) -> dict[str, float]:
             lake.tickets.land(changes, at)
             for name, cost in lake.materialize(spark, window).items():
                 took[name].append(cost)
+            on_disk = _on_disk(lake.workspace.home.path)
             store = lake.workspace.landing(_SOURCE)
             landed = [store.path_of(part) for part in store.landed().parts(window)]
             for peer in (by_duckdb, by_polars):
@@ -193,7 +194,30 @@ def _throughput(spark: SparkSession, question: _Question) -> dict[str, float]:
         prefix = "" if kind == "wall" else "cpu_"
         found |= {f"{prefix}seconds_{name}": median(each) for name, each in of_kind.items()}
         found[f"{prefix}ratio"] = ratio
+    for folder, size in on_disk.items():
+        click.echo(f"  {folder:40} {size / changes:6.0f} bytes a change on disk")
+        found[f"bytes_{folder}"] = size / changes
     return found
+
+
+def _on_disk(home: Path) -> dict[str, int]:
+    """Bytes of the files in each folder of landing and lake; a file with several names counts where it was
+    made, which is the first."""
+    seen: set[int] = set()
+    found: dict[str, int] = defaultdict(int)
+    files = (each for part in ("landing", "lake") for each in (home / part).rglob("*") if each.is_file())
+    for file in sorted(files, key=lambda each: (each.relative_to(home).parts[0] == "lake", _stage(each))):
+        state = file.stat()
+        if state.st_ino not in seen:
+            seen.add(state.st_ino)
+            parts = file.relative_to(home).parts
+            found["/".join(parts[:3])] += state.st_size
+    return dict(found)
+
+
+def _stage(file: Path) -> int:
+    """In which order the layers write: a later one links to files of an earlier."""
+    return next((number for number, name in enumerate(_LAYERS) if name in file.parts), len(_LAYERS))
 
 
 def _growth(spark: SparkSession, small: int, large: int, repeats: int) -> dict[str, float]:

@@ -98,6 +98,27 @@ def test_the_image_copies_what_is_there() -> None:
     ]
     assert len(copied) > 5
     assert [each for each in copied if not (DEPLOY.parent / each).exists()] == []
+    # Nothing else is sent to the builder: a checkout may hold a home, and `.env` a password.
+    ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    assert sorted(each[1:] for each in ignored if each.startswith("!")) == sorted(
+        each.removeprefix("./") for each in copied
+    )
+
+
+def test_no_password_is_typed_on_a_command_line_or_left_for_others_to_read() -> None:
+    text = (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    commands = [line for line in text.splitlines() if line.startswith("    ")]
+    assert [line for line in commands if "--from-literal" in line or "password=" in line.lower()] == []
+    for file in (".env", "omnisupport.env"):
+        made = next(line for line in commands if line.rstrip().endswith(file) or f"{file} " in line)
+        assert re.search(r"-m 06[04]0", made), f"{file} is made with rights of its own"
+
+
+def test_the_end_that_was_asked_for_is_no_failure() -> None:
+    """A JVM that ends by SIGTERM exits with 143, and so does the service that it is."""
+    unit = (DEPLOY / "systemd" / "omnisupport-spark.service").read_text()
+    assert "\nSuccessExitStatus=143\n" in unit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

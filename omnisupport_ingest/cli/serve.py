@@ -8,6 +8,7 @@ and files, as under ``up``; so they run on one machine, and as one user.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,13 @@ import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings
-from omnisupport_ingest.runtime.home_lock import HomeInUse, HomeLock, holder
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeInUse, HomeLock, holder, service_lock
 from omnisupport_ingest.runtime.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.runtime.supervisor import Service
     from omnisupport_ingest.settings import Settings
-
-DAEMON_HOLDS = "serve daemon"
-"""What the holder of a home is called whose services are started one by one."""
 
 SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER = "spark", "code-server", "runs", "daemon", "webserver"
 
@@ -66,14 +64,14 @@ def serve(name: str, listen: str, check: bool) -> int | None:
     home = open_home(settings)
     if check:
         return 0 if _answers(name, home) else FINDINGS
+    # For as long as the process lives, whatever it executes; `up` and passes are refused meanwhile.
+    HomeLock(home, f"serve {name}", service_lock(name)).keep()
     other = holder(home)
     if other is not None and other.command != DAEMON_HOLDS:
         raise HomeInUse(
             f"{home.path} is in use by {other}, which has services of its own.",
             fix=f"{other.stop}, or set OMNISUPPORT_HOME to another folder.",
         )
-    # For as long as the process lives, whatever it executes; `up` and passes are refused where the daemon is.
-    HomeLock(home, f"serve {name}", f"service-{name}").keep()
     if name == DAEMON:
         HomeLock(home, DAEMON_HOLDS).keep()
     _become(_service(name, settings, home, listen), home)
@@ -107,6 +105,9 @@ def _become(service: Service, home: Home) -> None:
 
     record_service(home.run, service.name)
     sys.stdout.flush()
+    # A shell's script starts what it does not wait for with SIGINT ignored, which a new program inherits; and
+    # Dagster takes SIGTERM as it takes SIGINT, so nothing but SIGKILL would end it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     program, environment = service.command[0], {**os.environ, **service.environment}
     os.execve(program, service.command, environment)  # noqa: S606 - the service is this process
 
@@ -115,7 +116,7 @@ def _answers(name: str, home: Home) -> bool:
     """Whether the service ``name`` of ``home`` is there to be used."""
     from omnisupport_ingest.runtime.connect_address import ConnectAddress
     from omnisupport_ingest.runtime.dagster_home import run_starter_socket
-    from omnisupport_ingest.runtime.dagster_services import code_server_socket
+    from omnisupport_ingest.runtime.dagster_services import code_server_socket, refuses_other_pages
     from omnisupport_ingest.runtime.private_folders import socket_answers
     from omnisupport_ingest.runtime.running import ui_port
 
@@ -125,5 +126,6 @@ def _answers(name: str, home: Home) -> bool:
         found = holder(home)
         return found is not None and found.command == DAEMON_HOLDS
     if name == WEBSERVER:
-        return ui_port(home.run) is not None
+        port = ui_port(home.run)
+        return port is not None and refuses_other_pages(port)
     return socket_answers(code_server_socket(home) if name == CODE_SERVER else run_starter_socket(home))

@@ -91,14 +91,32 @@ def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[
                 f"Line {number} of {path} sets {name}, which is the program's to decide.",
                 fix=f"Take it out and set {PREFIX}{variable}." if variable else "Take it out.",
             )
-        found[name] = value
+        found[name] = _ESCAPE.sub(_meant, value)
     return found
+
+
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+
+
+def _meant(escape: re.Match[str]) -> str:
+    """What a backslash and what follows it stand for (Java, ``Properties.load``): Spark's own processes read
+    the same file."""
+    text = escape[1]
+    return chr(int(text[1:], 16)) if len(text) > 1 else _CONTROLS.get(text, text)
 
 
 def properties_text(conf: Mapping[str, str]) -> bytes:
     """``conf`` as the text of a file of properties, as Java's ``Properties.load`` reads it."""
-    escaped = {key: value.replace("\\", "\\\\") for key, value in sorted(conf.items())}
-    return "".join(f"{key} {value}\n" for key, value in escaped.items()).encode()
+    return "".join(f"{key} {_escaped(value)}\n" for key, value in sorted(conf.items())).encode()
+
+
+def _escaped(value: str) -> str:
+    text = value.replace("\\", "\\\\")
+    for letter, control in _CONTROLS.items():
+        text = text.replace(control, f"\\{letter}")
+    # What a value begins with would count as the end of the name.
+    return f"\\{text}" if text.startswith((" ", "=", ":")) else text
 
 
 def package_archive(folder: Path) -> Path:

@@ -179,6 +179,11 @@ def _require_guard(port: int, *, seconds: float = _READY_SECONDS) -> None:
         )
 
 
+def refuses_other_pages(port: int) -> bool:
+    """Whether the webserver at ``port`` answers, and refuses what another web page could have sent."""
+    return _status_for_another_page(port) == HTTPStatus.FORBIDDEN
+
+
 def _status_for_another_page(port: int) -> int | None:
     """The status of the answer to a request with a foreign ``Host``; None if there is no answer."""
     try:

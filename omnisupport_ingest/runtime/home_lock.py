@@ -23,6 +23,16 @@ SUPERVISOR = "supervisor"
 EMBEDDED_SERVER = "embedded-postgres"
 """Lock of the process that keeps the embedded PostgreSQL running."""
 
+DAEMON_HOLDS = "serve daemon"
+"""What the holder of a home is called whose services are started one by one."""
+
+_SERVICE = "service-{}"
+
+
+def service_lock(name: str) -> str:
+    """The lock of the service ``name`` that is started by itself (``serve``)."""
+    return _SERVICE.format(name)
+
 
 def holder(home: Home, lock: str = SUPERVISOR) -> Holder | None:
     """Who holds ``lock`` of ``home`` at this moment; None if nobody does."""
@@ -37,7 +47,8 @@ def in_use(home: Home) -> bool:
 class HomeLock:
     """Held by a command while its processes run on ``home``; a context manager.
 
-    Entering raises ``HomeInUse``, which names the holder, if another process holds it.
+    Entering raises ``HomeInUse``, which names the holder, if another process holds it. It does so, too, for a
+    command that would start processes beside services of ``serve``: both use the same sockets and files.
     """
 
     def __init__(self, home: Home, command: str, lock: str = SUPERVISOR) -> None:
@@ -49,10 +60,14 @@ class HomeLock:
         try:
             self._held = NamedLock.take(_lock_file(self._home, self._lock), self._command)
         except LockTaken as taken:
-            raise HomeInUse(
-                f"{self._home.path} is in use by {taken.holder}.",
-                fix=f"{taken.holder.stop}, or set OMNISUPPORT_HOME to another folder.",
-            ) from None
+            raise _in_use_by(self._home, taken.holder) from None
+        if self._lock == SUPERVISOR and self._command != DAEMON_HOLDS:
+            # Looked for with the lock held; a service looks for its holder with its own held. So of two that
+            # begin at the same time one at least sees the other.
+            for file in sorted(self._home.run.glob(f"{service_lock('*')}.lock")):
+                if (found := NamedLock.holder(file)) is not None:
+                    self.release()
+                    raise _in_use_by(self._home, found)
         return self
 
     def __exit__(
@@ -70,6 +85,13 @@ class HomeLock:
         """Let go of the lock; once more does nothing."""
         if self._held is not None:
             self._held.release()
+
+
+def _in_use_by(home: Home, found: Holder) -> HomeInUse:
+    return HomeInUse(
+        f"{home.path} is in use by {found}.",
+        fix=f"{found.stop}, or set OMNISUPPORT_HOME to another folder.",
+    )
 
 
 def _lock_file(home: Home, lock: str) -> Path:

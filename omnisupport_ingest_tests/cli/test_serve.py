@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import psycopg2
 import pytest
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.dagster_services import WEBSERVER
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeLock, service_lock
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
+from omnisupport_ingest.runtime.running import record_service, record_ui_port
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.cli.command import command, environment
@@ -110,3 +114,61 @@ def test_a_service_is_refused_on_a_home_whose_services_another_command_has(tmp_p
         with HomeLock(home, "up"):
             refused = command("serve", "webserver")
     assert (refused.code, "`up`" in refused.err) == (6, True)
+
+
+def test_no_command_with_services_of_its_own_begins_beside_single_services(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "h", Settings(_env_file=None).window_size)
+    with environment(home=str(tmp_path / "h")):
+        # `serve spark` alone, as while a service manager starts the daemon again.
+        with HomeLock(home, "serve spark", service_lock("spark")):
+            refused = command("materialize")
+            assert (refused.code, "`serve spark`" in refused.err) == (6, True)
+            with HomeLock(home, DAEMON_HOLDS):
+                pass
+        with HomeLock(home, "sync"):
+            pass
+
+
+class _Open(BaseHTTPRequestHandler):
+    """A UI without its guard: it answers every page."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_webserver_that_answers_other_pages_is_not_taken_for_ready(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "h", Settings(_env_file=None).window_size)
+    with HTTPServer((LOOPBACK, 0), _Open) as server, environment(home=str(tmp_path / "h")):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        record_service(home.run, WEBSERVER)
+        record_ui_port(home.run, server.server_port)
+        try:
+            assert command("serve", "webserver", "--check").code == 1
+        finally:
+            server.shutdown()
+
+
+_SAYS = """
+import signal, sys
+from pathlib import Path
+from omnisupport_ingest.cli.serve import _become
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.supervisor import Service
+from omnisupport_ingest.settings import Settings
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+home = Home.open(Path(sys.argv[1]), Settings(_env_file=None).window_size)
+_become(Service("said", (sys.executable, "-c", asks)), home)
+"""
+
+
+def test_a_service_that_a_script_starts_in_the_background_can_be_stopped(tmp_path: Path) -> None:
+    """Shells start it with SIGINT ignored, and Dagster takes SIGTERM as it takes SIGINT."""
+    said = subprocess.check_output([sys.executable, "-c", _SAYS, str(tmp_path / "h")], text=True)
+    assert said.strip() == "True"

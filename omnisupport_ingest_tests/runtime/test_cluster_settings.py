@@ -44,6 +44,16 @@ def test_a_setting_of_the_file_reaches_spark_and_ours_that_decide_about_data_sta
     assert b"spark.x a b\n" in properties_text(conf)
 
 
+def test_a_value_is_what_java_reads_from_the_same_file(tmp_path: Path) -> None:
+    """Master and workers read the file by ``Properties.load``: a secret must be the same for all."""
+    text = "spark.authenticate.secret a\\\\b\\:c\\u0041\\q\nspark.x one\\ntwo\nspark.y \\ z\n"
+    found = spark_properties(given(tmp_path, text))
+    assert found == {"spark.authenticate.secret": "a\\b:cAq", "spark.x": "one\ntwo", "spark.y": " z"}
+    # What is written for Spark from them is read as the same again.
+    again = given(tmp_path, properties_text(found).decode())
+    assert spark_properties(again) == found
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
