@@ -309,7 +309,10 @@ def _met(home: str) -> Storage | None:
     # Not ``recorded_storage``: what cannot be opened just now (no more files, say) is not a home of folders.
     try:
         url = from_note(_Storage, parse_json(read_file(Path(home, MARKER)))).storage
+    except FileNotFoundError:
+        return None
     except Unreadable:
+        # Whoever opens the home says what is wrong with it.
         url = None
     storage = LOCAL if url is None else open_storage(Path(home), url)
     _behind[home] = storage

@@ -7,7 +7,6 @@ the table has moved on, the commit is refused and the plan is made again on a ne
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
