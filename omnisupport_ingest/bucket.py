@@ -329,9 +329,9 @@ class BucketStorage:
             yield
         except (BaseError, FileNotFoundError) as problem:
             # Whoever expects that an object is missing has looked before: here it is the bucket.
-            raise self._unreachable(problem) from None
+            raise self.unreachable(problem) from None
 
-    def _unreachable(self, problem: Exception) -> IngestError:
+    def unreachable(self, problem: Exception) -> IngestError:
         # The library's message repeats the request, which may be signed: only its kind is told.
         status = _STATUS.search(str(problem))
         kind = status[1] if status is not None else type(problem).__name__

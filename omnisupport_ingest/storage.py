@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,6 +114,9 @@ class Storage(Protocol):
     def table_uri(self, folder: Path) -> str:
         """Where delta-rs finds the table of ``folder``."""
 
+    def unreachable(self, problem: Exception) -> Exception:
+        """What to say of ``problem``, which another library met in the store: its kind, and no request."""
+
 
 class LocalStorage:
     """The folders of the home themselves."""
@@ -148,10 +153,14 @@ class LocalStorage:
         return content if self.create(path, content) else read_file(path)
 
     def listed(self, folder: Path) -> Iterator[Kept]:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                found = path.stat()
-                yield Kept(path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+        for path, _folders, names in os.walk(folder):
+            for name in names:
+                # Another process's draft may be gone by now.
+                with suppress(FileNotFoundError):
+                    file = Path(path, name)
+                    found = file.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield Kept(file, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def sources(self) -> list[str]:
         return []
@@ -164,6 +173,9 @@ class LocalStorage:
 
     def table_uri(self, folder: Path) -> str:
         return str(folder)
+
+    def unreachable(self, problem: Exception) -> Exception:
+        return problem
 
 
 LOCAL: Storage = LocalStorage()
@@ -294,7 +306,14 @@ def _met(home: str) -> Storage | None:
     """What is behind the folder ``home``; None if it is no home."""
     if not Path(home, MARKER).exists():
         return None
-    url = recorded_storage(Path(home))
+    # Not ``recorded_storage``: what cannot be opened just now (no more files, say) is not a home of folders.
+    try:
+        url = from_note(_Storage, parse_json(read_file(Path(home, MARKER)))).storage
+    except FileNotFoundError:
+        return None
+    except Unreadable:
+        # Whoever opens the home says what is wrong with it.
+        url = None
     storage = LOCAL if url is None else open_storage(Path(home), url)
     _behind[home] = storage
     return storage

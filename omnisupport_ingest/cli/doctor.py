@@ -12,6 +12,7 @@ from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import existing_home, has_home, open_settings
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.storage import recorded_storage
 
 _WIDEST = 8
 """Of the words of levels."""
@@ -79,7 +80,9 @@ def diagnoses() -> Iterator[Diagnosis]:
     except IngestError as error:
         yield Diagnosis("home", Level.PROBLEM, error.problem, error.fix)
         return
-    yield Diagnosis("home", Level.OK, f"{workspace.home.path}, windows {workspace.home.grid.size}")
+    bucket = recorded_storage(workspace.home.path)
+    where = f", landing and lake in {bucket}" if bucket is not None else ""
+    yield Diagnosis("home", Level.OK, f"{workspace.home.path}, windows {workspace.home.grid.size}{where}")
     yield from doctor_home.home(settings, workspace)
 
 

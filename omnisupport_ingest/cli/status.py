@@ -18,6 +18,7 @@ from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health,
 from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document, promised_facts
 from omnisupport_ingest.cli.status_reading import ReadingLooks, reading_summary
+from omnisupport_ingest.storage import recorded_storage
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import Contracts
@@ -119,6 +120,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     logs = [_source(each, home, look, answered_by) for each, look in looks]
     document: dict[str, Any] = {
         "home": str(home.path),
+        "storage": recorded_storage(home.path),
         "window": str(home.grid.size),
         "first_window": home.grid.first.isoformat(),
         "in_force": {
@@ -292,6 +294,7 @@ def _show(document: dict[str, Any], *, everything: bool) -> None:
     platform, chosen = document["platform"], document["in_force"]
     lines = [
         ("home", f"{document['home']}, windows: {document['window']}"),
+        *([("storage", f"landing and lake in {document['storage']}")] if document["storage"] else []),
         ("contracts", f"{chosen['contracts']}, {chosen['tables']} tables"),
         ("decisions", chosen["decision_table"]),
         ("health", health_line(document["health"])),

@@ -7,24 +7,44 @@ refused, without a lock or a table of locks beside. Credentials are those of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.storage import storage_of
 
+_OF_STORE = "Error interacting with object store"
+"""How delta-rs puts it where its own error wraps one of the store."""
+
 
 def is_delta(folder: Path) -> bool:
-    """Whether there is a table."""
-    return bool(DeltaTable.is_deltatable(table_uri(folder)))
+    """Whether there is a table; ``StorageUnreachable`` if the object store behind it cannot be asked."""
+    with reaching(folder):
+        return bool(DeltaTable.is_deltatable(table_uri(folder)))
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaTable:
     """The table at ``version``, else at its newest; ``DeltaError`` if it is not there."""
-    return DeltaTable(table_uri(folder), version=version)
+    with reaching(folder):
+        return DeltaTable(table_uri(folder), version=version)
+
+
+@contextmanager
+def reaching(folder: Path) -> Iterator[None]:
+    """Have what delta-rs meets in the object store behind ``folder`` be ``StorageUnreachable``: its own
+    message repeats the request. What Delta refuses, and what a disk says, stays as it is."""
+    try:
+        yield
+    except (OSError, DeltaError) as problem:
+        storage = storage_of(folder)
+        if storage.is_local or (isinstance(problem, DeltaError) and _OF_STORE not in str(problem)):
+            raise
+        raise storage.unreachable(problem) from None
 
 
 def table_uri(folder: Path) -> str:

@@ -28,7 +28,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, require_file
 from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
-from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta
+from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
@@ -125,7 +125,8 @@ class Ledger:
         note = {"rows": rows.num_rows}
         added = [add_data(self.folder, file)]
         keep_added(self.folder, added, self.spec.app_id)
-        commit_actions(handle, added, app_id=self.spec.app_id, note=note)
+        with reaching(self.folder):
+            commit_actions(handle, added, app_id=self.spec.app_id, note=note)
         log = self.folder / "_delta_log"
         if storage_of(log).is_local:
             sync_file(log / f"{version:020d}.json")

@@ -20,7 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
-from omnisupport_ingest.lake.delta import is_delta, open_delta, table_uri
+from omnisupport_ingest.lake.delta import is_delta, open_delta, reaching, table_uri
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def open_with_schema(
     if not is_delta(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            with gate("lake.table", name):
+            with gate("lake.table", name), reaching(folder):
                 DeltaTable.create(
                     table_uri(folder),
                     wanted,
@@ -137,7 +137,7 @@ def open_with_schema(
     missing = _missing(handle, wanted, partition_by)
     if missing:
         # Another process may add them in the same moment; what is still missing shows below.
-        with suppress(CommitFailedError), gate("lake.columns", name):
+        with suppress(CommitFailedError), gate("lake.columns", name), reaching(folder):
             handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
         handle = open_delta(folder)
         missing = _missing(handle, wanted, partition_by)

@@ -7,7 +7,6 @@ the table has moved on, the commit is refused and the plan is made again on a ne
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -34,7 +33,7 @@ from omnisupport_ingest.lake.commit import (
     remove,
     until_first,
 )
-from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta
+from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import (
     Retyped,
@@ -282,9 +281,10 @@ class TableSnapshot:
             actions = [each for each in actions if isinstance(each, AddAction)]
             schema = delta_schema(self.table.spec.schema)
         keep_added(self.table.folder, actions, self.table.spec.app_id)
-        version = commit_actions(
-            self._handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
-        )
+        with reaching(self.table.folder):
+            version = commit_actions(
+                self._handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
+            )
         self._spent = True
         return version
 
@@ -438,8 +438,9 @@ def _entry(log: Path, version: int) -> tuple[object, ...] | None:
 
 
 def _digest_of(entry: Path) -> str | None:
+    # Of what is kept, not of a copy: a table in the bucket may have been restored since the copy was made.
     try:
-        return hashlib.sha256(at_hand(entry).read_bytes()).hexdigest()
+        return storage_of(entry).digest(entry)[1]
     except OSError:
         return None
 

@@ -16,6 +16,8 @@ CUT = "cut"
 """The connection ends in the middle of the request's body; the store sees nothing whole."""
 LOST = "lost"
 """The store does what is asked, and its answer never arrives."""
+REFUSED = "refused"
+"""The store does not let the request in, and repeats in its answer how it was signed."""
 
 
 class FaultyProxy:
@@ -62,6 +64,13 @@ class FaultyProxy:
             request.send_response(503)
             request.send_header("Content-Length", "0")
             request.end_headers()
+            return
+        if fault == REFUSED:
+            told = f"<Error><Code>SignatureDoesNotMatch</Code><Of>{request.headers}</Of></Error>".encode()
+            request.send_response(403)
+            request.send_header("Content-Length", str(len(told)))
+            request.end_headers()
+            request.wfile.write(told)
             return
         client = http.client.HTTPConnection("127.0.0.1", behind, timeout=30)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import socket
 import threading
+import traceback
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.bucket import BucketStorage
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.ledger import Ledger
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.noted_snapshot import HeldWindows, NotedSnapshot
+from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.storage import (
     StorageRefused,
     StorageUnreachable,
     at_hand,
+    forget_home,
     open_storage,
     parse_storage,
     storage_of,
 )
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, FaultyProxy, faulty_proxy
+from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, REFUSED, FaultyProxy, faulty_proxy
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 HOURLY = WindowSize.parse("hourly")
@@ -30,6 +41,12 @@ def bucket(home: Path, s3: S3Server, place: str | None = None) -> BucketStorage:
     storage = open_storage(home, place or s3.place())
     assert isinstance(storage, BucketStorage)
     return storage
+
+
+def ledger_row(ledger: Ledger) -> pa.Table:
+    """A row of NULLs."""
+    schema = arrow_schema(ledger.spec.schema, without=("sequence",))
+    return pa.table([pa.nulls(1, each.type) for each in schema], schema=schema)
 
 
 @pytest.fixture
@@ -88,18 +105,47 @@ def test_an_upload_that_fails_in_between_is_whole_at_last(
     assert storage.at_hand(path).read_bytes() == copy
 
 
-def test_what_the_store_refuses_is_an_error_without_a_secret_and_nothing_is_there(
+def test_a_bucket_that_is_not_there_is_an_error_and_no_file_is_made(s3: S3Server, tmp_path: Path) -> None:
+    storage = bucket(tmp_path, s3, "s3://no-such-bucket-here/x")
+    path = tmp_path / "landing/s/epochs/000001.json"
+    with pytest.raises(StorageUnreachable, match="404"):
+        storage.create(path, b"x")
+    assert not path.exists()
+
+
+def test_what_a_store_that_refuses_repeats_of_the_request_is_in_no_message(
     proxy: FaultyProxy, s3: S3Server, tmp_path: Path
 ) -> None:
-    storage, path = (
-        bucket(tmp_path, s3, "s3://no-such-bucket-here/x"),
-        tmp_path / "landing/s/epochs/000001.json",
-    )
-    with pytest.raises(StorageUnreachable) as refused:
+    storage, path = bucket(tmp_path, s3), tmp_path / "landing/s/epochs/000001.json"
+    proxy.plan.append(REFUSED)
+    with pytest.raises(StorageUnreachable, match="403") as refused:
         storage.create(path, b"x")
-    assert "404" in str(refused.value)
-    assert "SECRET" not in str(refused.value) + repr(refused.value.__context__)
+    # What the library says holds it, so this can fail.
+    assert s3.variables["AWS_ACCESS_KEY_ID"] in str(refused.value.__context__)
+    told = "".join(traceback.format_exception(refused.value)) + str(refused.value) + repr(refused.value)
+    assert s3.variables["AWS_ACCESS_KEY_ID"] not in told
+    assert "Signature" not in told
     assert not path.exists()
+
+
+def test_a_table_that_cannot_be_asked_is_neither_missing_nor_damaged(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    ledger = retention_ledger(home.lake, "shop")
+    row = ledger_row(ledger)
+    ledger.append(lambda _held: row)
+    table = LakeTable(home.lake, ledger.spec)
+    with socket.socket() as closed:
+        # Nobody listens there.
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        for look in (lambda: table.exists, table.open, ledger.entries, lambda: ledger.append(lambda _: row)):
+            with pytest.raises(StorageUnreachable) as away:
+                look()
+            assert "127.0.0.1" not in str(away.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.variables["AWS_ENDPOINT_URL"])
+    assert ledger.entries().num_rows == 1
 
 
 def test_a_hard_link_is_copied_by_the_store_itself(proxy: FaultyProxy, s3: S3Server, tmp_path: Path) -> None:
@@ -185,3 +231,50 @@ def test_a_forked_process_says_so_instead_of_waiting_for_ever(s3: S3Server, tmp_
             os._exit(3)
         os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+def test_a_commit_of_another_machine_is_seen_by_tables_that_are_open_and_by_those_that_were_noted(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    ours, other = (Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other"))
+    ledger = retention_ledger(other.lake, "shop")
+    ledger.append(lambda _held: ledger_row(ledger))
+    table = LakeTable(ours.lake, ledger.spec)
+    held = table.open()
+    mark = held.mark
+    assert mark is not None
+    assert table.opened() is not None
+    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is not None
+    ledger.append(lambda _held: ledger_row(ledger))
+    assert table.opened() is None
+    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is None
+    assert table.open().version == held.version + 1
+
+    # The table goes back in the bucket, and another way from there.
+    log = other.lake / ledger.spec.path / "_delta_log"
+    for number in (held.version, held.version + 1):
+        storage_of(log).unlink(log / f"{number:020d}.json")
+    ledger.append(lambda _held: ledger_row(ledger))
+    assert table.open().version == held.version
+    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is None
+
+
+def test_a_marker_that_cannot_be_opened_just_now_does_not_make_a_home_of_folders(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    forget_home(home.path)
+    held, most = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files"):
+            storage_of(home.lake / "x")
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert not storage_of(home.lake / "x").is_local
