@@ -47,7 +47,7 @@ METHODS = {
     # Spark
     "saveAsTable", "insertInto", "writeTo",
     # replication
-    "send_feedback", "PQputCopyData",
+    "send_feedback", "PQputCopyData", "send_copy_data",
     # Dagster
     "add_backfill", "update_backfill", "launch_run", "submit_run", "create_run", "create_run_for_job",
     "delete_run", "add_run_tags", "wipe_assets", "free_concurrency_slots_for_run", "execute_in_process",

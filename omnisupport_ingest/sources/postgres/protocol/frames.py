@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
+from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
 WAL_DATA, KEEPALIVE = ord("w"), ord("k")
 """First byte of the two messages that a server sends within ``COPY_DATA``."""
@@ -23,6 +23,9 @@ WAL_DATA_HEADER = 25
 
 COPY_DATA = ord("d")
 """The letter of a frame of the stream itself; the others are about the connection."""
+
+_LETTERS = frozenset(b"dcWENSACZ")
+"""Letters of the frames that a server may send while it replicates, or before it starts to."""
 
 FRAME_HEADER = 5
 """Bytes before the content of a frame: its letter, and the length of what follows the letter."""
@@ -88,14 +91,18 @@ class Frames:
 
     def space(self) -> memoryview:
         """Return where the next bytes belong. Every whole frame must have been handed out."""
-        left = bytes(memoryview(self._data)[self._at : self._filled])
-        wanted = BUFFER_BYTES
-        if len(left) >= FRAME_HEADER and not self.too_long(length := _LENGTH.unpack_from(left)[0] - 4):
-            wanted = max(wanted, length + FRAME_HEADER)
-        if wanted != len(self._data):
-            self._data = bytearray(wanted)
-        self._data[: len(left)] = left
-        self._at, self._filled = 0, len(left)
+        begun, wanted = self._filled - self._at, BUFFER_BYTES
+        if begun >= FRAME_HEADER:
+            length = _LENGTH.unpack_from(self._data, self._at)[0] - 4
+            if not self.too_long(length):
+                wanted = max(wanted, length + FRAME_HEADER)
+        # A large frame comes in many pieces: what has come of it is moved once, not with each of them.
+        if self._at or wanted != len(self._data):
+            left = bytes(memoryview(self._data)[self._at : self._filled])
+            if wanted != len(self._data):
+                self._data = bytearray(wanted)
+            self._data[:begun] = left
+            self._at, self._filled = 0, begun
         return memoryview(self._data)[self._filled :]
 
     def received(self, count: int) -> None:
@@ -133,7 +140,7 @@ class Frames:
         """Hand out the letter and the content of the next frame; None if none is whole.
 
         A row change that is too long comes as ``pgoutput.RowNotTaken`` decodes it; ``RowTooLarge`` if another
-        message is too long.
+        message is too long. ``ProtocolViolation`` where no frame can begin, as ``received``.
         """
         if self._instead is not None:
             message, self._instead = self._instead, None
@@ -148,6 +155,8 @@ class Frames:
         if self._others and self._others[-1] == number:
             self._others.pop()
         start, self._next, self._at = self._at, number + 1, self._bounds[number + 1]
+        if self._at < start + FRAME_HEADER:
+            raise out_of_step(self._data[start])
         return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
 
     def too_long(self, length: int) -> bool:
@@ -170,14 +179,15 @@ class Frames:
         add, last = bounds.append, end - FRAME_HEADER
         while at <= last:
             (length,) = unpack(data, at)
-            if length > longest:
-                self._long_follows = len(bounds) > 1
-                if not self._long_follows:
+            following = at + length + 1
+            if following > end or length > longest:
+                if data[at] not in _LETTERS:
+                    raise out_of_step(data[at])
+                self._long_follows = length > longest and len(bounds) > 1
+                if length > longest and not self._long_follows:
                     self._take_head(length - 4)
                 break
-            at += length + 1
-            if at > end:
-                break
+            at = following
             add(at)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._others = self._not_rows() if self._count else []
@@ -201,3 +211,13 @@ class Frames:
         rows &= np.diff(bounds) > FRAME_HEADER + WAL_DATA_HEADER
         others: list[int] = np.flatnonzero(~rows)[::-1].tolist()
         return others
+
+
+def out_of_step(letter: int) -> ProtocolViolation:
+    """Return the error for bytes that begin no frame: what follows them cannot be told apart."""
+    return ProtocolViolation(
+        f"The source sent a message of type {bytes([letter])!r} in the replication stream, which is not "
+        "known, or is not where a message can begin.",
+        fix="Start capture again: it continues where landing ends. If it comes again, see what stands "
+        "between this machine and the server (a proxy, a pooler), and report it with the server's version.",
+    )

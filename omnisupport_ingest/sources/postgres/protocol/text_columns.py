@@ -38,8 +38,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 def keep_freed_memory() -> None:
     """Let the process keep some memory that a block has left for the next one (Linux with glibc).
 
-    Otherwise it is given back and asked for again at every block, a page at a time, which costs a third of
-    the work with the block.
+    Otherwise it is given back and asked for again at every block, a page at a time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

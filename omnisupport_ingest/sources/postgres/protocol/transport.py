@@ -16,11 +16,15 @@ from typing import Protocol
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.frames import BUFFER_BYTES, HEAD, Frames
+from omnisupport_ingest.sources.postgres.protocol.frames import BUFFER_BYTES, HEAD, Frames, out_of_step
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.silence import Awaited
 
-_COPY_BOTH_RESPONSE, _ERROR, _COPY_DONE = ord("W"), ord("E"), ord("c")
+_COPY_BOTH_RESPONSE, _ERROR = ord("W"), ord("E")
+_ENDS = b"cC"
+"""CopyDone, and CommandComplete, which a server sends alone when it shuts down."""
+_ASIDE = b"NSA"
+"""NoticeResponse, ParameterStatus, NotificationResponse: they may come at any time, and mean nothing here."""
 _COPY_BOTH = 8
 _READ_NOW = 1
 _ENDED = -1
@@ -44,14 +48,17 @@ class Transport(Protocol):
     def receive(self, frames: Frames) -> bool:
         """Take in what has come, without waiting; return whether anything has."""
 
-    def send(self, message: bytes) -> None:
+    def send_copy_data(self, message: bytes) -> None:
         """Send one message of COPY."""
 
     def end(self) -> None:
         """Tell the server that nothing more is sent."""
 
     def about(self, letter: int, content: bytes) -> None:
-        """Take a frame that is not of the stream: an error of the server, or the end of the stream."""
+        """Take a frame that is not of the stream: an error of the server, or the end of the stream.
+
+        ``ProtocolViolation`` for any other but those that may come at any time.
+        """
 
 
 def transport_of(connection: Connection) -> Transport:
@@ -82,6 +89,7 @@ class SocketTransport:
                     return
                 if letter == _ERROR:
                     raise Refused(_told(content, b"SMDH"))
+                self.about(letter, content)
             self._socket.poll()
             try:
                 self.receive(frames)
@@ -101,7 +109,7 @@ class SocketTransport:
         frames.received(count)
         return True
 
-    def send(self, message: bytes) -> None:
+    def send_copy_data(self, message: bytes) -> None:
         self._send(b"d", message)
 
     def end(self) -> None:
@@ -110,8 +118,10 @@ class SocketTransport:
     def about(self, letter: int, content: bytes) -> None:
         if letter == _ERROR:
             raise went_away(_told(content))
-        if letter == _COPY_DONE:
+        if letter in _ENDS:
             raise went_away("end of stream")
+        if letter not in _ASIDE:
+            raise out_of_step(letter)
 
     def _send(self, letter: bytes, content: bytes) -> None:
         left = letter + (len(content) + 4).to_bytes(4, "big") + content
@@ -170,7 +180,7 @@ class LibpqTransport:
         frames.received(0)
         return taken > 0
 
-    def send(self, message: bytes) -> None:
+    def send_copy_data(self, message: bytes) -> None:
         if (
             self._pq.PQputCopyData(self._handle, message, len(message)) != 1
             or self._pq.PQflush(self._handle) < 0

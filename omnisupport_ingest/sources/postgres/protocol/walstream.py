@@ -161,7 +161,7 @@ class WalStream:
         flushed = durable.value if durable is not None else 0
         status = _STATUS.pack(b"r", received.value, flushed, flushed, now, ask_reply)
         with gate("source.confirm", "forward" if flushed > self._confirmed else "again"):
-            self._transport.send(status)
+            self._transport.send_copy_data(status)
         self._confirmed = max(self._confirmed, flushed)
         if ask_reply and self._asked_at is None:
             self._asked_at = time.monotonic()
