@@ -343,7 +343,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("read/brought_forward.py", "MovedOn.compare"): _MEMORY,
     ("read/brought_forward.py", "MovedOn._fold"): _SCRATCH,
     ("read/compare.py", "compare"): _MEMORY,
-    ("read/event_counts.py", "_ask"): _MEMORY,
+    ("verify/proof.py", "_ask"): _MEMORY,
     ("read/export.py", "write_file"): "the draft of an export, before export.file",
     ("read/export.py", "write_rows"): "the same draft, written by a database in memory",
     ("cli/doctor_machine.py", "_java"): _SCRATCH,
