@@ -20,7 +20,8 @@ import pickle
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -52,7 +53,7 @@ class _Task:
         self._listener: Listener | None = Listener(None, _UNIX, authkey=self._key)
         self._connection: Connection | None = None
         address = str(self._listener.address)
-        serve = partial(_serve, address=address, key=self._key)
+        serve = partial(_serve, address=address, key=self._key, idle_seconds=IDLE_SECONDS)
         # Properties of the calling thread, such as the group of its jobs, are the job's.
         self._thread = InheritableThread(
             target=partial(_hold, spark, serve, address, self._key), session=spark, daemon=True
@@ -184,13 +185,24 @@ def _hold(
             connection.send_bytes(_GONE)
 
 
-def _serve(batches: Iterable[pa.RecordBatch], address: str, key: bytes) -> Iterator[pa.RecordBatch]:
+def _serve(
+    batches: Iterable[pa.RecordBatch], address: str, key: bytes, idle_seconds: float
+) -> Iterator[pa.RecordBatch]:
     """What the worker does: works, until the driver sends none."""
     works = 0
     for _ in batches:
-        with contextlib.suppress(OSError, EOFError), Client(address, _UNIX, authkey=key) as connection:
+        with (
+            contextlib.suppress(OSError, EOFError, AuthenticationError),
+            Client(address, _UNIX) as connection,
+        ):
+            # The driver answers when it has a first work, which may be never: ``Client`` with a key would
+            # wait for that without an end.
+            if not connection.poll(idle_seconds):
+                continue
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
             connection.send_bytes(_HERE)
-            while connection.poll(IDLE_SECONDS):
+            while connection.poll(idle_seconds):
                 sent = connection.recv_bytes()
                 if sent == _LEAVE:
                     break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,18 @@ def none_stays():
 
 def jobs(spark: SparkSession, group: str) -> int:
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+
+
+def running(spark: SparkSession) -> int:
+    return len(spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+def soon(what: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether ``what`` comes true."""
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.05)
+    return what()
 
 
 def pid_to(file: Path) -> int:
@@ -61,6 +75,20 @@ def test_a_task_that_was_idle_for_too_long_is_followed_by_another(tmp_path, spar
     with standing_task.standing_task(spark):
         assert ask(spark, partial(pid_to, tmp_path / "a")) is not None
         standing_task._task.end()
+        assert ask(spark, partial(pid_to, tmp_path / "b")) is not None
+
+
+def test_a_task_that_is_asked_nothing_leaves_its_slot(tmp_path, spark, monkeypatch):
+    """A step that finds nothing to do asks nothing, and its run may wait for another one after it."""
+    monkeypatch.setattr(standing_task, "IDLE_SECONDS", 1.0)
+    # Those of other tests may be ending still.
+    assert soon(lambda: running(spark) == 0)
+    with standing_task.standing_task(spark):
+        assert soon(lambda: running(spark) == 1)
+        assert soon(lambda: running(spark) == 0)
+        assert ask(spark, partial(pid_to, tmp_path / "a")) is not None
+        # Nor does one that has had its works.
+        assert soon(lambda: running(spark) == 0)
         assert ask(spark, partial(pid_to, tmp_path / "b")) is not None
 
 

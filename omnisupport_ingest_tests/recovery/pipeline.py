@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.lake.standing_task import standing_task
 from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import session
@@ -58,6 +59,14 @@ def run_layers(
     deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
     for contract in workspace.contracts.of_source(source):
         dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
+
+
+def run_layers_as_a_run(workspace: Workspace, windows: Sequence[str] = WINDOWS, source: str = SOURCE) -> None:
+    """Take what is new of ``windows`` through the layers as a process of a run does: its small works are done
+    by the task that stays."""
+    spark = session(workspace.settings)
+    with standing_task(spark):
+        run_layers(workspace, spark, windows, source)
 
 
 def start(
@@ -105,5 +114,7 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
-    asked = sys.argv[2:]
-    run_layers(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)
+    if asked := sys.argv[2:]:
+        run_layers(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)
+    else:
+        run_layers_as_a_run(opened)
