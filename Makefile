@@ -113,7 +113,7 @@ docs: $(DOCS_INSTALLED) ## Build the documentation as a site, site/index.html; a
 
 .PHONY: screenshots
 screenshots: $(INSTALLED) $(DOCS_INSTALLED) ## Take the pictures of the documentation anew; needs Chromium
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright rich
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
 	$(DOCS)/bin/python docs/screenshots.py
 
 .PHONY: clean
