@@ -157,11 +157,12 @@ def test_postgresql_killed_with_capture_sends_again_what_has_landed_and_it_lands
                 died(desk.capture(at=point), point)
                 kill_server(postgres)
                 postgres.start()
-                went_back = source.confirmed() < confirmed
+                # It may forget one of WAL without an event alone.
+                now = source.confirmed()
+                went_back = now < confirmed and landed_above(source, now) > 0
                 if went_back:
                     break
-            assert went_back, "the server never forgot a confirmation"
-            assert landed_above(source, source.confirmed()) > 0
+            assert went_back, "the server never forgot that events were confirmed"
     finally:
         postgres.start()
     before = positions(source)
