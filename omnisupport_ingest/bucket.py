@@ -332,7 +332,7 @@ class BucketStorage:
             raise self.unreachable(problem) from None
 
     def unreachable(self, problem: Exception) -> IngestError:
-        # The library's message repeats the request, which may be signed: only its kind is told.
+        # The library's message repeats the request, which may be signed: only its kind is named.
         status = _STATUS.search(str(problem))
         kind = status[1] if status is not None else type(problem).__name__
         return StorageUnreachable(

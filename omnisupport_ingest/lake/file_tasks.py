@@ -363,8 +363,8 @@ def _outcomes(
     """What ``write`` says of its ``count`` works: by the standing task if it is one, else by a job."""
     if not count:
         return []
-    if count == 1 and (told := standing_task.ask(spark, partial(rows_told, write))) is not None:
-        return told
+    if count == 1 and (rows := standing_task.ask(spark, partial(rows_told, write))) is not None:
+        return rows
     standing_task.release()
     return spark.range(0, count, 1, count).mapInArrow(write, _OUTCOME).collect()
 

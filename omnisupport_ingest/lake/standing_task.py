@@ -133,16 +133,16 @@ def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
         task = _started(spark)
         if task is None:
             return None
-        told = task.ask(sent)
-        if told is not None:
+        answer = task.ask(sent)
+        if answer is not None:
             break
         # It was idle for too long. A second one is not.
         release()
     else:
         return None
-    if told[:1] != _DONE[:1]:
+    if answer[:1] != _DONE[:1]:
         return None
-    found: T = pickle.loads(told[len(_DONE) :])  # noqa: S301 - of a process of ours, by a key that it knows
+    found: T = pickle.loads(answer[len(_DONE) :])  # noqa: S301 - of a process of ours, by a key that it knows
     return found
 
 

@@ -235,11 +235,11 @@ def _told(content: bytes, fields: bytes = b"SM") -> str:
     found = {each[0]: each[1:] for each in content.split(b"\0") if each}
     severity = found.get(ord("S"), b"ERROR")
     names = {ord("D"): b"DETAIL", ord("H"): b"HINT"}
-    told = severity + b": " + found.get(ord("M"), b"")
+    problem = severity + b": " + found.get(ord("M"), b"")
     for field in fields:
         if field in names and field in found:
-            told += b" " + names[field] + b": " + found[field]
-    return _one_line(told)
+            problem += b" " + names[field] + b": " + found[field]
+    return _one_line(problem)
 
 
 def _one_line(text: bytes | None) -> str:
