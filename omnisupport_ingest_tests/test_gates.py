@@ -296,7 +296,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
         "_execute",
     ): "source.slot stands around it for a slot that stays; a temporary one goes with its session",
     ("sources/postgres/slot/slot.py", "flush_wal"): "a temporary slot, which goes with its session",
-    ("sources/postgres/session/silence.py", "_asked"): "a question, or the end of a session of ours",
+    ("sources/postgres/session/silence.py", "_first_row"): "a question, or the end of a session of ours",
     ("sources/postgres/session/silence.py", "AwaitedCursor._execute"): _GATED_BY_CALLER,
     ("sources/postgres/session/silence.py", "AwaitedReplicationCursor.execute"): _GATED_BY_CALLER,
     ("sources/postgres/snapshot/requests.py", "SnapshotRequests.write"): _FOLDER,

@@ -84,16 +84,16 @@ def _slot_problems(settings: Settings, workspace: Workspace) -> dict[str, str]:
     from omnisupport_ingest.cli.status import log_looks
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
-    found, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
-    for given, look in log_looks(settings, workspace.home, workspace.contracts):
-        if isinstance(look, SourceAnswer) or not _captured(workspace, given.source):
+    problems, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
+    for log, look in log_looks(settings, workspace.home, workspace.contracts):
+        if isinstance(look, SourceAnswer) or not _captured(workspace, log.source):
             continue
         answer = look.result(max(0.0, answered_by - time.monotonic()))
         if answer.reachable and answer.slot is None:
-            found[given.source] = f"the slot {given.slot} is not on the server any more"
+            problems[log.source] = f"the slot {log.slot} is not on the server any more"
         elif answer.slot is not None and answer.slot.wal_status == "lost":
-            found[given.source] = f"the server has given up the slot {given.slot}"
-    return found
+            problems[log.source] = f"the server has given up the slot {log.slot}"
+    return problems
 
 
 def _captured(workspace: Workspace, source: str) -> bool:
@@ -145,7 +145,7 @@ def _epoch_document(epoch: EpochAccount) -> dict[str, Any]:
         if epoch.gap is None
         else {
             "from_lsn": str(epoch.gap.expected),
-            "to_lsn": str(epoch.gap.found),
+            "to_lsn": str(epoch.gap.continued),
             "repaired_by_epoch": epoch.gap.later_epoch,
             "fix": epoch.gap.fix,
         },
@@ -200,8 +200,8 @@ def _facts(account: LossAccount) -> Iterator[tuple[str, str]]:
         where = f"{gone.topic}[{gone.partition}] from {gone.start:,} on"
         yield "offsets gone", f"{gone.gone:,} of {where}, accepted: {gone.accepted}"
     if account.withheld:
-        told = ", ".join(f"{count:,} {state}" for state, count in sorted(account.withheld.items()))
-        yield "withheld events", f"{told} (omnisupport-ingest quarantine list)"
+        counts = ", ".join(f"{count:,} {state}" for state, count in sorted(account.withheld.items()))
+        yield "withheld events", f"{counts} (omnisupport-ingest quarantine list)"
     elif account.epochs:
         yield "withheld events", "none"
 
@@ -221,7 +221,7 @@ def _epoch_facts(epoch: EpochAccount) -> Iterator[tuple[str, str]]:
         span = f"{loss.lost_from or 'the beginning'} to {loss.lost_to or 'the start of the epoch'}"
         yield "  accepted loss", f"{span}, by {loss.by}, {render.clock(loss.at)}: {loss.reason}"
     if epoch.gap is not None:
-        span = f"{epoch.gap.expected} to {epoch.gap.found}"
+        span = f"{epoch.gap.expected} to {epoch.gap.continued}"
         if epoch.gap.later_epoch is None:
             yield "  GAP", span
             yield "  fix", epoch.gap.fix

@@ -19,7 +19,7 @@ class Gap:
 
     ``after`` is the last batch of the unbroken part, which ends at ``expected``; None if the break is
     at the start of the epoch, which ``expected`` is then. ``before`` is the next batch found, which
-    continues ``found`` instead. ``found`` below ``expected`` is an overlap of two writers; above it,
+    continues ``continued`` instead. ``continued`` below ``expected`` is an overlap of two writers; above it,
     a batch is missing. ``later_epoch`` is the newest epoch if that is another one: the repair of a
     gap that cannot be filled has then been made.
     """
@@ -28,14 +28,14 @@ class Gap:
     after: str | None
     expected: Lsn
     before: str
-    found: Lsn
+    continued: Lsn
     later_epoch: int | None = None
 
     def __str__(self) -> str:
         end = "it starts" if self.after is None else f"{self.after} ends"
         return (
             f"The chain of epoch {self.epoch} is broken: {end} at {self.expected}, "
-            f"but the next batch, {self.before}, continues {self.found}."
+            f"but the next batch, {self.before}, continues {self.continued}."
         )
 
     @property
@@ -49,13 +49,14 @@ class Gap:
         else:
             repair = (
                 '`omnisupport-ingest capture --new-epoch "what happened"` begins a new epoch with a new '
-                f"snapshot of every table. The batches of epoch {self.epoch} from {self.found} on stay "
+                f"snapshot of every table. The batches of epoch {self.epoch} from {self.continued} on stay "
                 "held back."
             )
-        if self.found < self.expected:
+        if self.continued < self.expected:
             return f"Two writers have landed the same part of the WAL: stop one of them. Then {repair}"
         lost = (
-            f" Events between {self.expected} and {self.found} that the source no longer has are lost, and "
+            f" Events between {self.expected} and {self.continued} that the source no longer has are lost, "
+            "and "
             "this gap names them."
         )
         return (
@@ -76,9 +77,9 @@ def unbroken(
     accepted: list[Manifest] = []
     after, expected = None, start
     for manifest in sorted(manifests, key=lambda each: _span(each).previous_end_lsn):
-        found = _span(manifest).previous_end_lsn
-        if expected is not None and found != expected:
-            return tuple(accepted), Gap(manifest.epoch, after, expected, manifest.batch_id, found)
+        continued = _span(manifest).previous_end_lsn
+        if expected is not None and continued != expected:
+            return tuple(accepted), Gap(manifest.epoch, after, expected, manifest.batch_id, continued)
         accepted.append(manifest)
         after, expected = manifest.batch_id, _span(manifest).end_lsn
     return tuple(accepted), None

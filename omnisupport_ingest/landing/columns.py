@@ -36,8 +36,8 @@ def events_table(events: list[LandedEvent]) -> pa.Table:
 def times(values: list[datetime]) -> pa.Array:
     """Commit times: each distinct one is converted once, as a transaction's events share theirs."""
     distinct = list(dict.fromkeys(values))
-    place = {moment: i for i, moment in enumerate(distinct)}
-    indices = pa.array([place[moment] for moment in values], pa.int32())
+    index = {moment: i for i, moment in enumerate(distinct)}
+    indices = pa.array([index[moment] for moment in values], pa.int32())
     return pa.array(distinct, EVENT_SCHEMA.field(_TIME).type).take(indices)
 
 

@@ -115,15 +115,15 @@ class _InEpoch:
 
     @classmethod
     def of(cls, batches: Iterable[Manifest], table: str, epoch: int) -> _InEpoch:
-        here = [batch for batch in batches if batch.epoch == epoch]
+        in_epoch = [batch for batch in batches if batch.epoch == epoch]
         chunks = [
             batch.chunk
-            for batch in here
+            for batch in in_epoch
             if batch.chunk is not None
             and batch.chunk.table == table
             and batch.chunk.snapshot_id != SCHEMA_ONLY
         ]
-        ends = [batch.stream.end_lsn for batch in here if batch.stream is not None]
+        ends = [batch.stream.end_lsn for batch in in_epoch if batch.stream is not None]
         return cls(table, epoch, tuple(chunks), max(ends, default=None))
 
     def unread(self) -> Incomplete | None:

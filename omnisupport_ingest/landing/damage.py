@@ -114,16 +114,16 @@ def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]
 
 def _gaps(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]) -> Iterator[Damage]:
     """Every break in the chain of ``epoch``, not only the first, behind which no batch is taken."""
-    left = [each for each in manifests if each.epoch == epoch and each.stream is not None]
-    left.sort(key=_previous_end)
+    remaining = [each for each in manifests if each.epoch == epoch and each.stream is not None]
+    remaining.sort(key=_previous_end)
     facts = records[epoch].facts if epoch in records else None
     start = facts.consistent_point if facts else None
     while True:
-        accepted, gap = unbroken(left, start)
+        accepted, gap = unbroken(remaining, start)
         if gap is None:
             return
         yield Damage("chain", gap.before, str(gap), gap.fix)
-        left, start = left[len(accepted) :], None
+        remaining, start = remaining[len(accepted) :], None
 
 
 def _previous_end(manifest: Manifest) -> int:

@@ -124,9 +124,9 @@ def _check_span(span: StreamSpan) -> None:
 
 
 def _check_offsets(spans: tuple[OffsetSpan, ...]) -> None:
-    places = [(each.topic, each.partition) for each in spans]
-    if not places or places != sorted(set(places)):
-        raise FieldProblem("file.offsets", "are not in order" if places else "are of no partition")
+    partitions = [(each.topic, each.partition) for each in spans]
+    if not partitions or partitions != sorted(set(partitions)):
+        raise FieldProblem("file.offsets", "are not in order" if partitions else "are of no partition")
     for each in spans:
         where = f"{shortened(each.topic)}[{each.partition}]"
         if not 0 <= each.start <= each.next:

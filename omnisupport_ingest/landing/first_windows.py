@@ -41,7 +41,7 @@ _IN_SENTINEL, _IN_SAME_BATCH = 1 << 62, 1 << 61
 """Added to the rank of a copy: a window of time comes before the sentinel, and what has landed before what
 lands now."""
 
-Place = tuple[int, int]
+PositionInEpoch = tuple[int, int]
 """Commit LSN and ordinal: a position without its epoch."""
 
 
@@ -51,13 +51,13 @@ class _Part:
 
     path: Path
     window: str
-    first: Place
-    last: Place
+    first: PositionInEpoch
+    last: PositionInEpoch
     rank: int
     group: int = -1
     rows: int = 0
 
-    def meets(self, first: Place, last: Place) -> bool:
+    def meets(self, first: PositionInEpoch, last: PositionInEpoch) -> bool:
         return self.first <= last and first <= self.last
 
 
@@ -83,17 +83,17 @@ class FirstWindows:
 
         ``DamagedBatch`` names a landed file that cannot be read.
         """
-        found = cls()
+        windows = cls()
         try:
-            mine = [_part(store, file, _IN_SAME_BATCH + rank) for rank, file in enumerate(_by_window(files))]
-            if mine:
-                landed = _landed(store, epoch, min(part.first for part in mine), max(p.last for p in mine))
-                for number, part in enumerate(mine):
-                    found._compare(part, [*landed, *mine[:number]])
+            parts = [_part(store, file, _IN_SAME_BATCH + rank) for rank, file in enumerate(_by_window(files))]
+            if parts:
+                landed = _landed(store, epoch, min(part.first for part in parts), max(p.last for p in parts))
+                for number, part in enumerate(parts):
+                    windows._compare(part, [*landed, *parts[:number]])
         except BaseException:
-            found.close()
+            windows.close()
             raise
-        return found
+        return windows
 
     def __bool__(self) -> bool:
         return self._found
@@ -115,30 +115,33 @@ class FirstWindows:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compare(self, mine: _Part, others: Iterable[_Part]) -> None:
-        """Find what ``mine`` shares with the files ``others`` of other windows."""
-        near = [each for each in others if each.window != mine.window and each.meets(mine.first, mine.last)]
+    def _compare(self, part: _Part, others: Iterable[_Part]) -> None:
+        """Find what ``part`` shares with the files ``others`` of other windows."""
+        near = [each for each in others if each.window != part.window and each.meets(part.first, part.last)]
         if not near:
             return
         reach = min(each.first for each in near), max(each.last for each in near)
-        for groups in _blocks(group for group in _groups(mine) if group.meets(*reach)):
+        for groups in _blocks(group for group in _groups(part) if group.meets(*reach)):
             first, last = min(each.first for each in groups), max(each.last for each in groups)
-            block = pa.concat_tables(map(_places, groups))
+            block = pa.concat_tables(map(_event_positions, groups))
             for other in near:
                 if other.meets(first, last):
                     for group in _groups(other):
                         if group.meets(first, last):
-                            self._note(_shared(block, _places(group)), mine, other)
+                            self._note(_shared(block, _event_positions(group)), part, other)
 
-    def _note(self, shared: pa.Table, mine: _Part, other: _Part) -> None:
-        """Keep the window that each of the ``shared`` places landed in first."""
-        homes = [other, mine] if other.rank & _IN_SAME_BATCH else [other]
+    def _note(self, shared: pa.Table, part: _Part, other: _Part) -> None:
+        """Keep the window that each of the ``shared`` positions landed in first."""
+        homes = [other, part] if other.rank & _IN_SAME_BATCH else [other]
         for home in homes:
             rank = home.rank + (_IN_SENTINEL if home.window == OUT_OF_RANGE else 0)
             self._base.executemany(
                 "INSERT INTO home VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET rank = excluded.rank, "
                 '"window" = excluded."window" WHERE excluded.rank < rank',
-                ((*place, rank, home.window) for place in zip(*shared.to_pydict().values(), strict=True)),
+                (
+                    (*position, rank, home.window)
+                    for position in zip(*shared.to_pydict().values(), strict=True)
+                ),
             )
         self._found = self._found or bool(shared.num_rows)
 
@@ -147,14 +150,14 @@ def _by_window(files: Sequence[DataFile]) -> list[DataFile]:
     return sorted(files, key=lambda file: (file.window, file.path))
 
 
-def _landed(store: LandingStore, epoch: int, first: Place, last: Place) -> list[_Part]:
+def _landed(store: LandingStore, epoch: int, first: PositionInEpoch, last: PositionInEpoch) -> list[_Part]:
     """The data files of ``epoch`` that reach into a range of positions, in the order in which they landed."""
     reaching = store.reaching(epoch, _position(epoch, first), _position(epoch, last))
     return [_part(store, file, rank) for rank, file in enumerate(reaching)]
 
 
-def _position(epoch: int, place: Place) -> Position:
-    return Position(epoch, Lsn(place[0]), place[1])
+def _position(epoch: int, position: PositionInEpoch) -> Position:
+    return Position(epoch, Lsn(position[0]), position[1])
 
 
 def _part(store: LandingStore, file: DataFile | LandedPart, rank: int) -> _Part:
@@ -174,13 +177,13 @@ def _groups(part: _Part) -> list[_Part]:
         described = pq.read_metadata(part.path)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(part, error) from error
-    found = []
+    groups = []
     for number in range(described.num_row_groups):
         group = described.row_group(number)
         lsn, ordinal = (group.column(column).statistics for column in _POSITION_COLUMNS)
         first, last = (lsn.min, ordinal.min), (lsn.max, ordinal.max)
-        found.append(_Part(part.path, part.window, first, last, part.rank, number, group.num_rows))
-    return found
+        groups.append(_Part(part.path, part.window, first, last, part.rank, number, group.num_rows))
+    return groups
 
 
 def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -196,8 +199,8 @@ def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
         yield block
 
 
-def _places(group: _Part) -> pa.Table:
-    """Place and commit time of the events of a row group."""
+def _event_positions(group: _Part) -> pa.Table:
+    """Position and commit time of the events of a row group."""
     try:
         with pq.ParquetFile(group.path) as file:
             table = file.read_row_group(group.group, columns=[*_PLACE, "source_ts"])
@@ -209,8 +212,8 @@ def _places(group: _Part) -> pa.Table:
 
 
 def _shared(block: pa.Table, other: pa.Table) -> pa.Table:
-    """The places that both have, with another commit time. One with the same time is the same event: it had
-    no window of its own while the clock that landed it was wrong."""
+    """The positions that both have, with another commit time. One with the same time is the same event: it
+    had no window of its own while the clock that landed it was wrong."""
     both = block.join(other, _PLACE, join_type="inner", right_suffix="_there")
     both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
     return both.select(_PLACE).group_by(_PLACE).aggregate([])

@@ -65,7 +65,7 @@ _NOT_WRITABLE = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOLFS,
 }
-"""Errors of the place, not of what the index holds."""
+"""Errors of the file system, not of what the index holds."""
 
 _ROWS_AT_ONCE = 5000
 """Manifests that are parsed before what was learned of them is written down."""
@@ -121,7 +121,7 @@ class LandingIndex:
         """How far every epoch that a batch is of has come, in order."""
 
         def question(db: sqlite3.Connection) -> tuple[EpochStanding, ...]:
-            found = []
+            standings = []
             for number, text, crc in db.execute("SELECT number, standing, crc FROM epoch ORDER BY number"):
                 if not text:
                     raise _Outdated
@@ -129,8 +129,8 @@ class LandingIndex:
                 standing = standing_in(text)
                 if standing.start != starts.get(number):
                     raise _Outdated
-                found.append(standing)
-            return tuple(found)
+                standings.append(standing)
+            return tuple(standings)
 
         return self._ask(question, starts)
 
@@ -141,8 +141,10 @@ class LandingIndex:
             rows = db.execute(
                 'SELECT batch, facts, crc FROM part WHERE "window" = ? ORDER BY batch, number', (window,)
             ).fetchall()
-            held = db.execute('SELECT parts, digest FROM "window" WHERE "window" = ?', (window,)).fetchone()
-            if (len(rows), sum(crc for *_, crc in rows)) != (held or (0, 0)):
+            recorded = db.execute(
+                'SELECT parts, digest FROM "window" WHERE "window" = ?', (window,)
+            ).fetchone()
+            if (len(rows), sum(crc for *_, crc in rows)) != (recorded or (0, 0)):
                 raise Damaged
             for batch, facts, crc in rows:
                 check(crc, window, batch, facts)
@@ -304,7 +306,7 @@ class LandingIndex:
                         fold(db, starts or {})
                     return question(db)
             except (sqlite3.Error, Damaged, ValueError, TypeError, LookupError) as problem:
-                if look == _LOOKS - 1 or _is_of_the_place(problem):
+                if look == _LOOKS - 1 or _is_of_the_file_system(problem):
                     raise
                 self._drop()
         raise AssertionError("the last look answers or raises")
@@ -367,8 +369,8 @@ class LandingIndex:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
                     with contextlib.suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        yield entry.name.removesuffix(SUFFIX), found.st_size, found.st_mtime_ns
+                        status = entry.stat(follow_symlinks=False)
+                        yield entry.name.removesuffix(SUFFIX), status.st_size, status.st_mtime_ns
 
     def _stamp(self) -> int:
         """Mark the folder as it is now, by a time of change that no other change gives it."""
@@ -474,7 +476,7 @@ _of_parents: list[object] = []
 """Connections of the process that this one was forked from."""
 
 
-def _is_of_the_place(problem: Exception) -> bool:
+def _is_of_the_file_system(problem: Exception) -> bool:
     """Whether an index cannot be read or written for what surrounds it: the disk, a lock, rights."""
     code = getattr(problem, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _NOT_WRITABLE

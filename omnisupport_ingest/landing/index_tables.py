@@ -165,8 +165,8 @@ def _save(db: sqlite3.Connection, standing: EpochStanding) -> None:
 
 def fold(db: sqlite3.Connection, starts: Starts) -> None:
     """Fold every epoch afresh that needs it, from the lines of its batches."""
-    held = db.execute("SELECT count(*), sum(crc) FROM batch").fetchone()
-    if (held[0], held[1] or 0) != db.execute("SELECT batches, digest FROM meta").fetchone():
+    totals = db.execute("SELECT count(*), sum(crc) FROM batch").fetchone()
+    if (totals[0], totals[1] or 0) != db.execute("SELECT batches, digest FROM meta").fetchone():
         raise Damaged
     for number, text in db.execute("SELECT number, standing FROM epoch").fetchall():
         start = starts.get(number)
@@ -195,9 +195,9 @@ def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
             (prefix, prefix + BEHIND),
         ):
             check(crc, batch_id, line, windows)
-            found = BatchLine.from_text(batch_id, line)
-            if found.epoch == epoch:
-                yield found
+            batch_line = BatchLine.from_text(batch_id, line)
+            if batch_line.epoch == epoch:
+                yield batch_line
 
 
 def sortable(position: Position) -> str:

@@ -31,7 +31,7 @@ def verify(folder: Path, data_file: DataFile) -> None:
         raise _damaged(path, data_file, f"is altered: SHA-256 {digest} instead of {data_file.sha256}")
 
 
-def _damaged(path: Path, data_file: DataFile, what: str) -> DamagedBatch:
+def _damaged(path: Path, data_file: DataFile, problem: str) -> DamagedBatch:
     batch_id = Path(data_file.path).parent.name
     again = (
         "load its seed manifest again: `omnisupport-ingest manifest load`"
@@ -39,7 +39,7 @@ def _damaged(path: Path, data_file: DataFile, what: str) -> DamagedBatch:
         else 'begin a new epoch: `omnisupport-ingest capture --new-epoch "what happened"`'
     )
     return DamagedBatch(
-        f"Data file {path} of batch {batch_id} {what}.",
+        f"Data file {path} of batch {batch_id} {problem}.",
         fix=f"Restore {path} from a backup of the landing folder. If there is none, stop the platform, "
         f"move manifests/{batch_id}.json out of the landing folder, so that the batch counts as missing, "
         f"and {again}.",

@@ -73,29 +73,29 @@ class LostChanges:
             return ()
         return decode(LostInEpoch, content, self._path, newest=FORMAT_VERSION).stretches
 
-    def found(
+    def add(
         self, table: str, reason: str, lost_from: Lsn, lost_to: Lsn | None = None, *, whole: bool = True
     ) -> None:
         """Changes of ``table`` may be missing. A stretch that is known of already stays as it is; one that
         still goes on may turn out to have begun earlier."""
         with self._lock:
-            held = self.all()
+            recorded = self.all()
             known = (
                 each.table == table
                 and each.whole == whole
                 and (each.open if lost_to is None else each.lost_to == lost_to)
                 and each.lost_from <= lost_from
-                for each in held
+                for each in recorded
             )
             if any(known):
                 return
-            goes_on = [each for each in held if each.table == table and each.whole == whole and each.open]
+            goes_on = [each for each in recorded if each.table == table and each.whole == whole and each.open]
             if lost_to is None and goes_on:
                 earlier = {each: replace(each, lost_from=lost_from) for each in goes_on[:1]}
-                self._write([earlier.get(each, each) for each in held])
+                self._write([earlier.get(each, each) for each in recorded])
                 return
             new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
-            self._write((*held, new))
+            self._write((*recorded, new))
 
     def will_be_read(self, table: str, at: Lsn) -> None:
         """A snapshot of all of ``table`` is about to be planned, whose chunks will all stand at ``at`` or
@@ -108,9 +108,9 @@ class LostChanges:
 
     def _settle(self, table: str, settled: Callable[[LostStretch], LostStretch]) -> None:
         with self._lock:
-            held = self.all()
-            changed = tuple(settled(each) if each.table == table and each.open else each for each in held)
-            if changed != held:
+            recorded = self.all()
+            changed = tuple(settled(each) if each.table == table and each.open else each for each in recorded)
+            if changed != recorded:
                 self._write(changed)
 
     def _write(self, stretches: Sequence[LostStretch]) -> None:

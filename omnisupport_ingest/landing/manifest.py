@@ -75,7 +75,7 @@ class ChunkSpan:
 
     Every transaction that committed below ``low`` was visible to the read. ``start`` and ``end``
     bound the key range (null: open). ``boundary`` marks the batch that ends the snapshot. ``scope``: what
-    part of the table the snapshot is of; null: all.
+    part of the table the snapshot is of; None: all.
     """
 
     snapshot_id: str
@@ -210,9 +210,9 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_new_field(document: dict[str, Any], part: str, name: str) -> dict[str, Any]:
-    held = document.get(part)
-    if not isinstance(held, dict):
+    member = document.get(part)
+    if not isinstance(member, dict):
         return document
-    if name in held:
+    if name in member:
         raise FieldProblem(f"{part}.{name}", "is not a field of this format version")
-    return document | {part: held | {name: None}}
+    return document | {part: member | {name: None}}

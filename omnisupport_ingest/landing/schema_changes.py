@@ -172,14 +172,14 @@ class SchemaChanges:
         Returns the new changes. A table that is gone keeps the schema that it had.
         """
         with self._lock:
-            held = self._held()
+            known = self._held()
             new: list[SchemaChange] = []
             now = datetime.now(UTC)
-            for table, found in differences.items():
-                was = held.tables.get(table)
+            for table, of_table in differences.items():
+                was = known.tables.get(table)
                 rows = tables[table].rows if table in tables else (was.rows if was else None)
-                for each in found:
-                    number = len(held.changes) + len(new) + 1
+                for each in of_table:
+                    number = len(known.changes) + len(new) + 1
                     new.append(
                         SchemaChange(
                             number,
@@ -190,59 +190,59 @@ class SchemaChanges:
                             each.after,
                             now,
                             look.epoch,
-                            held.certain,
+                            known.certain,
                             look.end,
                             None,
                             rows,
                         )
                     )
             changed = {
-                name: table for name, table in tables.items() if _differs(held.tables.get(name), table)
+                name: table for name, table in tables.items() if _differs(known.tables.get(name), table)
             }
             if new or changed:
                 self._write(
                     replace(
-                        held,
-                        tables=held.tables | dict(tables),
-                        certain=max(held.certain, look.certain),
-                        changes=(*held.changes, *new),
+                        known,
+                        tables=known.tables | dict(tables),
+                        certain=max(known.certain, look.certain),
+                        changes=(*known.changes, *new),
                     )
                 )
             else:
                 # A look that found nothing is not worth a write; the stretch of the next change begins here.
-                self._known = replace(held, certain=max(held.certain, look.certain))
+                self._known = replace(known, certain=max(known.certain, look.certain))
             return tuple(new)
 
     def first_rows(self, table: str, columns: Mapping[str, str], commit_lsn: Lsn) -> None:
         """Rows of ``table`` with ``columns`` (name → type) came with the transaction that committed at
         ``commit_lsn``: the first with every change that they show."""
         with self._lock:
-            held = self._held()
+            known = self._held()
             shown = tuple(
                 replace(each, first_commit=commit_lsn)
                 if each.table == table and _shows(each, columns, commit_lsn)
                 else each
-                for each in held.changes
+                for each in known.changes
             )
-            if shown != held.changes:
-                self._write(replace(held, changes=shown))
+            if shown != known.changes:
+                self._write(replace(known, changes=shown))
 
     def accept(self, tables: Collection[str]) -> None:
         """A person has had ``tables`` read again: no change so far keeps them out of capture any more."""
         with self._lock:
-            held = self._held()
-            accepted = held.accepted | {
-                each.table: len(held.changes) for each in held.changes if each.table in tables
+            known = self._held()
+            accepted = known.accepted | {
+                each.table: len(known.changes) for each in known.changes if each.table in tables
             }
-            if accepted != held.accepted:
-                self._write(replace(held, accepted=accepted))
+            if accepted != known.accepted:
+                self._write(replace(known, accepted=accepted))
 
     def open_changes(self, table: str) -> tuple[SchemaChange, ...]:
         """The changes of ``table`` that no person has accepted (``accept``)."""
         with self._lock:
-            held = self._held()
-        least = held.accepted.get(table, 0)
-        return tuple(each for each in held.changes if each.table == table and each.number > least)
+            known = self._held()
+        least = known.accepted.get(table, 0)
+        return tuple(each for each in known.changes if each.table == table and each.number > least)
 
     def tables(self) -> dict[str, SeenTable]:
         """Tables as they were seen last, by the name of their contract."""

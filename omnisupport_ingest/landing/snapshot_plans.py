@@ -39,7 +39,7 @@ class SnapshotPlan:
     Chunk *n* is above bound *n - 1*, up to and with bound *n*; the first and the last are open.
     ``boundary_ordinal`` was taken before that of any row. ``rows``: about as many are in a chunk.
     ``compared``: what the lake had already was not read (``source repair --mode recovery``). ``scope``: the
-    range of keys that is read; null: all. ``storage``: where the table's rows stood, if its chunks are ranges
+    range of keys that is read; None: all. ``storage``: where the table's rows stood, if its chunks are ranges
     of places; these say nothing about rows that stand elsewhere since.
     """
 
@@ -169,6 +169,6 @@ def is_whole(chunks: Iterable[ChunkSpan]) -> bool:
 
     A boundary that is numbered 0 was landed before tables were cut: its snapshot has one chunk.
     """
-    held = list(chunks)
-    read = {chunk.chunk for chunk in held if not chunk.boundary}
-    return any(chunk.boundary and read >= set(range(max(1, chunk.chunk))) for chunk in held)
+    spans = list(chunks)
+    read = {chunk.chunk for chunk in spans if not chunk.boundary}
+    return any(chunk.boundary and read >= set(range(max(1, chunk.chunk))) for chunk in spans)

@@ -17,7 +17,7 @@ from omnisupport_ingest.landing.store import LandingStore
 class SnapshotProgress:
     """A snapshot that is not finished: ``done`` of ``chunks`` have landed, with ``rows`` rows.
 
-    ``scope``: the range of keys that it is of, for people; null: the table. ``compared``: ``rows`` are
+    ``scope``: the range of keys that it is of, for people; None: the whole table. ``compared``: ``rows`` are
     those of chunks that differed from the lake, though the others were read too. ``rows_left``: about as
     many are still to be read. ``seconds``: for how long the chunks that have landed were being read.
     """
@@ -95,9 +95,9 @@ def snapshots_under_way(
     prefix = chunk_prefix(epoch)
     batches = {name: store.read(name) for name in store.batch_ids(prefix)}
     reading = ReadingTime(batches.values(), server_ahead)
-    found = []
+    under_way = []
     for plan in sorted(plans, key=lambda plan: (plan.table, plan.boundary_ordinal)):
         names = {chunk: plan.batch_id(chunk) for chunk in range(plan.chunks)}
         landed = {chunk: batches[name] for chunk, name in names.items() if name in batches}
-        found.append(progress(plan, landed, reading))
-    return found
+        under_way.append(progress(plan, landed, reading))
+    return under_way

@@ -21,7 +21,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 CHUNK, STREAM, FILE = 0, 1, 2
 """The kinds of batches, in the order in which they land."""
 
-Place = tuple[int, int, str, str]
+LandingOrder = tuple[int, int, str, str]
 """Where a batch stands in landing order; its name is the last part."""
 
 _BY_TIME = "time"
@@ -113,7 +113,7 @@ class BatchLine:
         )
 
     @property
-    def place(self) -> tuple[int, str, str]:
+    def landing_order(self) -> tuple[int, str, str]:
         """Where it stands in its epoch, in landing order."""
         return self.kind, self.landed_at.isoformat() if self.kind == FILE else "", self.batch_id
 
@@ -138,7 +138,7 @@ class LandedPart:
     begins: Lsn | None = None
 
     @property
-    def place(self) -> Place:
+    def landing_order(self) -> LandingOrder:
         """Where its batch stands."""
         kind = STREAM if self.begins is not None else CHUNK if epoch_in(self.batch_id) is not None else FILE
         return self.epoch, kind, self.landed_at.isoformat() if kind == FILE else "", self.batch_id
@@ -276,10 +276,10 @@ class EpochStanding:
         return replace(landed, break_at=line.begins, break_before=line.batch_id)
 
     def _taking(self, line: BatchLine) -> EpochStanding:
-        last = line if self.last is None or line.place > self.last.place else self.last
+        last = line if self.last is None or line.landing_order > self.last.landing_order else self.last
         marks = [each for each in (self.mark, line.mark) if each is not None]
         marked = self.marked
-        if line.mark is not None and (marked is None or line.place > marked.place):
+        if line.mark is not None and (marked is None or line.landing_order > marked.landing_order):
             marked = line
         return replace(
             self,

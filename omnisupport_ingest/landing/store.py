@@ -114,9 +114,9 @@ class Landed:
 
     def around_snapshots(self, epoch: int) -> list[Manifest]:
         """What tells whether the snapshots of ``epoch`` are complete: chunks, and the last stream batch."""
-        found = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(epoch))]
+        chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(epoch))]
         ends = [each.end_of for each in self.epochs if each.epoch == epoch and each.end_of is not None]
-        return found + [self._store.read(name) for name in ends]
+        return chunks + [self._store.read(name) for name in ends]
 
 
 class LandingStore:
@@ -285,8 +285,8 @@ class LandingStore:
     def reaching(self, epoch: int, first: Position, last: Position) -> list[LandedPart]:
         """The data files of files of events of ``epoch`` that hold positions from ``first`` to ``last``, in
         the order in which they landed."""
-        found = self._index.reaching(epoch, first, last)
-        return sorted(found, key=lambda each: (each.landed_at, each.batch_id, each.window, each.path))
+        parts = self._index.reaching(epoch, first, last)
+        return sorted(parts, key=lambda each: (each.landed_at, each.batch_id, each.window, each.path))
 
     def news(self, era: str | None, number: int) -> News:
         """What landed since a look that ended with ``number`` in ``era``."""

@@ -40,21 +40,21 @@ def last_events(
 
     ``batches`` are in landing order; so is the result.
     """
-    found: list[tuple[Manifest, LandedEvent]] = []
+    events: list[tuple[Manifest, LandedEvent]] = []
     for batch in reversed(batches):
-        missing = count - len(found)
+        missing = count - len(events)
         if missing <= 0:
             break
         wanted = (event for event in events_of(store, batch, table) if event.op in operations)
-        found = [(batch, event) for event in deque(wanted, maxlen=missing)] + found
-    return found
+        events = [(batch, event) for event in deque(wanted, maxlen=missing)] + events
+    return events
 
 
 def _events_in(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
     try:
-        found = _rows(store, file, table)
+        rows = _rows(store, file, table)
         # Only a file that somebody else wrote into the chain is without order.
-        yield from found if file.ordered else sorted(found, key=_position)
+        yield from rows if file.ordered else sorted(rows, key=_position)
     except (OSError, pa.ArrowException):
         store.verify_file(file)
         raise

@@ -302,8 +302,8 @@ class BatchWriter:
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
         # Here every event passes, whatever its way: so personal values are encrypted here, if they are.
         as_landed = self._store.as_landed
-        made = self._maker.submit(lambda: row_group(window, as_landed(table()), self.batch_id))
-        self._queued.append(self._thread.submit(lambda: self._parts.write(made.result())))
+        group = self._maker.submit(lambda: row_group(window, as_landed(table()), self.batch_id))
+        self._queued.append(self._thread.submit(lambda: self._parts.write(group.result())))
         while len(self._queued) > _QUEUED_GROUPS:
             self._wait_for(self._queued.popleft())
 

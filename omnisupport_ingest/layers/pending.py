@@ -26,7 +26,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.standing import Place
+from omnisupport_ingest.landing.standing import LandingOrder
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
 from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
@@ -97,7 +97,7 @@ class _Unsettled:
     whether it ``may_close``, by a run that visits the tables ``unclosed``. ``uncertain`` while a commit to
     another window may yet tell what its quarantine files are."""
 
-    untaken: tuple[Place, ...]
+    untaken: tuple[LandingOrder, ...]
     late: tuple[LateArrival, ...]
     news: frozenset[str]
     open: bool
@@ -275,7 +275,7 @@ class _Look:
         # What lands in a sealed window goes to quarantine, and no replay is needed for it.
         replayed = self._apart and window not in self._removed.sealed
         found = _Unsettled(
-            tuple(sorted({part.place for part in untaken})),
+            tuple(sorted({part.landing_order for part in untaken})),
             layers.untaken(self._lateness.late_parts(untaken), untaken) if replayed else (),
             news | half_done,
             bool(unclosed) or any(layer.is_open(window) for layer in layers.events),
@@ -357,7 +357,7 @@ def _asked(
 
 def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: datetime) -> Pending:
     untaken: dict[str, set[str]] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, LandingOrder] = {}
     for window, found in look.windows.items():
         for place in found.untaken:
             batch_id = place[-1]

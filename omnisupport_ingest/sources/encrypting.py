@@ -66,35 +66,37 @@ class EncryptedLanding:
         if all(each.subject is None for each in contracts.values()):
             return events
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
-        for place in named.unique().to_pylist():
-            contract = contracts.get(place)
+        for full_name in named.unique().to_pylist():
+            contract = contracts.get(full_name)
             if contract is None:
-                events = self._encrypted(events, pc.equal(named, place), _Table(place, _NOTHING, None))
+                events = self._encrypted(
+                    events, pc.equal(named, full_name), _Table(full_name, _NOTHING, None)
+                )
             elif contract.subject is not None:
                 split = Split(readable_columns(contract), contract.subject.column)
-                table = _Table(place, split, contract.subject.name)
-                events = self._encrypted(events, pc.equal(named, place), table)
+                table = _Table(full_name, split, contract.subject.name)
+                events = self._encrypted(events, pc.equal(named, full_name), table)
         return events
 
     def _encrypted(self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table) -> pa.Table:
         """``events`` with the images of one table encrypted."""
-        here = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
+        with_values = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
         for name in _IMAGES:
-            place = events.schema.get_field_index(name)
-            images = events.column(place).combine_chunks()
-            mask = pc.and_(here, images.is_valid())
+            index = events.schema.get_field_index(name)
+            images = events.column(index).combine_chunks()
+            mask = pc.and_(with_values, images.is_valid())
             if not mask.true_count:
                 continue
             rows = pa.array(np.flatnonzero(np.asarray(mask)))
-            made = encrypt_images(
+            encrypted = encrypt_images(
                 images.take(rows),
                 events.column("key").take(rows).combine_chunks(),
                 table.split,
                 table.name.encode(),
                 partial(self._keys_of, table),
             )
-            field = events.schema.field(place)
-            events = events.set_column(place, field, pc.replace_with_mask(images, mask, made))
+            field = events.schema.field(index)
+            events = events.set_column(index, field, pc.replace_with_mask(images, mask, encrypted))
         return events
 
     def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
@@ -106,9 +108,9 @@ class EncryptedLanding:
                 self._known = {}
             new = [each for each in wanted if each not in self._known]
             if new:
-                found = self._keys.keys_of([(self._source, *each) for each in new])
+                keys = self._keys.keys_of([(self._source, *each) for each in new])
                 if len(self._known) + len(new) > _MOST_KEYS:
                     self._known = {each: self._known[each] for each in wanted if each in self._known}
-                self._known |= dict(zip(new, found, strict=True))
+                self._known |= dict(zip(new, keys, strict=True))
                 self._known_of = self._keys.file_id
             return [self._known[each] for each in wanted]

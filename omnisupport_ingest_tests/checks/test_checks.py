@@ -123,7 +123,7 @@ def test_a_table_is_incomplete_until_stream_and_dimension_are_past_its_snapshot(
     dimensions.update(story.workspace, spark, story.contract, "run")
     assert complete() == (True, "The stream has passed the snapshot of epoch 1.")
 
-    LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(12))
+    LostChanges(story.store.folder, 1).add(story.contract.name, "was out", Lsn(12))
     assert complete()[1].startswith("Changes of table notes from 0/C on may be missing in epoch 1 (was out)")
 
     story.store.begin_epoch("the slot was lost", None)

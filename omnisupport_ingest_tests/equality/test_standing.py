@@ -53,7 +53,7 @@ def test_a_dimension_is_compared_when_it_holds_everything_below_the_lsn(
     story.land(Commit(30, 4, [Change("t")]))
     take_in()
     refused(20, "truncated or read again while it was compared")
-    LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(12))
+    LostChanges(story.store.folder, 1).add(story.contract.name, "was out", Lsn(12))
     refused(30, "may be missing")
 
     document = CONTRACT | {"x-cdc": CONTRACT["x-cdc"] | {"version": "1.1.0"}}

@@ -50,9 +50,9 @@ def test_one_missing_batch_holds_back_everything_after_it(lengths: list[int], da
     assert gap is not None
     span = chain[lost].stream
     assert span is not None
-    assert (gap.expected, gap.found) == (span.previous_end_lsn, span.end_lsn)
+    assert (gap.expected, gap.continued) == (span.previous_end_lsn, span.end_lsn)
     assert (gap.after, gap.before) == (chain[lost - 1].batch_id, chain[lost + 1].batch_id)
-    assert str(gap.expected) in str(gap) and str(gap.found) in str(gap)
+    assert str(gap.expected) in str(gap) and str(gap.continued) in str(gap)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), unique_by=lambda each: each[0]))
@@ -68,7 +68,7 @@ def test_accepted_batches_always_link_up(spans: list[tuple[int, int]]) -> None:
 def test_overlap_is_a_gap_too() -> None:
     accepted, gap = unbroken([manifest(1, 9), manifest(5, 12)])
     assert accepted == (manifest(1, 9),)
-    assert gap is not None and (gap.expected, gap.found) == (Lsn(9), Lsn(5))
+    assert gap is not None and (gap.expected, gap.continued) == (Lsn(9), Lsn(5))
 
 
 def test_fix_of_a_gap_names_what_is_lost_and_of_an_overlap_does_not() -> None:

@@ -183,17 +183,17 @@ def test_a_stretch_of_lost_changes_is_written_down_once_and_ended_by_what_makes_
     record.will_be_read("tickets", Lsn(5))
     record.was_mended("tickets", Lsn(5))
     assert record.all() == () and list(tmp_path.iterdir()) == []
-    record.found("tickets", "out", Lsn(30))
-    record.found("tickets", "out, seen again", Lsn(35))
-    record.found("agents", "out", Lsn(30))
-    record.found("tickets", "a partition came", Lsn(31), whole=False)
+    record.add("tickets", "out", Lsn(30))
+    record.add("tickets", "out, seen again", Lsn(35))
+    record.add("agents", "out", Lsn(30))
+    record.add("tickets", "a partition came", Lsn(31), whole=False)
     record.was_mended("tickets", Lsn(40))
     held = [(each.table, each.lost_from.value, each.lost_to, each.mended) for each in record.all()]
     assert held == [("tickets", 30, None, None), ("agents", 30, None, None), ("tickets", 31, None, Lsn(40))]
     record.will_be_read("tickets", Lsn(50))
     record.will_be_read("tickets", Lsn(60))
-    record.found("tickets", "renamed", Lsn(33), Lsn(50))
-    record.found("tickets", "out for another time", Lsn(70))
+    record.add("tickets", "renamed", Lsn(33), Lsn(50))
+    record.add("tickets", "out for another time", Lsn(70))
     held = [(each.lost_from.value, each.lost_to) for each in LostChanges(tmp_path, 1).all()]
     assert held == [(30, Lsn(50)), (30, None), (31, None), (70, None)]
     assert LostChanges(tmp_path, 2).all() == ()

@@ -30,13 +30,13 @@ def landed(store: LandingStore, first: int, count: int, hour: int) -> Manifest:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The windows of the row groups that were read, in order."""
     found: list[str] = []
-    read_places = first_windows._places
+    read_positions = first_windows._event_positions
 
     def noted(group: first_windows._Part) -> object:
         found.append(group.window)
-        return read_places(group)
+        return read_positions(group)
 
-    monkeypatch.setattr(first_windows, "_places", noted)
+    monkeypatch.setattr(first_windows, "_event_positions", noted)
     return found
 
 

@@ -320,7 +320,7 @@ def test_a_state_that_was_never_one_of_the_source_is_refused_by_name(story, spar
     at(Position(1, Lsn(20), 0))
     read = read_as_of(story.workspace, spark, [story.contract], Lsn(19))[story.contract.name]
     assert {row["id"] for row in read.collect()} == {1, 2}
-    LostChanges(story.store.folder, 1).found(story.contract.name, "was out", Lsn(17))
+    LostChanges(story.store.folder, 1).add(story.contract.name, "was out", Lsn(17))
     with pytest.raises(TableIncomplete, match=r"Changes of table notes from 0/11 on may be missing") as lost:
         at(Position(1, Lsn(20), 0))
     assert "Or ask for 0/11 or earlier" in lost.value.fix

@@ -121,11 +121,11 @@ def test_a_batch_that_is_gone_is_a_gap(story: Story) -> None:
     (story.store.folder / "manifests" / f"{middle}.json").unlink()
     found = account(story)
     assert found.verdict is Verdict.MISSING
-    assert [(str(each.expected), str(each.found)) for each in found.open_gaps] == [("0/A", "0/14")]
+    assert [(str(each.expected), str(each.continued)) for each in found.open_gaps] == [("0/A", "0/14")]
 
 
 def test_missed_changes_are_missing_until_the_table_was_read_again(story: Story) -> None:
-    LostChanges(story.store.folder, 1).found("notes", "not published", Lsn(12))
+    LostChanges(story.store.folder, 1).add("notes", "not published", Lsn(12))
     assert account(story).verdict is Verdict.MISSING
 
 

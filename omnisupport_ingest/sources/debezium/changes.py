@@ -17,8 +17,8 @@ class Change:
     ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
     record's key, column → value; None if the file has none. ``fields`` and ``key_fields``: the Connect
     schemas of the columns by name, empty without a schema. ``old_key``: of a key change, on its ``c``.
-    ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``place``: commit and ordinal, where they are not
-    made of PostgreSQL's ``lsn``; then ``placed_by`` is the order that they are of.
+    ``ts``: commit time. ``commit_before``: ``sequence[0]``. ``position``: commit and ordinal, where they are
+    not made of PostgreSQL's ``lsn``; then ``ordered_by`` is the order that they are of.
     """
 
     op: str
@@ -35,13 +35,13 @@ class Change:
     commit_before: int | None
     tx_id: int | None
     total_order: int | None
-    place: tuple[int, int] | None = None
-    placed_by: str = ""
+    position: tuple[int, int] | None = None
+    ordered_by: str = ""
 
     @property
     def order(self) -> str:
         """What orders it: one of ``positions``."""
-        return self.placed_by or order_of(self.lsn, self.total_order)
+        return self.ordered_by or order_of(self.lsn, self.total_order)
 
 
 @dataclass(frozen=True, slots=True)

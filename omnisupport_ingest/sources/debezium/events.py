@@ -47,9 +47,9 @@ class Events:
 
         ``misplaced`` is left to the caller, who knows the events before it.
         """
-        place = (self._schema_of(change), change.table)
-        images = self._reader(place).read(change)
-        return _event(change, place, images, epoch, row)._replace(envelope=envelope)
+        table_name = (self._schema_of(change), change.table)
+        images = self._reader(table_name).read(change)
+        return _event(change, table_name, images, epoch, row)._replace(envelope=envelope)
 
     def odd_event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
         """``change``, of which ``event`` makes none, as an event that judging surely keeps out
@@ -57,11 +57,11 @@ class Events:
 
         Where its key can be read it is of that row, and says which columns it carried; else of none.
         """
-        place, images = (change.schema or DEFAULT_SCHEMA, change.table), NO_IMAGES
+        table_name, images = (change.schema or DEFAULT_SCHEMA, change.table), NO_IMAGES
         with suppress(LineFault):
-            place = (self._schema_of(change), change.table)
-            images = self._reader(place).read_oddly(change)
-        event = _event(change, place, images, epoch, row)
+            table_name = (self._schema_of(change), change.table)
+            images = self._reader(table_name).read_oddly(change)
+        event = _event(change, table_name, images, epoch, row)
         op = "u" if change.op == "t" else change.op
         return event._replace(op=op, identity=_odd_identity(envelope), misplaced=None, envelope=envelope)
 
@@ -95,10 +95,10 @@ class Events:
             envelope=envelope,
         )
 
-    def _reader(self, place: tuple[str, str]) -> Reader:
-        if place not in self._readers:
-            self._readers[place] = Reader(self._contracts.get(place), self._handling)
-        return self._readers[place]
+    def _reader(self, table_name: tuple[str, str]) -> Reader:
+        if table_name not in self._readers:
+            self._readers[table_name] = Reader(self._contracts.get(table_name), self._handling)
+        return self._readers[table_name]
 
     def _schema_of(self, change: Change) -> str:
         if change.schema is not None:
@@ -113,7 +113,7 @@ class Events:
 
 
 def _event(
-    change: Change, place: tuple[str, str], images: Images, epoch: int, row: int | None
+    change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
 ) -> LandedEvent:
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
@@ -124,15 +124,15 @@ def _event(
         source_ts=change.ts,
         tx_id=change.tx_id,
         lsn=change.lsn,
-        source_schema=place[0],
-        source_table=place[1],
+        source_schema=table_name[0],
+        source_table=table_name[1],
         key=images.key,
         before=images.before,
         after=images.after,
         unchanged=images.unchanged,
         moved_from_key=images.moved_from,
         chunk_id=None,
-        identity=_identity(change, place, images),
+        identity=_identity(change, table_name, images),
         misplaced=False if change.order == TIME else None,
         file_row=row,
     )
@@ -140,8 +140,8 @@ def _event(
 
 def _position(change: Change) -> tuple[int, int]:
     """``commit_lsn`` and ``ordinal``; see ``positions``."""
-    if change.place is not None:
-        return change.place
+    if change.position is not None:
+        return change.position
     if change.lsn is None:
         return 0, packed((change.ts - _START) // _MILLISECOND, None)
     ordinal = packed(change.lsn, change.total_order)
@@ -150,21 +150,21 @@ def _position(change: Change) -> tuple[int, int]:
     return change.commit_before or 0, ordinal
 
 
-def _identity(change: Change, place: tuple[str, str], images: Images) -> str | None:
+def _identity(change: Change, table_name: tuple[str, str], images: Images) -> str | None:
     """What tells apart events at one position; None where a position has one event alone."""
     order = change.order
     if order in (TRANSACTION, ARRIVAL):
         return None
     if order == TIME:
         # Without the content: two of them at one time are a contradiction that a person must see.
-        return _compact([*place, images.key])
-    told = [*place, images.key, change.op]
+        return _compact([*table_name, images.key])
+    parts = [*table_name, images.key, change.op]
     if change.op == "r" or (images.key is None and change.op != "t"):
         # A row that is read again is a later reading, never a collision; of a row without a key nothing
         # else says which one it is.
         content = [images.before, images.after, images.unchanged, change.ts.isoformat()]
-        told.append(hashlib.sha256(_compact(content).encode()).hexdigest()[:_HASH_DIGITS])
-    return _compact(told)
+        parts.append(hashlib.sha256(_compact(content).encode()).hexdigest()[:_HASH_DIGITS])
+    return _compact(parts)
 
 
 def _odd_identity(envelope: str) -> str:

@@ -84,8 +84,8 @@ def handling_in_force(settings: Settings, source: str) -> Handling:
     return handling_of(load_source(path).events if path.exists() else {})
 
 
-def handling_of(told: Mapping[str, Any]) -> Handling:
+def handling_of(events_settings: Mapping[str, Any]) -> Handling:
     """The member ``events`` of a definition, checked already."""
-    tables = tuple(NamedTable(**each) for each in told.get("tables", ()))
-    columns = tuple(told.get("time_columns", ()))
-    return Handling(**{**told, "tables": tables, "time_columns": columns})
+    tables = tuple(NamedTable(**each) for each in events_settings.get("tables", ()))
+    columns = tuple(events_settings.get("time_columns", ()))
+    return Handling(**{**events_settings, "tables": tables, "time_columns": columns})

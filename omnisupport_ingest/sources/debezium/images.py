@@ -93,18 +93,18 @@ class Reader:
 
     def _key_of(self, change: Change, row: Mapping[str, Any]) -> Image:
         names: Sequence[str] = self._key if self._key is not None else tuple(change.key or ())
-        found: Image = {}
+        key: Image = {}
         for name in names:
             from_row = name in row and not is_unavailable(row[name])
             holder, fields = (row, change.fields) if from_row else (change.key or {}, change.key_fields)
-            found[name] = self._text(name, holder.get(name), fields.get(name, {}))
-            if found[name] is None and self._key is not None:
+            key[name] = self._text(name, holder.get(name), fields.get(name, {}))
+            if key[name] is None and self._key is not None:
                 raise LineFault(
                     f"its key column {name!r} has no value",
                     "Take the key that the contract names into the events: a primary key, or the columns of "
                     "the replica identity; or correct x-cdc.key.",
                 )
-        return found
+        return key
 
     def _moved_from(self, change: Change) -> str | None:
         """The old key of a key change, where its ``d`` surely stands just below.

@@ -85,22 +85,22 @@ class Inbox:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in sorted(each for each in self.root.iterdir() if not each.name.startswith(".")):
             try:
-                found = sorted(each for each in folder.iterdir() if _is_one(each)) if folder.is_dir() else ()
+                files = sorted(each for each in folder.iterdir() if _is_one(each)) if folder.is_dir() else ()
             except OSError as error:
                 failed.append(error)
             else:
-                yield from found
+                yield from files
 
     def _complete(self, path: Path) -> bool:
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return False
-        now: _SEEN = (found.st_ino, found.st_size, found.st_mtime_ns)
+        now: _SEEN = (status.st_ino, status.st_size, status.st_mtime_ns)
         seen, since = self._seen.get(path, (None, 0.0))
         if seen != now:
             self._seen[path] = (now, time.monotonic())
-            return time.time() - found.st_mtime >= self.settled_seconds
+            return time.time() - status.st_mtime >= self.settled_seconds
         return time.monotonic() - since >= self.settled_seconds
 
     def _take(self, path: Path) -> Taken:

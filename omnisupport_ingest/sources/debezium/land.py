@@ -208,7 +208,7 @@ class _Reading:
             inlet.contracts.of_source(inlet.store.source),
             inlet.handling,
             self.tally,
-            next_place=_above_all(inlet.store, epoch) if arrival else None,
+            next_ordinal=_above_all(inlet.store, epoch) if arrival else None,
         )
         self._beside = Beside(plain_name(path), landed_at if arrival else None)
 
@@ -298,11 +298,12 @@ def refuse_other_deliveries(store: LandingStore) -> None:
     for each in store.epoch_standings():
         captured = bool(each.chunks or each.last_stream)
         if captured or each.deliveries or each.order == CURSOR_ORDER:
-            way = "a captured stream" if captured else "deliveries of a seed manifest"
+            deliveries = "a captured stream" if captured else "deliveries of a seed manifest"
             names = store.batch_ids(f"e{each.epoch:06d}-" if captured else "f-")
             of_the_way = (name for name in names if captured or _is_of_rows(store.read(name)))
             raise SourceRefused(
-                f"{store.source} has {way} (batch {next(of_the_way, '?')}); files of events are not mixed "
+                f"{store.source} has {deliveries} (batch {next(of_the_way, '?')}); files of events are not "
+                "mixed "
                 "into it, as their positions are others.",
                 fix="Land them as a source of their own: --source with another name, which contracts give as "
                 "x-cdc.source.",

@@ -21,8 +21,8 @@ class LatestTimes:
         """Take ``event`` in, in the order of the file; its ordinal is its time."""
         if event.key is None or event.identity is None:
             return False
-        found = self._base.execute("SELECT ordinal FROM latest WHERE key = ?", (event.identity,)).fetchone()
-        if found is not None and found[0] > event.ordinal:
+        row = self._base.execute("SELECT ordinal FROM latest WHERE key = ?", (event.identity,)).fetchone()
+        if row is not None and row[0] > event.ordinal:
             return True
         self._base.execute("INSERT OR REPLACE INTO latest VALUES (?, ?)", (event.identity, event.ordinal))
         return False

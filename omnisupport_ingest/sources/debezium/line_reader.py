@@ -60,23 +60,23 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RawRecord:
     """A line or a record, not read yet. ``text``: what was delivered, which is kept with its event.
 
-    ``change``: reads it, as ``read_line`` does. ``place``: where it stands, of an event that is ordered by
-    arrival and whose caller knows.
+    ``change``: reads it, as ``read_line`` does. ``position``: commit and ordinal of an event that is ordered
+    by arrival and whose caller knows.
     """
 
     text: bytes
     change: Callable[[], Change | Passed]
     beside: Beside
-    place: tuple[int, int] | None = None
+    position: tuple[int, int] | None = None
 
 
 class LineReader:
     """Reads the lines of one source. ``odd``: what was wrong with the last line; None if it was read.
 
-    ``next_place``: where the next event stands, of a source whose events are ordered by arrival; None of one
+    ``next_ordinal``: that of the next event, of a source whose events are ordered by arrival; None of one
     whose events say themselves.
     """
 
@@ -87,34 +87,34 @@ class LineReader:
         handling: Handling,
         tally: Tally,
         *,
-        next_place: int | None = None,
+        next_ordinal: int | None = None,
     ) -> None:
         self.orders, self.tally = orders, tally
         self.odd: LineFault | None = None
-        self._handling, self._next = handling, next_place
+        self._handling, self._next = handling, next_ordinal
         self._events = Events(contracts, handling)
         self._contracts: dict[str, TableContract] = {}
         self._ordinary = OrdinaryLines(contracts, handling, orders)
 
     def read(self, line: bytes, beside: Beside, epoch: int, row: int) -> LandedEvent | None:
         """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
-        return self.take(Told(line, lambda: read_line(line, self._handling, beside), beside), epoch, row)
+        return self.take(RawRecord(line, lambda: read_line(line, self._handling, beside), beside), epoch, row)
 
-    def take(self, told: Told, epoch: int, row: int | None) -> LandedEvent | None:
-        """The event that ``told`` tells, as ``read`` of a line; ``row`` is None where it is of no file."""
+    def take(self, record: RawRecord, epoch: int, row: int | None) -> LandedEvent | None:
+        """The event in ``record``, as ``read`` of a line; ``row`` is None where it is of no file."""
         self.odd, change = None, None
         try:
-            found = told.change()
-            if isinstance(found, Passed):
-                self._pass(found)
+            content = record.change()
+            if isinstance(content, Passed):
+                self._pass(content)
                 return None
-            change = self._placed(found, told.place)
+            change = self._positioned(content, record.position)
             self.orders.take(change)
-            event = self._events.event(change, epoch, row, told.text.decode())
+            event = self._events.event(change, epoch, row, record.text.decode())
         except AnotherLife:
             raise
         except LineFault as fault:
-            return self._odd(fault, change, told, epoch, row)
+            return self._odd(fault, change, record, epoch, row)
         self.tally.read += 1
         contract = self._events.contract_of(event)
         if contract is None:
@@ -134,35 +134,37 @@ class LineReader:
         """Those of the tables that events were read of, by name."""
         return [contract for _, contract in sorted((self._contracts | self._ordinary.tables).items())]
 
-    def _pass(self, found: Passed) -> None:
+    def _pass(self, passed: Passed) -> None:
         self.tally.read += 1
-        if found is TOMBSTONE:
+        if passed is TOMBSTONE:
             self.tally.tombstones += 1
         else:
-            self.tally.passed[found.kind] += 1
+            self.tally.passed[passed.kind] += 1
 
-    def _placed(self, change: Change, place: tuple[int, int] | None) -> Change:
-        if place is None and self._next is not None:
-            place, self._next = (0, self._next), self._next + 1
-        return change if place is None else replace(change, place=place, placed_by=ARRIVAL, lsn=None)
+    def _positioned(self, change: Change, position: tuple[int, int] | None) -> Change:
+        if position is None and self._next is not None:
+            position, self._next = (0, self._next), self._next + 1
+        return (
+            change if position is None else replace(change, position=position, ordered_by=ARRIVAL, lsn=None)
+        )
 
     def _odd(
-        self, fault: LineFault, change: Change | None, told: Told, epoch: int, row: int | None
+        self, fault: LineFault, change: Change | None, record: RawRecord, epoch: int, row: int | None
     ) -> LandedEvent:
         self.odd = fault
         if not self.tally.odd:
             self.tally.first_odd = row or 0, fault
         self.tally.odd += 1
-        text = told.text.decode(errors="backslashreplace").replace("\0", "\\0")
+        text = record.text.decode(errors="backslashreplace").replace("\0", "\\0")
         # Where it stands may be what is odd about it: then its place would be a guess.
         if change is not None and self.orders.fits(change):
             try:
                 return self._events.odd_event(change, epoch, row, text)
             except LineFault:
                 pass
-        known = told.beside.moment or told.beside.noted
+        known = record.beside.moment or record.beside.noted
         return self._events.unread_event(
-            change.ts if change is not None else known, told.beside, epoch, row, text
+            change.ts if change is not None else known, record.beside, epoch, row, text
         )
 
 
@@ -183,14 +185,16 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
     for minute in np.unique(numbers).tolist():
         windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
     for window, of_window in windows.items():
-        mine = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
-        if mine.num_rows < LEAST_OF_WINDOW:
+        in_window = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+        if in_window.num_rows < LEAST_OF_WINDOW:
             # They wait for others of their window: a file of many windows has no row group of a few rows.
-            for row in mine.to_pylist():
+            for row in in_window.to_pylist():
                 writer.add(LandedEvent(*row.values()))
             continue
-        highest = pc.max(mine.column("source_ts")).as_py()
-        writer.add_block(EventBlock(window, mine.num_rows, mine.nbytes, highest, partial(_same, mine)))
+        highest = pc.max(in_window.column("source_ts")).as_py()
+        writer.add_block(
+            EventBlock(window, in_window.num_rows, in_window.nbytes, highest, partial(_same, in_window))
+        )
 
 
 def _same(events: pa.Table) -> pa.Table:

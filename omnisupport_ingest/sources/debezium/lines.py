@@ -70,11 +70,11 @@ class Lines:
 
 def content_hash(path: Path) -> str:
     """SHA-256 of the content of ``path``, unpacked; ``FileRefused`` if it cannot be read."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with _reading(path) as source:
         while block := source.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
             fix="Copy it again, or name it without .gz or .zst.",
         ) from None
     except (OSError, Unreadable) as problem:
-        told = problem.strerror if isinstance(problem, OSError) else problem
+        reason = problem.strerror if isinstance(problem, OSError) else problem
         raise FileRefused(
-            f"{printable(path)} cannot be read: {told or type(problem).__name__}.",
+            f"{printable(path)} cannot be read: {reason or type(problem).__name__}.",
             fix="Check the path and its permissions.",
         ) from None

@@ -119,42 +119,47 @@ class OrdinaryLines:
             texts = pa.array(lines.documents, pa.binary()).cast(_TEXT)
         except pa.ArrowInvalid:
             return [], range(count)
-        found: list[pa.Table] = []
-        left = np.ones(count, np.bool_)
+        tables: list[pa.Table] = []
+        is_left = np.ones(count, np.bool_)
         named = pc.extract_regex(texts, _TABLE)
         unsure = pc.fill_null(pc.match_substring_regex(texts, _NOT_HERE), True)
-        places = pc.if_else(unsure, None, pc.binary_join_element_wise(
+        table_names = pc.if_else(unsure, None, pc.binary_join_element_wise(
             named.field("schema"), named.field("table"), "\0")).dictionary_encode()  # fmt: skip
-        codes = np.asarray(pc.fill_null(places.indices, -1))
-        for code, name in enumerate(places.dictionary.to_pylist()):
+        codes = np.asarray(pc.fill_null(table_names.indices, -1))
+        for code, name in enumerate(table_names.dictionary.to_pylist()):
             contract = self._contracts.get(tuple(name.split("\0")))
-            mine = np.flatnonzero(codes == code)
-            if contract is None or len(mine) < LEAST_LINES:
+            of_table = np.flatnonzero(codes == code)
+            if contract is None or len(of_table) < LEAST_LINES:
                 continue
             try:
-                events, taken = self._of_table(contract, lines, texts, mine, epoch)
+                events, taken = self._of_table(contract, lines, texts, of_table, epoch)
             except (NotOrdinary, ValueFault, pa.ArrowInvalid, orjson.JSONDecodeError):
                 continue
             if events.num_rows:
-                found.append(events)
-                left[mine[taken]] = False
+                tables.append(events)
+                is_left[of_table[taken]] = False
                 self.tables[contract.name] = contract
-        return found, np.flatnonzero(left).tolist()
+        return tables, np.flatnonzero(is_left).tolist()
 
     def _of_table(
-        self, contract: TableContract, lines: Block, texts: pa.StringArray, mine: npt.NDArray[Any], epoch: int
+        self,
+        contract: TableContract,
+        lines: Block,
+        texts: pa.StringArray,
+        of_table: npt.NDArray[Any],
+        epoch: int,
     ) -> tuple[pa.Table, Flags]:
-        form = self._form(contract, lines.documents[mine[0]], in_file=lines.rows is not None)
-        regular = np.asarray(pc.match_substring_regex(texts.take(mine), form.pattern))
-        chosen = mine[regular]
+        form = self._form(contract, lines.documents[of_table[0]], in_file=lines.rows is not None)
+        regular = np.asarray(pc.match_substring_regex(texts.take(of_table), form.pattern))
+        chosen = of_table[regular]
         documents = [lines.documents[i] for i in chosen]
         parsed = _parsed(documents, form.schema)
         value = parsed
         if form.record:
-            held = parsed.column("value").combine_chunks()
+            values = parsed.column("value").combine_chunks()
             value = pa.Table.from_arrays(
-                [*held.flatten(), parsed.column("topic").combine_chunks()],
-                names=[*(each.name for each in held.type), "topic"],
+                [*values.flatten(), parsed.column("topic").combine_chunks()],
+                names=[*(each.name for each in values.type), "topic"],
             )
         one = _Envelopes(value, contract, form)
         keep = one.ordinary(self._orders.known)
@@ -188,8 +193,10 @@ class OrdinaryLines:
         if not isinstance(row, dict) or not set(contract.key) <= row.keys():
             raise NotOrdinary
         known = {each.name: each.pg_type for each in contract.source_columns}
-        made = [_column(Target.of(known.get(name)), held, self._handling) for name, held in row.items()]
-        types = tuple(each for each, _ in made)
+        readers = [
+            _column(Target.of(known.get(name)), member, self._handling) for name, member in row.items()
+        ]
+        types = tuple(each for each, _ in readers)
         image = pa.struct(list(zip(row, types, strict=True)))
         envelope = {
             "before": image,
@@ -217,7 +224,7 @@ class OrdinaryLines:
         return _Form(
             tuple(row),
             types,
-            tuple(texts for _, texts in made),
+            tuple(texts for _, texts in readers),
             record,
             pa.schema(list(members.items())),
             pattern,
@@ -307,7 +314,7 @@ class _Envelopes:
         )
         first_read = pc.and_kleene(pc.equal(op, "r"), pc.equal(before, 0))
         ordinal = pc.if_else(first_read, pc.add(ordinal, pa.scalar(SNAPSHOT_BASE, _WHOLE)), ordinal)
-        made: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "commit_lsn": before,
             "ordinal": ordinal,
             "op": op,
@@ -321,11 +328,13 @@ class _Envelopes:
         }
         if order == LSN:
             start = orjson.dumps([self.contract.schema, self.contract.table]).decode()[:-1]
-            made["identity"] = pc.binary_join_element_wise(start + ',"', escaped(keys), '","', op, '"]', "")
+            columns["identity"] = pc.binary_join_element_wise(
+                start + ',"', escaped(keys), '","', op, '"]', ""
+            )
         same = {"epoch": epoch, "source_schema": self.contract.schema, "source_table": self.contract.table}
         arrays = [
-            made[each.name]
-            if each.name in made
+            columns[each.name]
+            if each.name in columns
             else pa.repeat(pa.scalar(same.get(each.name), each.type), count)
             for each in EVENT_SCHEMA
         ]
@@ -355,9 +364,9 @@ class _Envelopes:
         return pc.coalesce(self._source("ts_us"), nanos, millis)
 
     def _commit_before(self) -> pa.Int64Array:
-        told = pc.struct_field(pc.extract_regex(self._source("sequence"), _SEQUENCE), "before")
+        commit_before = pc.struct_field(pc.extract_regex(self._source("sequence"), _SEQUENCE), "before")
         # A group that matched nothing is an empty text.
-        return pc.fill_null(pc.if_else(pc.equal(told, ""), None, told).cast(_WHOLE), 0)
+        return pc.fill_null(pc.if_else(pc.equal(commit_before, ""), None, commit_before).cast(_WHOLE), 0)
 
     def _rows(self) -> pa.StructArray:
         """The image that says which row it is of: of a delete ``before``."""

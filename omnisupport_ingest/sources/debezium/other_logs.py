@@ -28,11 +28,11 @@ _FILE_NUMBER = re.compile(r"\.([0-9]{1,15})$")
 _LSN = re.compile(r"([0-9a-fA-F]{8}):([0-9a-fA-F]{8}):([0-9a-fA-F]{4})")
 _POS_LIMIT = 1 << 48
 
-Place = tuple[int, int]
+PositionInEpoch = tuple[int, int]
 """Commit and ordinal, as a position has them."""
 
 
-def place_of(source: Mapping[str, Any], op: str) -> tuple[Place, str] | None:
+def position_of(source: Mapping[str, Any], op: str) -> tuple[PositionInEpoch, str] | None:
     """Where the event of ``source`` stands and the order that this is of; None where its connector's log is
     not known to be one. ``LineFault`` where it should say and does not."""
     connector = source.get("connector")
@@ -47,28 +47,28 @@ def place_of(source: Mapping[str, Any], op: str) -> tuple[Place, str] | None:
     return (_in_binlog(source) if order == BINLOG else _in_log(source)), order
 
 
-def _of_snapshot(source: Mapping[str, Any]) -> Place:
+def _of_snapshot(source: Mapping[str, Any]) -> PositionInEpoch:
     if source.get("snapshot") == "incremental":
-        raise _no_place("it was read by an incremental snapshot, which says nothing of what it saw")
+        raise _no_position("it was read by an incremental snapshot, which says nothing of what it saw")
     return 0, SNAPSHOT_BASE + 1
 
 
-def _in_binlog(source: Mapping[str, Any]) -> Place:
+def _in_binlog(source: Mapping[str, Any]) -> PositionInEpoch:
     name, pos, row = source.get("file"), source.get("pos"), source.get("row")
     row = 0 if row is None else row
-    found = _FILE_NUMBER.search(name) if isinstance(name, str) else None
-    if found is None or not _within(pos, _POS_LIMIT) or not _within(row, 1 << ORDER_BITS):
-        raise _no_place("its source.file, source.pos and source.row are no place in a binary log")
-    return int(found[1]), pos << ORDER_BITS | row
+    match = _FILE_NUMBER.search(name) if isinstance(name, str) else None
+    if match is None or not _within(pos, _POS_LIMIT) or not _within(row, 1 << ORDER_BITS):
+        raise _no_position("its source.file, source.pos and source.row are no position in a binary log")
+    return int(match[1]), pos << ORDER_BITS | row
 
 
-def _in_log(source: Mapping[str, Any]) -> Place:
-    told, serial = source.get("change_lsn"), source.get("event_serial_no")
+def _in_log(source: Mapping[str, Any]) -> PositionInEpoch:
+    change_lsn, serial = source.get("change_lsn"), source.get("event_serial_no")
     serial = 0 if serial is None else serial
-    found = _LSN.fullmatch(told) if isinstance(told, str) else None
-    if found is None or not _within(serial, 1 << 32) or int(found[1], 16) >= 1 << 31:
-        raise _no_place("its source.change_lsn and source.event_serial_no are no place in a log")
-    file, block, slot = (int(each, 16) for each in found.groups())
+    match = _LSN.fullmatch(change_lsn) if isinstance(change_lsn, str) else None
+    if match is None or not _within(serial, 1 << 32) or int(match[1], 16) >= 1 << 31:
+        raise _no_position("its source.change_lsn and source.event_serial_no are no position in a log")
+    file, block, slot = (int(each, 16) for each in match.groups())
     return file << 32 | block, slot << 32 | serial
 
 
@@ -76,5 +76,5 @@ def _within(value: Any, limit: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
-def _no_place(problem: str) -> LineFault:
+def _no_position(problem: str) -> LineFault:
     return LineFault(problem, "Land it with a definition of its source that orders events by arrival.")

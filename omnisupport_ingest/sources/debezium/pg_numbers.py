@@ -71,13 +71,13 @@ def numeric(value: Any, target: Target, *, decimals: str) -> str:
     return pg_literals.plain_number(_decimal(text))
 
 
-def _scaled(found: Decimal, target: Target) -> str:
+def _scaled(number: Decimal, target: Target) -> str:
     """A number that came as JSON's, with the digits after the point that its type has."""
-    if target.modifier is not None and found.is_finite() and found.adjusted() < 1000:
-        exponent = found.as_tuple().exponent
+    if target.modifier is not None and number.is_finite() and number.adjusted() < 1000:
+        exponent = number.as_tuple().exponent
         if isinstance(exponent, int) and -exponent < target.scale:
-            return format(found, f".{target.scale}f")
-    return pg_literals.plain_number(found)
+            return format(number, f".{target.scale}f")
+    return pg_literals.plain_number(number)
 
 
 def _decimal(text: str) -> Decimal:
@@ -98,17 +98,17 @@ def _unscaled(text: str, scale: int) -> Decimal:
 def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
     """Connect's ``Decimal``: the unscaled number in base64, and the scale in the schema."""
     parameters = schema.get("parameters")
-    told = parameters.get("scale") if isinstance(parameters, dict) else target.scale
-    scale = whole_number(told) if isinstance(told, str) else told
+    scale_setting = parameters.get("scale") if isinstance(parameters, dict) else target.scale
+    scale = whole_number(scale_setting) if isinstance(scale_setting, str) else scale_setting
     if isinstance(scale, bool) or not isinstance(scale, int):
         raise ValueFault("the schema does not tell its scale")
     if abs(scale) > _LARGEST_SCALE:
         raise ValueFault("its scale is beyond PostgreSQL's")
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        found = Decimal(value)
+        number = Decimal(value)
     else:
-        found = _unscaled(string(value), scale)
-    return _money(found) if target.name == "money" else pg_literals.plain_number(found)
+        number = _unscaled(string(value), scale)
+    return _money(number) if target.name == "money" else pg_literals.plain_number(number)
 
 
 def variable_decimal(value: Any, _: Schema, __: Target) -> str:

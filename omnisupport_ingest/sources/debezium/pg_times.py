@@ -69,10 +69,10 @@ def date_of_text(text: str) -> str:
     plain = text.removesuffix("Z")
     if plain in _INFINITE_TEXTS or plain in ("infinity", "-infinity"):
         return _INFINITE_TEXTS.get(plain, plain)
-    found = _DATE.fullmatch(plain)
-    if found is None:
+    match = _DATE.fullmatch(plain)
+    if match is None:
         raise ValueFault("it is no ISO 8601 date")
-    return _date(int(found[1]), int(found[2]), int(found[3]))
+    return _date(int(match[1]), int(match[2]), int(match[3]))
 
 
 def timestamp_of_text(text: str, *, zoned: bool) -> str:
@@ -80,21 +80,21 @@ def timestamp_of_text(text: str, *, zoned: bool) -> str:
     plain = text.removesuffix("Z")
     if plain in _INFINITE_TEXTS or plain in ("infinity", "-infinity"):
         return _INFINITE_TEXTS.get(plain, plain)
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         raise ValueFault("it is no ISO 8601 time")
-    day, era = _split_era(_date(int(found[1]), int(found[2]), int(found[3])))
-    zone = _zone(found[7]) if zoned else ""
-    return f"{day} {found[4]}{found[5] or ':00'}{_fraction((found[6] or '')[1:])}{zone}{era}"
+    day, era = _split_era(_date(int(match[1]), int(match[2]), int(match[3])))
+    zone = _zone(match[7]) if zoned else ""
+    return f"{day} {match[4]}{match[5] or ':00'}{_fraction((match[6] or '')[1:])}{zone}{era}"
 
 
 def time_of_text(text: str, *, zoned: bool) -> str:
     """``13:14:15.123456Z``; ``zoned``: the result has its zone."""
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
         raise ValueFault("it is no ISO 8601 time of a day")
-    zone = _zone(found[4]) if zoned else ""
-    return f"{found[1]}{found[2] or ':00'}{_fraction((found[3] or '')[1:])}{zone}"
+    zone = _zone(match[4]) if zoned else ""
+    return f"{match[1]}{match[2] or ':00'}{_fraction((match[3] or '')[1:])}{zone}"
 
 
 def interval_of_micros(micros: int) -> str:
@@ -105,13 +105,13 @@ def interval_of_micros(micros: int) -> str:
 
 def interval_of_text(text: str) -> str:
     """``P1Y2M3DT4H5M6.789S`` in PostgreSQL's own style (``IntervalStyle = postgres``)."""
-    found = _INTERVAL.fullmatch(text)
-    if found is None or text in ("P", "PT"):
+    match = _INTERVAL.fullmatch(text)
+    if match is None or text in ("P", "PT"):
         raise ValueFault("it is no ISO 8601 duration")
-    years, months, days, hours, minutes, seconds = (int(each or 0) for each in found.groups()[:6])
+    years, months, days, hours, minutes, seconds = (int(each or 0) for each in match.groups()[:6])
     # PostgreSQL has six digits; the connector writes nine, of a binary fraction that it cuts off.
-    fraction = (int((found[7] or "").ljust(9, "0")) + 500) // 1000
-    if (found[6] or "").startswith("-"):
+    fraction = (int((match[7] or "").ljust(9, "0")) + 500) // 1000
+    if (match[6] or "").startswith("-"):
         fraction = -fraction
     years, months = _carried(years * 12 + months)
     micros = ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + fraction

@@ -26,7 +26,7 @@ from omnisupport_ingest.sources.debezium.changes import (
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Beside, Handling
-from omnisupport_ingest.sources.debezium.other_logs import MYSQL, place_of
+from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
 
 OPERATIONS = frozenset("crudt")
 
@@ -83,7 +83,7 @@ def read_record(record: Record, handling: Handling, beside: Beside) -> Change | 
     flat = _Flat(record, value, handling)
     if isinstance(value.get("source"), dict) and isinstance(value.get("op"), str):
         return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, beside)
-    if flat.told:
+    if flat.is_flat:
         return _of_flat(record, flat, handling, beside)
     # Of a topic that is one of rows, a row may look like anything.
     if handling.bare_rows and handling.table_of(beside.name) is not None:
@@ -138,7 +138,7 @@ def _record(document: Any, handling: Handling) -> Record:
     key, key_schema = unwrapped(document.get("key"))
     if "key" not in document and "topic" not in document:
         # The columns of the key stand beside a value that is null.
-        key = {name: held for name, held in document.items() if name != "value"}
+        key = {name: member for name, member in document.items() if name != "value"}
     value, value_schema = unwrapped(document["value"])
     topic = document.get("topic")
     return Record(
@@ -192,7 +192,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, beside: Be
     if schema is None and source.get("connector") in MYSQL:
         schema = _text(source.get("db"))
     before, after = _image(value.get("before"), "before"), _image(value.get("after"), "after")
-    placed = place_of(source, op)
+    position = position_of(source, op)
     return Change(
         op=op,
         schema=schema,
@@ -204,27 +204,27 @@ def _of_envelope(record: Record, value: Document, handling: Handling, beside: Be
         fields=_row_fields(record.value_schema),
         key_fields=_fields(record.key_schema),
         ts=_time(source.get, "source.", after or before or {}, handling, beside),
-        lsn=None if placed else _whole(source.get("lsn"), "source.lsn"),
-        commit_before=_commit_before(source.get("sequence")) if placed is None else None,
+        lsn=None if position else _whole(source.get("lsn"), "source.lsn"),
+        commit_before=_commit_before(source.get("sequence")) if position is None else None,
         tx_id=_whole(source.get("txId"), "source.txId"),
         total_order=_whole(transaction.get("total_order"), "transaction.total_order")
         if isinstance(transaction, dict)
         else None,
-        place=placed[0] if placed else None,
-        placed_by=placed[1] if placed else "",
+        position=position[0] if position else None,
+        ordered_by=position[1] if position else "",
     )
 
 
 class _Flat:
     """A row of the flat form, taken apart: ``row`` are its columns, and ``about`` says what stands beside
-    them, in the row or among the headers. ``told``: whether anything says that it is of this form."""
+    them, in the row or among the headers. ``is_flat``: whether anything says that it is of this form."""
 
     def __init__(self, record: Record, value: Document, handling: Handling) -> None:
         self._names, self._prefix = handling.fields, handling.prefix
         self._held = {**record.headers, **value}
         self._ours = frozenset(handling.fields.values())
-        self.row = {name: held for name, held in value.items() if not self.is_about(name)}
-        self.told = any(self._name(each) in self._held for each in ("op", "deleted"))
+        self.row = {name: member for name, member in value.items() if not self.is_about(name)}
+        self.is_flat = any(self._name(each) in self._held for each in ("op", "deleted"))
 
     def about(self, name: str) -> Any:
         """What is told as ``name``: of ``op`` and ``deleted``, else a member of Debezium's ``source``."""
@@ -263,7 +263,7 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) ->
         handling,
         beside,
     )
-    fields = {name: held for name, held in _fields(record.value_schema).items() if not flat.is_about(name)}
+    fields = {name: field for name, field in _fields(record.value_schema).items() if not flat.is_about(name)}
     return Change(
         op=op,
         schema=schema,
@@ -314,8 +314,8 @@ def _table(schema: Any, table: Any, handling: Handling, beside: Beside) -> tuple
     # The definition goes first where the topic's name is all that names a table.
     if named is not None and not (_text(table) and _text(schema)):
         return named.schema, named.table
-    if (told := _text(table)) is not None:
-        return _text(schema), told
+    if (table_name := _text(table)) is not None:
+        return _text(schema), table_name
     raise LineFault(
         "it does not say its table (source.table, __source_table), and nothing says what table comes in "
         f"{shortened(beside.name)}",
@@ -340,13 +340,13 @@ def _image(value: Any, name: str) -> Document | None:
 
 def _old_key(record: Record) -> Document | None:
     """The key that a row had before its key changed: Debezium's header on the ``c`` of the new key."""
-    held = record.headers.get("__debezium.oldkey")
-    if isinstance(held, str):
+    header = record.headers.get("__debezium.oldkey")
+    if isinstance(header, str):
         try:
-            held = parse_row(held)
+            header = parse_row(header)
         except Unreadable:
             return None
-    key, _ = unwrapped(held)
+    key, _ = unwrapped(header)
     return key if isinstance(key, dict) else None
 
 
@@ -365,13 +365,13 @@ def _row_fields(schema: Document) -> dict[str, Document]:
 
 
 def _time(
-    told: Callable[[str], Any], prefix: str, row: Document, handling: Handling, beside: Beside
+    member: Callable[[str], Any], prefix: str, row: Document, handling: Handling, beside: Beside
 ) -> datetime:
     """The commit time, as finely as it is told; else that of a column, else what stands beside the line."""
     for name, divisor in (("ts_us", 1), ("ts_ns", 1000), ("ts_ms", None)):
-        found = _whole(told(name), prefix + name)
-        if found is not None:
-            return _moment(found * 1000 if divisor is None else found // divisor, prefix + name)
+        time = _whole(member(name), prefix + name)
+        if time is not None:
+            return _moment(time * 1000 if divisor is None else time // divisor, prefix + name)
     for name in handling.time_columns:
         if row.get(name) is not None:
             return _of_column(row[name], name)
@@ -388,8 +388,8 @@ def _of_column(value: Any, name: str) -> datetime:
     """A time in a column: ISO 8601 (UTC where it names no zone), or milliseconds since 1970."""
     if isinstance(value, str):
         try:
-            found = datetime.fromisoformat(value)
-            return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+            moment = datetime.fromisoformat(value)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -411,12 +411,12 @@ def _whole(value: Any, name: str) -> int | None:
     """A number, or its text, as Debezium's flat form may have it."""
     if value is None or value == "":
         return None
-    found = whole_number(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int):
+    number = whole_number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int):
         raise LineFault(f"its {name} is no whole number", "Correct it where it was made.")
-    if not -(1 << 63) <= found < 1 << 63:
+    if not -(1 << 63) <= number < 1 << 63:
         raise LineFault(f"its {name} does not fit 64 bits", "Correct it where it was made.")
-    return found
+    return number
 
 
 def _commit_before(sequence: Any) -> int | None:
@@ -430,7 +430,7 @@ def _commit_before(sequence: Any) -> int | None:
         return None
     if not isinstance(sequence, list) or not sequence:
         raise LineFault("its source.sequence is no list of two LSNs", "Correct it where it was made.")
-    found = _whole(sequence[0], "source.sequence[0]")
-    if found is not None and not 0 <= found < 1 << 63:
+    commit_before = _whole(sequence[0], "source.sequence[0]")
+    if commit_before is not None and not 0 <= commit_before < 1 << 63:
         raise LineFault("its source.sequence[0] is no LSN", "Correct it where it was made.")
-    return found
+    return commit_before

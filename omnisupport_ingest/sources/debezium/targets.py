@@ -43,13 +43,13 @@ class Target:
 
     @classmethod
     def of(cls, pg_type: str | None) -> Target:
-        """The target that ``pg_type`` names, as a contract writes it; null: nothing is known."""
+        """The target that ``pg_type`` names, as a contract writes it; None: nothing is known."""
         return cls() if pg_type is None else _target(pg_type)
 
 
 @cache
 def _target(pg_type: str) -> Target:
-    found = _MODIFIER.search(pg_type)
+    modifier = _MODIFIER.search(pg_type)
     name = " ".join(_MODIFIER.sub(" ", pg_type).lower().split())
     if name.endswith("[]"):
         return Target("array", element=_target(pg_type.rstrip()[:-2]))
@@ -58,4 +58,4 @@ def _target(pg_type: str) -> Target:
         name = name.rpartition(".")[2]
     parsed = PgType.parse(pg_type)
     scale = parsed.scale if parsed.kind is Kind.DECIMAL else 0
-    return Target(_ALIASES.get(name, name), int(found.group(1)) if found else None, scale)
+    return Target(_ALIASES.get(name, name), int(modifier.group(1)) if modifier else None, scale)

@@ -48,8 +48,8 @@ def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> s
     if schema.get("type") in ("float", "double") and target.name in ("", "real", "double precision"):
         return floating(value, single=schema["type"] == "float")
     if target.name == "numeric":
-        told = schema.get("type") == "string"
-        return numeric(value, target, decimals="string" if told else handling.decimals)
+        is_text = schema.get("type") == "string"
+        return numeric(value, target, decimals="string" if is_text else handling.decimals)
     by_type = _BY_TYPE.get(target.name)
     if by_type is not None:
         return by_type(value, target)
@@ -114,8 +114,8 @@ def _bits(value: Any, schema: Schema, target: Target) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     parameters = schema.get("parameters")
-    told = parameters.get("length") if isinstance(parameters, dict) else None
-    length = whole_number(told) if isinstance(told, str) else None
+    length_text = parameters.get("length") if isinstance(parameters, dict) else None
+    length = whole_number(length_text) if isinstance(length_text, str) else None
     length = target.modifier if length is None else length
     if length is not None and not 0 <= length <= LONGEST_BITS:
         raise ValueFault("its length is beyond PostgreSQL's")

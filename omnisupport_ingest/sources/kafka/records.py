@@ -29,7 +29,7 @@ from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
-from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, Told
+from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
@@ -195,7 +195,7 @@ class RoundReading:
         """The event of one record, if it is of a row."""
         arrival = self._inlet.handling.order == BY_ARRIVAL
         beside = Beside(place[0], record.moment if arrival else None, record.moment)
-        told = Told(
+        told = RawRecord(
             line,
             partial(record.read, place, self._inlet.handling, beside),
             beside,
@@ -217,7 +217,7 @@ class RoundReading:
             highest = self._round.highest
             highest[place] = max(found, highest.get(place, found))
 
-    def _event(self, told: Told, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
+    def _event(self, told: RawRecord, place: Partition, offset: int, epoch: int) -> LandedEvent | None:
         try:
             # Without a row of a file: what goes on where the last batch stood is never too late.
             event = self._reader.take(told, epoch, None)

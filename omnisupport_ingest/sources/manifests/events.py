@@ -35,14 +35,14 @@ from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedMan
 
 def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Examined:
     """Look through the events of ``seed``. ``licenses``: those that its source takes; empty: any."""
-    found = Examined()
-    check_license(seed, licenses, found)
+    examined = Examined()
+    check_license(seed, licenses, examined)
     for file in seed.files:
-        _examine_file(seed, file, inlet, found)
-    names = dict.fromkeys(file_batch_id(each.content) for each in found.files)
-    found.batches = len(names)
-    note_landed(seed, [inlet.store.read(each) for each in names if inlet.store.exists(each)], found)
-    return found
+        _examine_file(seed, file, inlet, examined)
+    names = dict.fromkeys(file_batch_id(each.content) for each in examined.files)
+    examined.batches = len(names)
+    note_landed(seed, [inlet.store.read(each) for each in names if inlet.store.exists(each)], examined)
+    return examined
 
 
 def land_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Delivery:
@@ -63,25 +63,25 @@ def land_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()
     return Delivery(tuple(batches.values()), frozenset(before), examined)
 
 
-def _examine_file(seed: SeedManifest, file: SeedFile, inlet: Inlet, found: Examined) -> None:
+def _examine_file(seed: SeedManifest, file: SeedFile, inlet: Inlet, examined: Examined) -> None:
     path = printable(file.path)
     try:
         known = digests(file.path)
     except FileUnreadable as why:
-        note_missing(seed, file, why, found)
+        note_missing(seed, file, why, examined)
         return
     rows = sum(1 for _ in Lines(file.path))
-    check_file(seed, file, known.file, rows, found)
-    found.files.append(ExaminedFile(file, known.content, rows))
+    check_file(seed, file, known.file, rows, examined)
+    examined.files.append(ExaminedFile(file, known.content, rows))
     try:
         tally = look_through(file.path, inlet, refusing=seed.gates.schema == REJECT)
     except SourceRefused:
         raise
     except FileRefused as refused:
-        found.note(Fault("schema", REJECT, path, None, refused.problem.rstrip("."), refused.fix))
+        examined.note(Fault("schema", REJECT, path, None, refused.problem.rstrip("."), refused.fix))
         return
     if tally.odd:
         number, fault = tally.first_odd
-        found.kept_out += tally.odd
+        examined.kept_out += tally.odd
         problem = f"{tally.odd} lines cannot be read, of which this is the first: {fault.problem}"
-        found.note(Fault("schema", seed.gates.schema, path, number, problem, fault.fix))
+        examined.note(Fault("schema", seed.gates.schema, path, number, problem, fault.fix))

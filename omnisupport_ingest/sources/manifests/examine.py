@@ -51,8 +51,8 @@ class Fault:
 
     def refusal(self) -> SeedRefused:
         """The fault as an error."""
-        place = f"{self.where}: " if self.file else ""
-        return SeedRefused(f"{place}{self.problem} (gate {self.kind}: {self.action}).", fix=self.fix)
+        location = f"{self.where}: " if self.file else ""
+        return SeedRefused(f"{location}{self.problem} (gate {self.kind}: {self.action}).", fix=self.fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class RowGates:
 
     def faults(self, record: Record) -> list[tuple[str, str, str]]:
         """The faults of ``record``: kind, problem, fix."""
-        found = self._of_form(record)
+        faults = self._of_form(record)
         if record.row is not None:
             broken = self._rules.broken(record.row)
             if self._rules.withheld(broken):
-                found.append(("row", f"breaks {', '.join(broken)}", "Correct the row at its owner's."))
-        return found
+                faults.append(("row", f"breaks {', '.join(broken)}", "Correct the row at its owner's."))
+        return faults
 
     def kept_out_by(self, record: Record) -> str | None:
         """The gate that keeps ``record`` in quarantine, before judging looks at it; None if none does."""
@@ -129,16 +129,16 @@ class RowGates:
                 return kind
         return None
 
-    def has_place(self, row: Row) -> bool:
+    def has_position(self, row: Row) -> bool:
         """Whether the cursor of ``row`` says where it stands."""
         return self._cursor is None or cursor_number(self._cursor, row) is not None
 
     def _of_form(self, record: Record) -> list[tuple[str, str, str]]:
         if record.row is None:
             return [("schema", str(record.fault), "Correct the line, then sha256 in the manifest.")]
-        found = []
+        faults = []
         if self._cursor is not None and cursor_number(self._cursor, record.row) is None:
-            found.append(
+            faults.append(
                 (
                     "schema",
                     f"the cursor column {self._cursor.name!r} has no value that orders the row",
@@ -147,40 +147,40 @@ class RowGates:
             )
         if not self._known.issuperset(record.row):
             unknown = sorted(record.row.keys() - self._known)[0]
-            found.append(
+            faults.append(
                 (
                     "unknown_column",
                     f"{self._contract.path} does not name the column {unknown!r}",
                     "Add the column to the contract, or accept unknown columns.",
                 )
             )
-        return found
+        return faults
 
 
 def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
     """The cursor of ``row`` as a number; None where it has none that can be read."""
     try:
-        found: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
+        number: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
     except QueryRefused:
         return None
-    return found
+    return number
 
 
 def examine(seed: SeedManifest, licenses: Collection[str] = ()) -> Examined:
     """Look through the rows of ``seed``. ``licenses``: those that its source takes; empty: any."""
-    found, gates = Examined(), RowGates(seed)
-    check_license(seed, licenses, found)
+    examined, gates = Examined(), RowGates(seed)
+    check_license(seed, licenses, examined)
     for file in seed.files:
-        examined = _examine_file(seed, file, gates, found)
-        if examined is not None:
-            found.files.append(examined)
-    return found
+        examined_file = _examine_file(seed, file, gates, examined)
+        if examined_file is not None:
+            examined.files.append(examined_file)
+    return examined
 
 
-def check_license(seed: SeedManifest, licenses: Collection[str], found: Examined) -> None:
-    """Note in ``found`` a licence that is none of ``licenses``."""
+def check_license(seed: SeedManifest, licenses: Collection[str], examined: Examined) -> None:
+    """Note in ``examined`` a licence that is none of ``licenses``."""
     if licenses and seed.license not in licenses:
-        found.note(
+        examined.note(
             Fault(
                 "license",
                 seed.gates.license,
@@ -193,10 +193,10 @@ def check_license(seed: SeedManifest, licenses: Collection[str], found: Examined
         )
 
 
-def note_missing(seed: SeedManifest, file: SeedFile, why: object, found: Examined) -> None:
-    """Note in ``found`` that ``file`` is not there, or not whole."""
-    found.whole = False
-    found.note(
+def note_missing(seed: SeedManifest, file: SeedFile, why: object, examined: Examined) -> None:
+    """Note in ``examined`` that ``file`` is not there, or not whole."""
+    examined.whole = False
+    examined.note(
         Fault(
             "missing_file",
             seed.gates.missing_file,
@@ -208,9 +208,9 @@ def note_missing(seed: SeedManifest, file: SeedFile, why: object, found: Examine
     )
 
 
-def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, found: Examined) -> str | None:
-    """Note in ``found`` where ``file`` is not as described; returns the gate that keeps all of it out."""
-    told = {
+def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, examined: Examined) -> str | None:
+    """Note in ``examined`` where ``file`` is not as described; returns the gate that keeps all of it out."""
+    conditions = {
         "checksum": (
             sha256 != file.sha256,
             f"is not the file that {seed.path} describes: its SHA-256 is {sha256}, not {file.sha256}",
@@ -223,10 +223,10 @@ def check_file(seed: SeedManifest, file: SeedFile, sha256: str, rows: int, found
         ),
     }
     waits = None
-    for kind, (is_so, problem, fix) in told.items():
+    for kind, (is_so, problem, fix) in conditions.items():
         if is_so:
             action = seed.gates.action(kind)
-            found.note(Fault(kind, action, printable(file.path), None, problem, fix))
+            examined.note(Fault(kind, action, printable(file.path), None, problem, fix))
             waits = waits or (kind if action == QUARANTINE else None)
     return waits
 
@@ -237,22 +237,22 @@ def windows_of_batches(seed: SeedManifest, store: LandingStore) -> tuple[list[st
     ``SeedRefused`` where the gate ``missing_file`` rejects that, or none of them has landed.
     """
     assert seed.replay is not None
-    found, windows = Examined(), set[str]()
+    examined, windows = Examined(), set[str]()
     for number, name in enumerate(seed.replay.batches):
         if store.exists(name):
             windows.update(without_sentinel(store.read(name).windows))
             continue
         problem = f"at $.replay.batches[{number}]: {store.source} has no batch {shortened(name)}"
         fix = "Correct the name: omnisupport-ingest landing list"
-        found.note(Fault("missing_file", seed.gates.missing_file, str(seed.path), None, problem, fix))
-    found.refuse_rejected()
+        examined.note(Fault("missing_file", seed.gates.missing_file, str(seed.path), None, problem, fix))
+    examined.refuse_rejected()
     if not windows:
         raise SeedRefused(f"No batch of {seed.path} has a window.", fix="Name batches, or windows.")
-    return sorted(windows), found.faults
+    return sorted(windows), examined.faults
 
 
 def _examine_file(
-    seed: SeedManifest, file: SeedFile, gates: RowGates, found: Examined
+    seed: SeedManifest, file: SeedFile, gates: RowGates, examined: Examined
 ) -> ExaminedFile | None:
     waiting, kept_out, rows = hashlib.sha256(), 0, 0
     path = printable(file.path)
@@ -261,17 +261,17 @@ def _examine_file(
         for record in records(file.path, seed.contract):
             rows += 1
             for kind, problem, fix in gates.faults(record):
-                found.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
+                examined.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
             if kind_kept := gates.kept_out_by(record):
                 waiting.update(f"{record.number} {kind_kept}\n".encode())
                 kept_out += 1
-            found.whole &= record.row is not None
+            examined.whole &= record.row is not None
     except FileUnreadable as why:
-        note_missing(seed, file, why, found)
+        note_missing(seed, file, why, examined)
         return None
-    waits = check_file(seed, file, known.file, rows, found)
+    waits = check_file(seed, file, known.file, rows, examined)
     # A file that waits as a whole says nothing of the rows that it has not got.
-    found.whole &= waits is None
-    found.kept_out += rows if waits else kept_out
+    examined.whole &= waits is None
+    examined.kept_out += rows if waits else kept_out
     marks: Iterable[str] = ([waits] if waits else []) + ([waiting.hexdigest()] if kept_out else [])
     return ExaminedFile(file, known.content, rows, waits, " ".join(marks))

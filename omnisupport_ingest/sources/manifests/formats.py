@@ -71,7 +71,7 @@ class Digests:
 
 def digests(path: Path) -> Digests:
     """Those of ``path``; ``FileUnreadable``."""
-    with _told(path):
+    with _read_errors(path):
         with unpacked(path) as content:
             of_content = _sha256(content)
         if path.suffix not in PACKED:
@@ -82,12 +82,12 @@ def digests(path: Path) -> Digests:
 
 def records(path: Path, contract: TableContract) -> Iterator[Record]:
     """The records of ``path``, read one after the other; ``FileUnreadable`` where it cannot be read on."""
-    with _told(path):
+    with _read_errors(path):
         yield from _READERS[format_of(path) or ".jsonl"](path, contract)
 
 
 def format_of(path: Path) -> str | None:
-    """How the name of ``path`` ends, without how it is packed, if that is a format; else null."""
+    """How the name of ``path`` ends, without how it is packed, if that is a format; else None."""
     suffix = Path(plain_name(path)).suffix
     return suffix if suffix in _READERS and not (suffix == ".parquet" and path.suffix in PACKED) else None
 
@@ -99,8 +99,8 @@ def _json_lines(path: Path, contract: TableContract) -> Iterator[Record]:
             number += 1
             if len(line) > MAX_LINE_BYTES:
                 raise FileUnreadable(f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
-            told = line.decode(errors="backslashreplace").rstrip("\r\n")
-            yield _record(number, told, lambda line=line: read_row(line, contract))  # type: ignore[misc]
+            text = line.decode(errors="backslashreplace").rstrip("\r\n")
+            yield _record(number, text, lambda line=line: read_row(line, contract))  # type: ignore[misc]
 
 
 def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
@@ -109,16 +109,17 @@ def _csv(path: Path, contract: TableContract) -> Iterator[Record]:
     A record has to fit into a block. Few do not, so blocks are as large as they have to be: where one is too
     small, the file is read again with larger ones, and goes on behind the records that it has given.
     """
-    given = 1
+    yielded = 1
     for block_bytes in _CSV_BLOCKS:
         with suppress(_BlockTooSmall):
             for record in _csv_by_blocks(path, contract, block_bytes):
-                if record.number > given:
+                if record.number > yielded:
                     yield record
-                    given = record.number
+                    yielded = record.number
             return
     raise FileUnreadable(
-        f"the record behind number {given} is longer than {_CSV_BLOCKS[-1] >> 20} MiB: is a quote not closed?"
+        f"the record behind number {yielded} is longer than {_CSV_BLOCKS[-1] >> 20} MiB: is a quote not "
+        "closed?"
     )
 
 
@@ -183,18 +184,18 @@ def _csv_record(
     number: int, names: list[str], values: tuple[bytes | None, ...], contract: TableContract
 ) -> Record:
     decoded = [None if value is None else value.decode(errors="backslashreplace") for value in values]
-    told = json.dumps(dict(zip(names, decoded, strict=True)), ensure_ascii=False)
+    text = json.dumps(dict(zip(names, decoded, strict=True)), ensure_ascii=False)
 
     def read() -> Row:
-        found: dict[str, Any] = {}
+        decoded_values: dict[str, Any] = {}
         for name, value in zip(names, values, strict=True):
             try:
-                found[name] = None if value is None else value.decode()
+                decoded_values[name] = None if value is None else value.decode()
             except UnicodeDecodeError:
                 raise RowFault(f"the value of {name!r} is not UTF-8") from None
-        return row_of(found, contract)
+        return row_of(decoded_values, contract)
 
-    return _record(number, told, read)
+    return _record(number, text, read)
 
 
 def _of_another_width(row: Any) -> Record:
@@ -214,9 +215,9 @@ def _parquet(path: Path, contract: TableContract) -> Iterator[Record]:
                 if values is None:
                     yield Record(number, None, "", "a map in it names a key twice")
                     continue
-                found = {name: _parquet_value(value, kinds.get(name)) for name, value in values.items()}
-                told = json.dumps(found, ensure_ascii=False, default=str)
-                yield _record(number, told, lambda found=found: row_of(found, contract))  # type: ignore[misc]
+                row = {name: _parquet_value(value, kinds.get(name)) for name, value in values.items()}
+                text = json.dumps(row, ensure_ascii=False, default=str)
+                yield _record(number, text, lambda row=row: row_of(row, contract))  # type: ignore[misc]
 
 
 def _parquet_rows(file: pq.ParquetFile) -> int:
@@ -318,26 +319,26 @@ FORMATS = tuple(_READERS)
 """How the names of data files may end; the text formats may be packed (``PACKED``)."""
 
 
-def _record(number: int, told: str, read: Callable[[], Row]) -> Record:
+def _record(number: int, text: str, read: Callable[[], Row]) -> Record:
     try:
-        return Record(number, read(), told)
+        return Record(number, read(), text)
     except RowFault as fault:
-        return Record(number, None, _no_nul(told), str(fault))
+        return Record(number, None, _no_nul(text), str(fault))
 
 
-def _no_nul(told: str) -> str:
-    return told.replace("\0", "\\0")
+def _no_nul(text: str) -> str:
+    return text.replace("\0", "\\0")
 
 
 def _sha256(content: IO[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while block := content.read(_BLOCK):
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (PackedWrong, Unreadable) as problem:

@@ -99,20 +99,20 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
     store = inlet.store
     with locked_folder(store.folder):
         _refuse_other_order(seed, store)
-        found = LandedBefore.of(seed, store, examined, alone=inlet.alone)
-        found.note_duplicates(examined)
+        delivery = LandedBefore.of(seed, store, examined, alone=inlet.alone)
+        delivery.note_duplicates(examined)
         examined.refuse_rejected()
-        left = [each for each in found.parts if each.identity not in found.before]
+        missing = [each for each in delivery.parts if each.identity not in delivery.before]
         batches = []
-        for part in found.parts:
-            landed = found.before.get(part.identity)
+        for part in delivery.parts:
+            landed = delivery.before.get(part.identity)
             if landed is None:
-                left.remove(part)
+                missing.remove(part)
                 # The delivery is complete when its last batch is there, and not before.
-                complete = None if left else found.complete
+                complete = None if missing else delivery.complete
                 landed = _Unit(seed, inlet, part, moment, ends=examined.whole, complete=complete).land()
             batches.append(landed)
-    return Delivery(tuple(batches), frozenset(each.batch_id for each in found.before.values()), examined)
+    return Delivery(tuple(batches), frozenset(each.batch_id for each in delivery.before.values()), examined)
 
 
 def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
@@ -256,19 +256,19 @@ class _Unit:
 
     def _placed(self, block: Sequence[Record]) -> list[LandedEvent | None]:
         """The events of rows that stand by their cursors, as in ``sources/query``; None for others."""
-        found: list[LandedEvent | None] = [None] * len(block)
+        events: list[LandedEvent | None] = [None] * len(block)
         cursor, contract = self._cursor, self._seed.contract
         if not self._by_cursor or cursor is None:
-            return found
+            return events
         rows = {number: record.row for number, record in enumerate(block) if record.row is not None}
-        good = {number: row for number, row in rows.items() if self._gates.has_place(row)}
+        good = {number: row for number, row in rows.items() if self._gates.has_position(row)}
         if good:
             makes = RowEvents(contract, cursor, self._inlet.grid, self._epoch)
             table = makes.of(_columns(list(good.values()), self._seed, cursor), {}, Known(), 1 << 62)
             for number, values in zip(good, table.to_pylist(), strict=True):
-                found[number] = LandedEvent(*values.values())
+                events[number] = LandedEvent(*values.values())
         return [
-            each if each is not None else self._event("u", BOUNDARY_ORDINAL, None, None) for each in found
+            each if each is not None else self._event("u", BOUNDARY_ORDINAL, None, None) for each in events
         ]
 
     def _snapshot_row(self, record: Record, ordinal: int) -> LandedEvent:
@@ -330,18 +330,18 @@ def _refuse_other_order(seed: SeedManifest, store: LandingStore) -> None:
     """Refuse a source whose landing came another way: its positions are of another kind."""
     by_cursor = seed.contract.cursor is not None
     for each in store.epoch_standings():
-        way = None
+        other_order = None
         if each.chunks or each.last_stream:
-            way = "a captured stream"
+            other_order = "a captured stream"
         elif each.order not in (None, CURSOR_ORDER):
-            way = "events of Debezium"
+            other_order = "events of Debezium"
         elif by_cursor and each.deliveries:
-            way = "deliveries of a table without a cursor"
+            other_order = "deliveries of a table without a cursor"
         elif not by_cursor and each.files > each.deliveries:
-            way = "rows that stand by their cursors"
-        if way is not None:
+            other_order = "rows that stand by their cursors"
+        if other_order is not None:
             raise SeedRefused(
-                f"{store.source} has {way}; rows of {seed.contract.full_name} are not mixed into it, "
+                f"{store.source} has {other_order}; rows of {seed.contract.full_name} are not mixed into it, "
                 "as their positions are others.",
                 fix="Land them as a source of their own: contracts with another x-cdc.source.",
             )

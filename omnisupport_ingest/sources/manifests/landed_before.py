@@ -64,9 +64,9 @@ class Part:
         table = (seed.contract.schema, seed.contract.table)
         for name in (self.identity, *self.others):
             if store.exists(file_batch_id(name)):
-                found = store.read(file_batch_id(name))
-                if all((each.schema, each.table) == table for each in found.relations):
-                    return found
+                manifest = store.read(file_batch_id(name))
+                if all((each.schema, each.table) == table for each in manifest.relations):
+                    return manifest
         return None
 
     def free_name(self, store: LandingStore) -> str:
@@ -95,8 +95,11 @@ class LandedBefore:
         landed = {each.identity: each.landed(seed, store) for each in parts}
         if complete is not None and all(landed.values()) and not _reaches(store, complete):
             # Equal content at a later time: no row is new, and that is what it says.
-            told = Part((), sha256_of(compact(["complete", complete.isoformat(), *landed])))
-            parts, landed = (*parts, told), landed | {told.identity: told.landed(seed, store)}
+            completion = Part((), sha256_of(compact(["complete", complete.isoformat(), *landed])))
+            parts, landed = (
+                (*parts, completion),
+                landed | {completion.identity: completion.landed(seed, store)},
+            )
         before = {identity: each for identity, each in landed.items() if each is not None}
         return cls(seed, parts, before, complete)
 
@@ -117,14 +120,14 @@ def _reaches(store: LandingStore, moment: datetime) -> bool:
 def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
     files = examined.files
     snapshot = seed.load_mode == FULL_SNAPSHOT
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for unit in [tuple(files)] if snapshot and files else [(file,) for file in files]:
         marks = [each.waiting for each in unit if each.waiting]
         content = [each.content for each in unit]
         if not snapshot:
             identity = sha256_of(compact([*content, *marks, f"rows of {seed.contract.full_name}"]))
             # Files of one content are one batch.
-            found.setdefault(identity, Part(unit, identity))
+            parts.setdefault(identity, Part(unit, identity))
             continue
         # Rows that wait by a gate are another batch once they may land.
         marks += [f"as of {seed.as_of.isoformat()}"] if seed.as_of is not None else []
@@ -132,8 +135,8 @@ def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
         # Whatever order its files are named in.
         identity = _snapshot_name(sorted(content), sorted(marks))
         of_table = sha256_of(compact([identity, f"snapshot of {seed.contract.full_name}"]))
-        found[identity] = Part(unit, identity, (of_table, _snapshot_name(content, marks)))
-    return tuple(found.values())
+        parts[identity] = Part(unit, identity, (of_table, _snapshot_name(content, marks)))
+    return tuple(parts.values())
 
 
 def _snapshot_name(content: Sequence[str], marks: Sequence[str]) -> str:

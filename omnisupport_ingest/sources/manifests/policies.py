@@ -23,7 +23,7 @@ MODES = (*ROW_MODES, CDC, REPLAY)
 class Does:
     """A policy that is carried out: what becomes of the fault."""
 
-    what: str
+    effect: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ def rule(mode: str, fault: str, action: str) -> Rule:
     """What ``action`` does about ``fault`` in a delivery of ``mode``."""
     if mode == REPLAY and (fault != "missing_file"):
         return _NO_FILES
-    found = RULES[fault][ACTIONS.index(action)]
-    if mode == REPLAY and isinstance(found, Does):
-        return found if action == REJECT else Does("the other batches are folded again")
-    return _OF_EVENTS.get((fault, action), found) if mode == CDC else found
+    matching = RULES[fault][ACTIONS.index(action)]
+    if mode == REPLAY and isinstance(matching, Does):
+        return matching if action == REJECT else Does("the other batches are folded again")
+    return _OF_EVENTS.get((fault, action), matching) if mode == CDC else matching
 
 
 def allowed(mode: str, fault: str) -> list[str]:
@@ -146,7 +146,10 @@ def gates_schema() -> dict[str, Any]:
         "description": "Say what to do about each kind of fault: accept, warn, quarantine or reject.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {fault: {"description": what, "enum": list(ACTIONS)} for fault, what in FAULTS.items()},
+        "properties": {
+            fault: {"description": description, "enum": list(ACTIONS)}
+            for fault, description in FAULTS.items()
+        },
     }
 
 
@@ -154,7 +157,7 @@ def modes_schema() -> list[dict[str, Any]]:
     """``allOf`` of the JSON Schema: what each load mode has, and which policies it refuses."""
     named = [fault for fault in FAULTS if fault not in OPTIONAL]
     only_replay = {"description": "Take it out: only load mode replay has it.", "not": {}}
-    found = []
+    conditions = []
     for modes in (list(ROW_MODES), [CDC], [REPLAY]):
         gates: dict[str, Any] = {"properties": {fault: _gate_schema(modes[0], fault) for fault in FAULTS}}
         if modes == [REPLAY]:
@@ -164,8 +167,8 @@ def modes_schema() -> list[dict[str, Any]]:
             gates["required"] = named
             then = {"required": ["files", "gates"], "properties": {"replay": only_replay, "gates": gates}}
         is_so = {"properties": {"load_mode": {"enum": modes}}, "required": ["load_mode"]}
-        found.append({"if": is_so, "then": then})
-    return found
+        conditions.append({"if": is_so, "then": then})
+    return conditions
 
 
 def gates_table() -> str:
@@ -176,17 +179,17 @@ def gates_table() -> str:
         lines.append(f"| `{fault}` | {' | '.join(cells)} |")
     for mode in (CDC, REPLAY):
         for fault in FAULTS if mode == CDC else ("missing_file",):
-            mine = [rule(mode, fault, action) for action in ACTIONS]
-            if mine != list(RULES[fault]):
+            of_mode = [rule(mode, fault, action) for action in ACTIONS]
+            if of_mode != list(RULES[fault]):
                 cells = [
-                    _cell(one) if one != all_ else "" for one, all_ in zip(mine, RULES[fault], strict=True)
+                    _cell(one) if one != all_ else "" for one, all_ in zip(of_mode, RULES[fault], strict=True)
                 ]
                 lines.append(f"| `{fault}` in `{mode}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(found: Rule) -> str:
-    return found.what if isinstance(found, Does) else f"*refused*: {found.why}"
+def _cell(rule: Rule) -> str:
+    return rule.effect if isinstance(rule, Does) else f"*refused*: {rule.why}"
 
 
 def _gate_schema(mode: str, fault: str) -> dict[str, Any]:
@@ -195,8 +198,8 @@ def _gate_schema(mode: str, fault: str) -> dict[str, Any]:
         return {"description": f"Take it out: {_NO_FILES.why}.", "not": {}}
     reasons: dict[str, list[str]] = {}
     for action in ACTIONS:
-        found = rule(mode, fault, action)
-        if isinstance(found, Refused):
-            reasons.setdefault(found.why, []).append(action)
-    told = [f"Not {' or '.join(actions)}: {why}." for why, actions in reasons.items()]
-    return {"description": " ".join([f"Use {' or '.join(able)}.", *told]), "enum": able}
+        matching = rule(mode, fault, action)
+        if isinstance(matching, Refused):
+            reasons.setdefault(matching.why, []).append(action)
+    refusals = [f"Not {' or '.join(actions)}: {why}." for why, actions in reasons.items()]
+    return {"description": " ".join([f"Use {' or '.join(able)}.", *refusals]), "enum": able}

@@ -79,8 +79,8 @@ class ReplayOf:
 class SeedManifest:
     """A checked seed manifest.
 
-    ``as_of`` is the moment its data describes (timezone-aware; null: the moment it lands). ``replay``: what
-    is folded again; null but in that mode, which has no ``files``. ``path`` is its file and
+    ``as_of`` is the moment its data describes (timezone-aware; None: the moment it lands). ``replay``: what
+    is folded again; None but in that mode, which has no ``files``. ``path`` is its file and
     ``sha256`` the hash of that file.
     """
 
@@ -105,8 +105,8 @@ class SeedManifest:
 
 def default_manifests_dir() -> Path:
     """``data/seed_manifests`` of the working folder if it is there, else the one that comes with us."""
-    here = Path("data/seed_manifests")
-    return here if here.is_dir() else program_file("data/seed_manifests")
+    folder = Path("data/seed_manifests")
+    return folder if folder.is_dir() else program_file("data/seed_manifests")
 
 
 def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
@@ -149,24 +149,24 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
     )
 
 
-def _file(path: Path, mode: str, number: int, told: dict[str, Any]) -> SeedFile:
-    file = SeedFile(path.parent / told["path"], told["sha256"], told["rows"])
+def _file(path: Path, mode: str, number: int, entry: dict[str, Any]) -> SeedFile:
+    file = SeedFile(path.parent / entry["path"], entry["sha256"], entry["rows"])
     known = (".jsonl", ".ndjson", ".json") if mode == CDC else FORMATS
     if format_of(file.path) not in known:
         packed = " or ".join(PACKED)
         raise _refused(
             path,
             f"files[{number}].path",
-            f"{shortened(told['path'])} does not say a format that {mode} reads",
+            f"{shortened(entry['path'])} does not say a format that {mode} reads",
             f"Let the name end with {', '.join(known)}; a text format may have {packed} behind it.",
         )
     return file
 
 
-def _replay_of(told: dict[str, Any]) -> ReplayOf:
-    windows = told.get("windows", {})
+def _replay_of(document: dict[str, Any]) -> ReplayOf:
+    windows = document.get("windows", {})
     first = windows.get("from")
-    return ReplayOf(told["reason"], first, windows.get("to", first), tuple(told.get("batches", ())))
+    return ReplayOf(document["reason"], first, windows.get("to", first), tuple(document.get("batches", ())))
 
 
 def _contract(path: Path, named: dict[str, Any], contracts: Contracts) -> TableContract:
@@ -192,9 +192,9 @@ def _moment(path: Path, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        told = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
         # What is near an end of the calendar may lie beyond it in another zone.
-        moment = told.astimezone(UTC) if told.tzinfo is not None else None
+        moment = parsed.astimezone(UTC) if parsed.tzinfo is not None else None
     except (ValueError, OverflowError):
         moment = None
     if moment is None:

@@ -214,11 +214,11 @@ def of_mysql(
 def test_mysql_is_ordered_by_its_binary_log() -> None:
     told = change(of_mysql("u"))
     assert (told.schema, told.table, told.order) == ("shop", "users", BINLOG)
-    assert told.place == (7, 1500 << 14 | 2)
+    assert told.position == (7, 1500 << 14 | 2)
     later = [change(of_mysql("u", *place)) for place in (("b.000007", 1501, 0), ("b.000008", 4, 0))]
-    assert told.place < later[0].place < later[1].place  # type: ignore[operator]
+    assert told.position < later[0].position < later[1].position  # type: ignore[operator]
     row = change(of_mysql("r", "binlog.000009", 4, 0, snapshot="true"))
-    assert row.place == (0, SNAPSHOT_BASE + 1)
+    assert row.position == (0, SNAPSHOT_BASE + 1)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_sql_server_is_ordered_by_the_lsn_of_the_change() -> None:
         return change({"op": "u", "before": None, "after": {"id": 1}, "source": source | place})
 
     places = [
-        told(*each).place
+        told(*each).position
         for each in (
             ("00000027:00000758:0002", 1),
             ("00000027:00000758:0002", 2),

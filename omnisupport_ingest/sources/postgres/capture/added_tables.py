@@ -61,8 +61,8 @@ def added_table_findings(
     """Return every finding about ``tables``, which are to be added to a running capture.
     ``SourceUnavailable``.
     """
-    found = preflight_tables(connection, tables, publication=publication)
-    return (*landed_key_findings(store, tables), *minor_findings(connection.server_version), *found)
+    findings = preflight_tables(connection, tables, publication=publication)
+    return (*landed_key_findings(store, tables), *minor_findings(connection.server_version), *findings)
 
 
 _AGAIN_SECONDS = 10.0
@@ -141,10 +141,10 @@ class AddedTables:
 
     def _publish(self, table: TableContract) -> None:
         with closing(self._epoch.connect()) as connection:
-            found = added_table_findings(connection, self._store, self._settings.publication, [table])
-            require_ready(found)
+            findings = added_table_findings(connection, self._store, self._settings.publication, [table])
+            require_ready(findings)
             ensure_publication(connection, self._settings.publication, [table])
-        for each in found:
+        for each in findings:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
 

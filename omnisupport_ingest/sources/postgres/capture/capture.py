@@ -308,15 +308,19 @@ class Capture:
         self._contracted = tuple(known.values())
         requested = SnapshotRequests(self._store.folder).whole_tables().keys()
         parked = ParkedTables(self._store.folder, epoch.number) if epoch is not None else None
-        held = {name: why for name, why in (parked.all() if parked else {}).items() if name in known}
-        wanted = tuple(each for each in known.values() if each.name not in held or each.name in requested)
+        parked_reasons = {
+            name: why for name, why in (parked.all() if parked else {}).items() if name in known
+        }
+        wanted = tuple(
+            each for each in known.values() if each.name not in parked_reasons or each.name in requested
+        )
         with suppress(SourceRefused):  # A standby, which the preflight below reports.
             # Read before the tables are looked at.
             self._seen_from = wal_clock(connection).flushed
         if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
             raise _not_ours(epoch)
-        found = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
-        if epoch is not None and not {each.check for each in found} & NO_PROOF:
+        findings = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
+        if epoch is not None and not {each.check for each in findings} & NO_PROOF:
             # Find a slot that is gone or not ours now: before anything changes at the source, and before
             # the report says what another server lacks.
             prove_source(dsn, connection, self._store, epoch)
@@ -325,7 +329,7 @@ class Capture:
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
                 blocked = self._look_at_schemas(epoch, connection, wanted, requested)
-        ready, wrong = ready_tables(found, wanted)
+        ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
         if epoch is not None and blocked:
@@ -333,7 +337,7 @@ class Capture:
             self._faults.park(epoch, self._published(epoch), blocked)
         if not ready:
             raise left_out(
-                ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else held
+                ParkedTables(self._store.folder, epoch.number).all() if epoch is not None else parked_reasons
             )
         if epoch is not None and wrong:
             # A table that was never captured here has missed nothing: the next start checks it again.
@@ -356,7 +360,7 @@ class Capture:
             return self._prepared(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])
-        self._faults.log_left_out(epoch, self._captured, found, wrong)
+        self._faults.log_left_out(epoch, self._captured, findings, wrong)
         return epoch
 
     def _look_at_schemas(

@@ -62,18 +62,18 @@ class EpochStart:
         """Return what the preflight finds, and log the warnings. ``slot``: None for the one that this home
         expects.
         """
-        found = preflight(
+        findings = preflight(
             dsn,
             self._tables,
             publication=self._settings.publication,
             slot=slot or expected_slot(self._store, self._settings.slot),
             slot_wait_seconds=SLOT_WAIT_SECONDS,
         )
-        found = (*landed_key_findings(self._store, self._tables), *found)
-        for each in found:
+        findings = (*landed_key_findings(self._store, self._tables), *findings)
+        for each in findings:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
-        return found
+        return findings
 
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
         """Begin the first epoch of this home. ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""

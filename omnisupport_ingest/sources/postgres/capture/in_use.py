@@ -64,24 +64,24 @@ def definition_in_use(settings: Settings) -> dict[str, str]:
 def contracts_in_use(tables: Sequence[TableContract]) -> dict[str, str]:
     """Contract name → fingerprint of what capture goes by, as the file says it; none of a file that is gone
     or cannot be read."""
-    found = {}
+    fingerprints = {}
     for each in tables:
         print_of = _fingerprint(each)
         if print_of is not None:
-            found[each.name] = print_of
-    return found
+            fingerprints[each.name] = print_of
+    return fingerprints
 
 
 def differences(settings: Settings, contracts: Contracts) -> tuple[Difference, ...]:
     """How the files of every log of the home differ from what its running capture began with."""
     home = settings.home.expanduser()
     known = {each.name: each for each in sources_in_force(settings, contracts).all}
-    found: list[Difference] = []
+    differing: list[Difference] = []
     for path in sorted((home / "landing").glob("*/")):
         record = _running(home / "run", path)
         if record is not None:
-            found += _of_one(settings, contracts, known.get(path.name), path.name, record)
-    return tuple(found)
+            differing += _of_one(settings, contracts, known.get(path.name), path.name, record)
+    return tuple(differing)
 
 
 def _running(run_folder: Path, landing: Path) -> CaptureRecord | None:
@@ -113,11 +113,11 @@ def _of_one(
     restart = f"omnisupport-ingest source restart {name}"
     for contract, print_of in record.contracts.items():
         if contract not in {each.name for each in tables}:
-            what = f"the contract {contract} is gone, and its table is still captured"
-            yield Difference(name, what, restart)
+            problem = f"the contract {contract} is gone, and its table is still captured"
+            yield Difference(name, problem, restart)
         elif now.get(contract, print_of) != print_of:
-            what = f"the contract {contract} has changed, and its capture goes by what it was at its start"
-            yield Difference(name, what, restart)
+            problem = f"the contract {contract} has changed, and its capture goes by what it was at its start"
+            yield Difference(name, problem, restart)
 
 
 def _of_definition(
@@ -140,9 +140,9 @@ def _of_definition(
 def _fingerprint(contract: TableContract) -> str | None:
     try:
         # Without what was learned since, which capture itself has seen.
-        told = load_contract(Path(contract.path))
+        loaded = load_contract(Path(contract.path))
     except (IngestError, OSError):
         return None
-    columns = [[each.name, each.pg_type, each.nullable, each.personal] for each in told.source_columns]
-    by = [told.name, told.schema, told.table, told.key, told.evolution, columns]
+    columns = [[each.name, each.pg_type, each.nullable, each.personal] for each in loaded.source_columns]
+    by = [loaded.name, loaded.schema, loaded.table, loaded.key, loaded.evolution, columns]
     return hashlib.sha256(json.dumps(by, ensure_ascii=False).encode()).hexdigest()

@@ -99,17 +99,17 @@ class ParkedTables:
 
     def park(self, reasons: Mapping[str, str]) -> None:
         """Park the tables of ``reasons``, durably; a table that is parked already keeps its first reason."""
-        held = self.all()
+        parked = self.all()
         now = datetime.now(UTC)
-        self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | held, held)
+        self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | parked, parked)
 
     def take_back(self, names: Collection[str]) -> None:
         """Park ``names`` no longer: a snapshot of each is requested, and not planned yet."""
-        held = self.all()
-        self._write({name: table for name, table in held.items() if name not in names}, held)
+        parked = self.all()
+        self._write({name: table for name, table in parked.items() if name not in names}, parked)
 
-    def _write(self, tables: dict[str, ParkedTable], held: dict[str, ParkedTable]) -> None:
-        if tables != held:
+    def _write(self, tables: dict[str, ParkedTable], parked: dict[str, ParkedTable]) -> None:
+        if tables != parked:
             with gate("source.parked"):
                 replace_file(self._path, encode(ParkedInEpoch(self._epoch, tables)))
 
@@ -131,15 +131,15 @@ def ready_tables(
 
     Raises as ``require_ready`` where something prevents all of them, or no table is left.
     """
-    found = blocking(findings)
-    require_ready([each for each in found if each.table is None])
+    problems = blocking(findings)
+    require_ready([each for each in problems if each.table is None])
     reasons: dict[str, str] = {}
-    for each in found:
+    for each in problems:
         if each.table is not None:
             reasons[each.table] = " ".join(filter(None, (reasons.get(each.table), each.problem)))
     ready = tuple(each for each in tables if each.name not in reasons)
     if not ready:
-        require_ready(found)
+        require_ready(problems)
     return ready, reasons
 
 
@@ -231,10 +231,10 @@ class TableFaults:
         self,
         epoch: EpochRecord,
         captured: CapturedTables,
-        found: Sequence[Finding],
+        findings: Sequence[Finding],
         wrong: Mapping[str, str],
     ) -> None:
-        """Log what a run leaves out and keep it in ``left_out``: parked tables, and the findings ``found``
+        """Log what a run leaves out and keep it in ``left_out``: parked tables, and the findings ``findings``
         about the tables that are ``wrong``.
         """
         parked = ParkedTables(self._store.folder, epoch.number).all()
@@ -242,7 +242,7 @@ class TableFaults:
         if still:
             self.left_out = left_out(still)
         try:
-            require_ready([each for each in found if each.table in wrong])
+            require_ready([each for each in findings if each.table in wrong])
         except IngestError as error:
             self.left_out = error
         for name in sorted(still.keys() | wrong.keys()):

@@ -134,32 +134,32 @@ def source_status(
     )
     parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
     parked = {each.name: parked[each.name] for each in tables if each.name in parked}
-    found = [
+    warned = [
         Warned(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
         for name, why in sorted(parked.items())
     ]
     try:
         HomeIdentity(home).look()
     except HomeCopied as copied:
-        found.insert(0, Warned(copied.problem, copied.fix, Level.ALARM))
+        warned.insert(0, Warned(copied.problem, copied.fix, Level.ALARM))
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
-        found.append(Warned(dsn.problem, dsn.fix))
+        warned.append(Warned(dsn.problem, dsn.fix))
     else:
         try:
             new = not_captured(store, tables)
             known = [each for each in tables if each not in new and each.name not in parked]
             server = _ask(dsn, settings, home, store, slot_name, tables)
-            found += _dangers(dsn, settings, store, server, known, _start_reading(paused))
+            warned += _dangers(dsn, settings, store, server, known, _start_reading(paused))
             if capture.state is State.RUNNING and adds_tables(store):
-                found += _added(dsn, settings, store, new)
+                warned += _added(dsn, settings, store, new)
             else:
-                found += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
+                warned += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
         except (SourceRefused, SourceUnavailable) as error:
-            found.append(Warned(error.problem, error.fix))
+            warned.append(Warned(error.problem, error.fix))
     if server is not None and landed is not None:
         landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
-    found += _failure(capture, found)
+    warned += _failure(capture, warned)
     ahead = server.clock_ahead if server is not None else timedelta(0)
     return SourceStatus(
         settings.source,
@@ -172,16 +172,16 @@ def source_status(
         tuple(snapshots_under_way(store, epoch.number, ahead)) if epoch is not None else (),
         tuple(str(each) for each in SnapshotRequests(store.folder).read()),
         server,
-        tuple(found),
+        tuple(warned),
     )
 
 
-def _failure(capture: CaptureState, found: Sequence[Warned]) -> Iterator[Warned]:
+def _failure(capture: CaptureState, warned: Sequence[Warned]) -> Iterator[Warned]:
     error = capture.last_error
     if capture.state is not State.FAILED or error is None:
         return
     # The look at the server may have found the same fault that stopped it.
-    if error.problem not in {each.problem for each in found}:
+    if error.problem not in {each.problem for each in warned}:
         yield Warned(f"Capture has failed: {error.problem}", error.fix)
 
 
@@ -257,24 +257,24 @@ def _dangers(
     tables: Sequence[TableContract],
     start_reading: str,
 ) -> list[Warned]:
-    found = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
+    warned = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
     if server.slot is not None and server.forecast is not None:
-        if not found:
+        if not warned:
             much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
-            found += warnings(server.slot, server.room, server.forecast, start_reading, much)
+            warned += warnings(server.slot, server.room, server.forecast, start_reading, much)
         name = settings.publication
         if not server.publication_found:
             gone = f"Publication {name} is not on the server."
-            found.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
+            warned.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
         elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
             listed = ", ".join(missing)
             lacks = f"Publication {name} lacks {listed}."
-            found.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
+            warned.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
         else:
             with closing(connect(dsn)) as connection:
                 unsent = list(published_findings(connection, store, name, tables))
-            found += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
-    return found
+            warned += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
+    return warned
 
 
 def _added(

@@ -68,14 +68,14 @@ class ColumnFacts:
 
 def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCandidate, ...]]:
     """Return the candidates of every table, the usable ones first. Raises psycopg2's errors."""
-    found: dict[TableName, list[ColumnFacts]] = {}
+    columns_of: dict[TableName, list[ColumnFacts]] = {}
     with connection.cursor() as cursor:
         cursor.execute(_COLUMNS)
         for schema, table, *facts in cursor.fetchall():
-            found.setdefault((schema, table), []).append(ColumnFacts(*facts))
+            columns_of.setdefault((schema, table), []).append(ColumnFacts(*facts))
     return {
         table: tuple(sorted(map(judged, columns), key=lambda each: not each.usable))
-        for table, columns in found.items()
+        for table, columns in columns_of.items()
     }
 
 

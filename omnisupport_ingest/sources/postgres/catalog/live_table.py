@@ -197,8 +197,8 @@ def _filter(wanted: list[TableName] | None) -> tuple[bool, list[str], list[str]]
 
 
 def _by_table(rows: list[tuple[Any, ...]], value: Callable[..., _Value]) -> dict[int, tuple[_Value, ...]]:
-    found: dict[int, list[_Value]] = {}
+    by_oid: dict[int, list[_Value]] = {}
     for oid, *facts in rows:
-        made = value(*(tuple(fact) if isinstance(fact, list) else fact for fact in facts))
-        found.setdefault(oid, []).append(made)
-    return {oid: tuple(values) for oid, values in found.items()}
+        built = value(*(tuple(fact) if isinstance(fact, list) else fact for fact in facts))
+        by_oid.setdefault(oid, []).append(built)
+    return {oid: tuple(values) for oid, values in by_oid.items()}

@@ -33,11 +33,13 @@ def choose(text: str, tables: Collection[TableName]) -> TableName:
 
     Upper and lower case count. ``NoSuchTable`` with the nearest names.
     """
-    found = [name for name in tables if text in _spellings(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = " or ".join(f"{identifier(schema)}.{identifier(table)}" for schema, table in sorted(found))
+    matching = [name for name in tables if text in _spellings(name)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        listed = " or ".join(
+            f"{identifier(schema)}.{identifier(table)}" for schema, table in sorted(matching)
+        )
         raise NoSuchTable(f"{text} may be one of several tables.", fix=f"Quote its parts: {listed}")
     near = difflib.get_close_matches(text.lower(), [_plain(name).lower() for name in tables], n=3, cutoff=0.8)
     meant = [_plain(name) for name in sorted(tables) if _plain(name).lower() in near]

@@ -70,28 +70,28 @@ def next_contract(
     ``changes``: those that are recorded of the table; a column that they tell of as added is taken in.
     ``every``: so is any other that the contract does not name.
     """
-    made = _Draft(deepcopy(document), form)
-    made.follow_names(changes)
-    made.drop()
-    for name in list(made.properties):
-        made.follow(name)
+    draft = _Draft(deepcopy(document), form)
+    draft.follow_names(changes)
+    draft.drop()
+    for name in list(draft.properties):
+        draft.follow(name)
     recorded = {each.column for each in changes if each.kind in ("column_added", "column_added_again")}
-    made.add(None if every else recorded)
-    made.leave_to_a_person(changes)
+    draft.add(None if every else recorded)
+    draft.leave_to_a_person(changes)
     # Only of the columns that are new: a person has decided about the others.
-    noted = with_notes(made.document)["x-cdc"].get("pii", {})
-    policies = made.policy.get("pii", {})
-    new = {name: note for name, note in noted.items() if name in made.added and name not in policies}
+    noted = with_notes(draft.document)["x-cdc"].get("pii", {})
+    policies = draft.policy.get("pii", {})
+    new = {name: note for name, note in noted.items() if name in draft.added and name not in policies}
     if new:
         # Writing the contract must not be what publishes it.
-        made.policy["pii"] = policies | {name: note | {"policy": DROP} for name, note in new.items()}
+        draft.policy["pii"] = policies | {name: note | {"policy": DROP} for name, note in new.items()}
     for name, note in new.items():
-        made.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
-    found = NextContract(made.document, tuple(made.steps), tuple(made.for_a_person))
-    if found.compatibility is not None:
-        major = int(found.compatibility == BREAKING)
-        made.policy["version"] = raised(made.policy["version"], major=major, minor=1)
-    return found
+        draft.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
+    proposal = NextContract(draft.document, tuple(draft.steps), tuple(draft.for_a_person))
+    if proposal.compatibility is not None:
+        major = int(proposal.compatibility == BREAKING)
+        draft.policy["version"] = raised(draft.policy["version"], major=major, minor=1)
+    return proposal
 
 
 class _Draft:
@@ -105,13 +105,13 @@ class _Draft:
 
     @property
     def properties(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["properties"]
-        return found
+        properties: dict[str, Any] = self.document["properties"]
+        return properties
 
     @property
     def policy(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.document["x-cdc"]
-        return found
+        policy: dict[str, Any] = self.document["x-cdc"]
+        return policy
 
     def follow_names(self, changes: Sequence[SchemaChange]) -> None:
         """Follow columns that have another name now."""
@@ -134,7 +134,7 @@ class _Draft:
             self.document["required"] = [names.get(each, each) for each in self.document["required"]]
             if old in self.policy.get("pii", {}):
                 pii = self.policy["pii"]
-                self.policy["pii"] = {names.get(each, each): said for each, said in pii.items()}
+                self.policy["pii"] = {names.get(each, each): policy for each, policy in pii.items()}
             events = self.policy["events"]
             events["soft_delete_column"] = names.get(
                 events["soft_delete_column"], events["soft_delete_column"]
@@ -166,8 +166,8 @@ class _Draft:
             self._take_out_of_quality(name)
 
     def _quality(self, part: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.policy.get("quality", {}).get(part, [])
-        return found
+        entries: list[dict[str, Any]] = self.policy.get("quality", {}).get(part, [])
+        return entries
 
     def _rename_in_quality(self, old: str, new: str) -> None:
         for rule in self._quality("rules"):
@@ -182,13 +182,13 @@ class _Draft:
         for rule in list(self._quality("rules")):
             if any(_is_name(token, column) for token in _tokens(rule["expression"])):
                 self._quality("rules").remove(rule)
-                what = f"the rule {rule['name']} ({rule['expression']}) is taken out"
-                self._step(BREAKING, "x-cdc.quality.rules", what, f"it names {column}")
+                description = f"the rule {rule['name']} ({rule['expression']}) is taken out"
+                self._step(BREAKING, "x-cdc.quality.rules", description, f"it names {column}")
         for reference in list(self._quality("references")):
             if column in reference["columns"]:
                 self._quality("references").remove(reference)
-                what = f"{reference['name']} ({', '.join(reference['columns'])}) is taken out"
-                self._step(BREAKING, "x-cdc.quality.references", what, f"it names {column}")
+                description = f"{reference['name']} ({', '.join(reference['columns'])}) is taken out"
+                self._step(BREAKING, "x-cdc.quality.references", description, f"it names {column}")
 
     def follow(self, name: str) -> None:
         """Let the column hold what the source may send in it."""
@@ -221,11 +221,11 @@ class _Draft:
                 _without_policies(line, "maxLength")
             else:
                 line["maxLength"] = live.max_length
-            of = "any length" if live.max_length is None else f"{live.max_length} characters"
+            limit = "any length" if live.max_length is None else f"{live.max_length} characters"
             self._step(
                 WIDENING,
                 f"properties.{name}.maxLength",
-                f"{name} may have {of}",
+                f"{name} may have {limit}",
                 "longer values are quarantined",
             )
 
@@ -253,10 +253,10 @@ class _Draft:
         )
         if not widens:
             why += "; `omnisupport-ingest contracts retype` lets readers have it"
-        told = f"{name} is {live.pg_type}, was {was}"
+        description = f"{name} is {live.pg_type}, was {was}"
         if gone:
-            told += f", and its rules are taken out ({', '.join(gone)})"
-        self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", told, why)
+            description += f", and its rules are taken out ({', '.join(gone)})"
+        self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", description, why)
 
     def add(self, names: Collection[str | None] | None) -> None:
         """Take in columns that the contract does not name; ``names``: only these."""
@@ -306,12 +306,12 @@ class _Draft:
         live = self._form.live.column(name)
         return None if live is None or live.generated else live
 
-    def _step(self, compatibility: str, at: str, what: str, why: str) -> None:
-        self.steps.append(Step(compatibility, at, what, why))
+    def _step(self, compatibility: str, at: str, description: str, why: str) -> None:
+        self.steps.append(Step(compatibility, at, description, why))
 
 
 def _tokens(expression: str) -> Iterator[str]:
-    return (found[0] for found in _TOKEN.finditer(expression))
+    return (match[0] for match in _TOKEN.finditer(expression))
 
 
 def _is_name(token: str, column: str) -> bool:
@@ -322,8 +322,8 @@ def _is_name(token: str, column: str) -> bool:
 
 def _without_policies(line: dict[str, Any], *keywords: str) -> None:
     """Take policies of rules that the column has no more out of its line."""
-    given = line.get("x-policy", {})
+    x_policy = line.get("x-policy", {})
     for keyword in keywords:
-        given.pop(keyword, None)
-    if "x-policy" in line and not given:
+        x_policy.pop(keyword, None)
+    if "x-policy" in line and not x_policy:
         del line["x-policy"]

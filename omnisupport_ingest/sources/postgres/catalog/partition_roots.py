@@ -131,5 +131,5 @@ class PartitionRoots:
             # read again, with all rows that it still has; until there its history may lack this one.
             name = f"{relation.schema}.{relation.table}"
             _log.warning("changes of %s may be missing in the history of %s", name, table.full_name)
-            self._lost.found(table.name, f"partition {name} was detached or dropped", at)
+            self._lost.add(table.name, f"partition {name} was detached or dropped", at)
         return False

@@ -50,10 +50,10 @@ def read_partitions(connection: Connection, tables: Collection[TableName]) -> di
     with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
         cursor.execute(_TREES, (schemas, names))
         rows = cursor.fetchall()
-    found: dict[TableName, dict[str, Partition]] = {}
+    partitions: dict[TableName, dict[str, Partition]] = {}
     for schema, table, oid, name, attached, file, leaf in rows:
-        found.setdefault((schema, table), {})[oid] = Partition(name, attached, file, leaf)
-    return dict(found)
+        partitions.setdefault((schema, table), {})[oid] = Partition(name, attached, file, leaf)
+    return dict(partitions)
 
 
 _TREES = """
@@ -86,14 +86,14 @@ def difference(before: Partitions, now: Partitions) -> Difference:
     """Return what has changed between two looks at the partitions of a table."""
     left = []
     for oid, was in before.items():
-        found = now.get(oid)
-        if found is None:
+        partition = now.get(oid)
+        if partition is None:
             left.append(f"{was.name} was detached or dropped")
-        elif found.attached != was.attached:
-            left.append(f"{found.name} was attached anew")
-        elif found.leaf and found.file != was.file:
-            left.append(f"{found.name} was truncated or rewritten")
-    new = [oid for oid, found in now.items() if found.leaf and oid not in before]
+        elif partition.attached != was.attached:
+            left.append(f"{partition.name} was attached anew")
+        elif partition.leaf and partition.file != was.file:
+            left.append(f"{partition.name} was truncated or rewritten")
+    new = [oid for oid, partition in now.items() if partition.leaf and oid not in before]
     return Difference(tuple(sorted(left)), tuple(sorted(new, key=int)))
 
 
@@ -103,8 +103,8 @@ def read_root(connection: Connection, oid: int) -> TableName | None:
     """
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
         cursor.execute(_ROOT, (oid,))
-        found = cursor.fetchone()
-    return None if found is None else (found[0], found[1])
+        row = cursor.fetchone()
+    return None if row is None else (row[0], row[1])
 
 
 _ROOT = """
@@ -119,8 +119,8 @@ def is_partitioned(connection: Connection, oid: int) -> bool:
     """Whether the table ``oid`` is partitioned; not if it is gone."""
     with source_errors("looking for partitions"), connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_class WHERE oid = %s AND relkind = 'p')", (oid,))
-        (found,) = cursor.fetchone()
-    return bool(found)
+        (partitioned,) = cursor.fetchone()
+    return bool(partitioned)
 
 
 def rows_of(connection: Connection, oid: str) -> str | None:
@@ -154,8 +154,8 @@ def without_key(connection: Connection, root: int, key: Collection[str]) -> list
     with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
         cursor.execute(_IDENTITIES, (root,))
         rows = cursor.fetchall()
-    found = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
-    return [OtherIdentity(*each) for each in found if each[2]]
+    identities = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
+    return [OtherIdentity(*each) for each in identities if each[2]]
 
 
 _IDENTITIES = """

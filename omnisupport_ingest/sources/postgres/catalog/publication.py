@@ -94,7 +94,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
             for schema, table, partitions in cursor.fetchall():
                 roots[schema, table] = tuple((each["schema"], each["table"]) for each in partitions)
-    operations = tuple(each for each, given in zip(OPERATIONS, publishes, strict=True) if given)
+    operations = tuple(each for each, published in zip(OPERATIONS, publishes, strict=True) if published)
     made_by_capture = comment == MADE_BY_CAPTURE
     return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
 

@@ -113,8 +113,8 @@ class PublishedTables:
             before = self._record.tables if self._record is not None else {}
             taken = {name: table for name, table in now.tables.items() if name in names}
             for name, table in taken.items():
-                if name in before and (what := _difference(before[name], table)) is not None:
-                    self._note({name: what})
+                if name in before and (change := _difference(before[name], table)) is not None:
+                    self._note({name: change})
                 self.lost.will_be_read(name, page_end(table.since))
             self._write(replace(self._record or now, tables=before | taken))
 
@@ -129,9 +129,9 @@ class PublishedTables:
             if self._record is None:
                 return
             seen = {
-                name: replace(table, certain=max(table.certain or Lsn(0), found.certain or Lsn(0)))
+                name: replace(table, certain=max(table.certain or Lsn(0), same.certain or Lsn(0)))
                 for name, table in self._record.tables.items()
-                if (found := now.tables.get(name)) is not None and _difference(table, found) is None
+                if (same := now.tables.get(name)) is not None and _difference(table, same) is None
             }
             record = replace(self._record, tables=self._record.tables | seen)
             self._record = record
@@ -160,12 +160,12 @@ class PublishedTables:
             if at < table.since:
                 if renamed:
                     # Once the name is back no look at the catalogs shows it: it must be recorded here.
-                    self.lost.found(contract, _renamed(name), at, page_end(table.since))
+                    self.lost.add(contract, _renamed(name), at, page_end(table.since))
                 continue
-            what = _renamed(name) if renamed else _MADE_ANEW
-            self.lost.found(contract, what, at if renamed else min(at, table.certain or Lsn(0)))
+            change = _renamed(name) if renamed else _MADE_ANEW
+            self.lost.add(contract, change, at if renamed else min(at, table.certain or Lsn(0)))
             if contract not in self._requested():
-                raise _missed({contract: what})
+                raise _missed({contract: change})
 
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
         """Record that changes of the tables of ``reasons`` may be missing from now on.
@@ -177,7 +177,7 @@ class PublishedTables:
             tables = self._record.tables if self._record is not None else {}
             for name, reason in reasons.items():
                 if name in tables:
-                    self.lost.found(name, reason, min(landed, tables[name].certain or Lsn(0)))
+                    self.lost.add(name, reason, min(landed, tables[name].certain or Lsn(0)))
 
     def will_be_read(self, names: Collection[str], below: Lsn) -> None:
         """Expect snapshots of the tables ``names``, which are requested.
@@ -208,7 +208,7 @@ class PublishedTables:
                 if not self.read_above(name, commit_lsn):
                     return False
                 to = page_end(table.since) if commit_lsn < table.since.value else None
-                self.lost.found(contract, reason, Lsn(commit_lsn), to)
+                self.lost.add(contract, reason, Lsn(commit_lsn), to)
         return True
 
     def _compare(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
@@ -216,30 +216,30 @@ class PublishedTables:
         if self._record is None:
             return
         changed = {
-            name: what
+            name: change
             for name, before in self._record.tables.items()
             if name in self._names
-            if (what := _difference(before, now.tables.get(name))) is not None
+            if (change := _difference(before, now.tables.get(name))) is not None
         }
         if not changed:
             return
         # Also requested tables: the stream may still be far below the point at which they are added.
         record(changed)
         requested = self._requested()
-        if reported := {name: what for name, what in changed.items() if name not in requested}:
+        if reported := {name: change for name, change in changed.items() if name not in requested}:
             raise _missed(reported)
 
     def _compare_publication(self, now: Published, record: Callable[[Mapping[str, str]], None]) -> None:
         if self._record is None or now.publication == self._record.publication:
             return
-        what = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
-        record(dict.fromkeys(self._record.tables, f"its publication {what}"))
-        raise _gap(f"Publication {self._publication} {what}")
+        change = "was dropped and made anew, or altered as a whole" if now.publication else "is gone"
+        record(dict.fromkeys(self._record.tables, f"its publication {change}"))
+        raise _gap(f"Publication {self._publication} {change}")
 
     def _note(self, changed: Mapping[str, str]) -> None:
         tables = self._record.tables if self._record is not None else {}
-        for name, what in changed.items():
-            self.lost.found(name, what, tables[name].certain or Lsn(0))
+        for name, change in changed.items():
+            self.lost.add(name, change, tables[name].certain or Lsn(0))
 
     @property
     def _names(self) -> set[str]:
@@ -358,9 +358,9 @@ def _difference(before: PublishedTable, now: PublishedTable | None) -> str | Non
 
 
 def _missed(changed: Mapping[str, str]) -> TableMissedChanges:
-    what = ", ".join(f"{name} {change}" for name, change in sorted(changed.items()))
+    listed = ", ".join(f"{name} {change}" for name, change in sorted(changed.items()))
     return TableMissedChanges(
-        f"Changes of single tables may not have been sent: {what}.",
+        f"Changes of single tables may not have been sent: {listed}.",
         fix="Find out what happened at the source. Then have them read again, which makes their current "
         "state right, and capture goes on: "
         f'omnisupport-ingest source snapshot {" ".join(sorted(changed))} --reason "what happened"',

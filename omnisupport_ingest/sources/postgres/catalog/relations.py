@@ -116,8 +116,8 @@ def read_storage(connection: Connection, schema: str, table: str) -> str:
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
             (schema, table),
         )
-        found = cursor.fetchone()
-    return "none" if found is None else f"{found[0]}/{found[1]}"
+        row = cursor.fetchone()
+    return "none" if row is None else f"{row[0]}/{row[1]}"
 
 
 class TypeNames:

@@ -83,20 +83,20 @@ class SchemaWatch:
         changes."""
         with self._lock:
             certain = self._looks.begin(connection)
-            held = self.changes.tables()
-            found = read_seen(connection, tuple(self._contracts.values()), held)
-            self._leave_out_unpublished(connection, found)
+            known = self.changes.tables()
+            live = read_seen(connection, tuple(self._contracts.values()), known)
+            self._leave_out_unpublished(connection, live)
             with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                 end = Lsn.parse(cursor.fetchone()[0])
             changed = {
-                name: [*differences(held[name], found[name].seen if name in found else None)]
+                name: [*differences(known[name], live[name].seen if name in live else None)]
                 for name in self._contracts
-                if name in held and (name in found or not self._is_gone(name))
+                if name in known and (name in live or not self._is_gone(name))
             }
-            seen = {name: each.seen for name, each in found.items()}
+            seen = {name: each.seen for name, each in live.items()}
             new = self.changes.seen(Look(self._epoch, certain, end), seen, changed)
-            self._learn(found)
+            self._learn(live)
         for change in new:
             _log.warning("schema change of %s: %s", change.table, in_words(change))
         return new
@@ -130,30 +130,30 @@ class SchemaWatch:
 
     def require(self, captured: Collection[TableContract]) -> None:
         """Raise ``SchemaChangeBlocked`` if contracts of ``captured`` want a person to decide on a change."""
-        if found := self.blocked(captured):
-            raise SchemaChangeBlocked(found)
+        if problems := self.blocked(captured):
+            raise SchemaChangeBlocked(problems)
 
     def blocked(self, tables: Collection[TableContract]) -> dict[str, str]:
         """Those of ``tables`` that a person has to decide about, each with what has changed."""
-        found = {}
+        problems = {}
         for contract in tables:
             if contract.evolution != BLOCK:
                 continue
             if changes := self.changes.open_changes(contract.name):
-                what = "; ".join(in_words(each) for each in changes)
-                found[contract.name] = f"The schema of {contract.full_name} has changed: {what}."
-        return found
+                description = "; ".join(in_words(each) for each in changes)
+                problems[contract.name] = f"The schema of {contract.full_name} has changed: {description}."
+        return problems
 
     def accept(self, tables: Collection[str]) -> None:
         """A person has had ``tables`` read again: their changes so far block them no more."""
         self.changes.accept(tables)
 
-    def _leave_out_unpublished(self, connection: Connection, found: Mapping[str, LiveSchema]) -> None:
+    def _leave_out_unpublished(self, connection: Connection, live: Mapping[str, LiveSchema]) -> None:
         """Forget the columns that a column list leaves out: not even their names are for the home."""
         published = read_publication(connection, self._publication) if self._publication else None
         if published is None:
             return
-        for each in found.values():
+        for each in live.values():
             table = published.tables.get((each.live.schema, each.live.table))
             if table is not None and table.columns:
                 columns = tuple(column for column in each.seen.columns if column.name in table.columns)
@@ -163,7 +163,7 @@ class SchemaWatch:
         changes = [each.kind for each in self.changes.all() if each.table == name]
         return bool(changes) and changes[-1] == "table_gone"
 
-    def _learn(self, found: Mapping[str, LiveSchema]) -> None:
+    def _learn(self, live: Mapping[str, LiveSchema]) -> None:
         """Let additive contracts learn the recorded new columns that they may take by themselves."""
         added: dict[str, set[str]] = {}
         for change in self.changes.all():
@@ -171,21 +171,23 @@ class SchemaWatch:
                 added.setdefault(change.table, set()).add(change.column)
         for name, columns in added.items():
             contract = self._contracts.get(name)
-            if contract is None or name not in found or contract.evolution != ADDITIVE:
+            if contract is None or name not in live or contract.evolution != ADDITIVE:
                 continue
             named = {*(each.name for each in contract.source_columns), *self._learned.of(name)}
             # A name that differs only in case from one that is gone would be a contract that nobody can read.
             lower = {each.lower() for each in named}
             new = {column for column in columns if column.lower() not in lower}
-            gone = personal_columns_gone(contract, found[name])
+            gone = personal_columns_gone(contract, live[name])
             if new and gone:
-                told = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
-                _log.warning(told, name, ", ".join(gone))
+                message = (
+                    "the contract %s learns nothing by itself: %s is gone, and may have another name now"
+                )
+                _log.warning(message, name, ", ".join(gone))
                 continue
             lines = {
-                column: found[name].line(column)
+                column: live[name].line(column)
                 for column in sorted(new)
-                if why_not_by_itself(found[name], column) is None
+                if why_not_by_itself(live[name], column) is None
             }
             if lines:
                 self._learned.learn(name, lines)
@@ -246,11 +248,11 @@ def in_words(change: SchemaChange) -> str:
 
 
 def read_seen(
-    connection: Connection, contracts: Sequence[TableContract], held: Mapping[str, SeenTable]
+    connection: Connection, contracts: Sequence[TableContract], known: Mapping[str, SeenTable]
 ) -> dict[str, LiveSchema]:
-    """Return the tables of ``contracts`` by their names, or by the numbers that they had in ``held``."""
+    """Return the tables of ``contracts`` by their names, or by the numbers that they had in ``known``."""
     names = {(each.schema, each.table): each.name for each in contracts}
-    numbers = {held[each.name].relation: each.name for each in contracts if each.name in held}
+    numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
     with source_errors("reading which tables there are"), connection.cursor() as cursor:
         cursor.execute(_TABLES, ([schema for schema, _ in names], [table for _, table in names], [*numbers]))
         rows = cursor.fetchall()
@@ -259,14 +261,14 @@ def read_seen(
         for oid, *facts in cursor.fetchall():
             columns.setdefault(oid, []).append((facts[0], facts[1], facts[2], facts[3]))
     live = read_live_tables(connection, [(schema, table) for _, schema, table, _ in rows])
-    found: dict[str, LiveSchema] = {}
+    live_schemas: dict[str, LiveSchema] = {}
     # By name first: a table that has the name of the contract is the table that it is about.
     for oid, schema, table, estimate in sorted(rows, key=lambda row: (row[1], row[2]) not in names):
         contract = names.get((schema, table)) or numbers[oid]
         form = live.get((schema, table))
-        if contract not in found and form is not None:
-            found[contract] = LiveSchema(form, _seen(oid, form, columns.get(oid, []), estimate))
-    return found
+        if contract not in live_schemas and form is not None:
+            live_schemas[contract] = LiveSchema(form, _seen(oid, form, columns.get(oid, []), estimate))
+    return live_schemas
 
 
 def _seen(

@@ -113,7 +113,7 @@ _TEXTS = frozenset({"text", "character varying", "character"})
 def _of_texts(before: str, now: str) -> str:
     if not {_LENGTH.sub("", before), _LENGTH.sub("", now)} <= _TEXTS:
         return "column_retyped"
-    lengths = [int(found[1]) if (found := _LENGTH.search(each)) else None for each in (before, now)]
+    lengths = [int(match[1]) if (match := _LENGTH.search(each)) else None for each in (before, now)]
     if lengths[1] is None or (lengths[0] is not None and lengths[0] <= lengths[1]):
         return "column_widened"
     return "column_narrowed"

@@ -330,15 +330,15 @@ class EmbeddedPostgres:
             fix=f"Stop and start it again; its log is {self._log.path}.",
         )
 
-    def _failed(self, what: str, data: Path) -> EmbeddedPostgresError:
+    def _failed(self, problem: str, data: Path) -> EmbeddedPostgresError:
         tail = self._log.tail()
         if "No space left on device" in tail:
             return NotEnoughSpace(
-                f"{what} ({data}): the disk is full.",
+                f"{problem} ({data}): the disk is full.",
                 fix="Free some space, or set OMNISUPPORT_HOME to a folder on another disk.",
             )
         return EmbeddedPostgresError(
-            f"{what} ({data}). The end of {self._log.path}:\n{tail}",
+            f"{problem} ({data}). The end of {self._log.path}:\n{tail}",
             fix="Correct what the log names. A PostgreSQL of your own can be used instead: set "
             "OMNISUPPORT_SOURCE_DSN.",
         )
@@ -363,8 +363,8 @@ def _server_user(folder: Path) -> pwd.struct_passwd:
 
 def _owner_of_data(folder: Path) -> int:
     location = Location.read(folder)
-    place = location.data if location is not None and location.data.exists() else folder
-    return place.stat().st_uid
+    path = location.data if location is not None and location.data.exists() else folder
+    return path.stat().st_uid
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:

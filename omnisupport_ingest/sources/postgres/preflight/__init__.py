@@ -90,14 +90,14 @@ def _of_tables(
     live = read_live_tables(connection, [(each.schema, each.table) for each in tables])
     for contract in tables:
         table = read_table(connection, contract)
-        found = [*table_findings(contract, table, live.get((contract.schema, contract.table)), role)]
+        findings = [*table_findings(contract, table, live.get((contract.schema, contract.table)), role)]
         if table is not None and table.in_the_wal:
             present[contract] = table
             if table.partitioned:
-                found += partition_findings(connection, contract, table)
-        yield from (replace(each, table=contract.name) for each in found)
+                findings += partition_findings(connection, contract, table)
+        yield from (replace(each, table=contract.name) for each in findings)
     yield from publication_findings(connection, publication, present, role)
 
 
-def _worst_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(found, key=lambda each: list(Severity).index(each.severity)))
+def _worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda each: list(Severity).index(each.severity)))

@@ -120,8 +120,8 @@ def _of_column(contract: TableContract, column: Column, live: LiveColumn) -> Ite
 def _of_key(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
     name = qualified(contract.schema, contract.table)
     listed = ", ".join(identifier(column) for column in contract.key)
-    there = [column for column in contract.key if table.column(column) is not None]
-    for column in there:
+    present = [column for column in contract.key if table.column(column) is not None]
+    for column in present:
         live = table.column(column)
         if live is not None and not live.not_null:
             yield Finding(
@@ -140,7 +140,7 @@ def _of_key(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
             f" {identifier(primary.name)} PRIMARY KEY ({listed}) NOT DEFERRABLE;",
         )
         return
-    missing = [column for column in there if column not in table.identity]
+    missing = [column for column in present if column not in table.identity]
     if missing:
         yield Finding(
             "replica_identity",

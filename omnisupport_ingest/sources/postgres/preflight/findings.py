@@ -52,12 +52,12 @@ def require_ready(findings: Iterable[Finding]) -> None:
 
     ``PreflightFailed``, or ``SlotInUse`` if nothing but the slot blocks.
     """
-    found = blocking(findings)
-    if not found:
+    problems = blocking(findings)
+    if not problems:
         return
-    kinds = {each.raises for each in found}
+    kinds = {each.raises for each in problems}
     kind = kinds.pop() if len(kinds) == 1 else PreflightFailed
     raise kind(
-        "The source is not ready for capture:\n" + "\n".join(f"- {each.problem}" for each in found),
-        fix="\n" + "\n".join(dict.fromkeys(f"  {each.fix}" for each in found)),
+        "The source is not ready for capture:\n" + "\n".join(f"- {each.problem}" for each in problems),
+        fix="\n" + "\n".join(dict.fromkeys(f"  {each.fix}" for each in problems)),
     )

@@ -93,22 +93,22 @@ Tables = Mapping[TableContract, SourceTable]
 
 def publication_findings(connection: Connection, name: str, tables: Tables, role: str) -> Iterator[Finding]:
     """Yield what is wrong with publication ``name`` for ``tables``."""
-    found = read_publication(connection, name)
-    if found is None:
+    publication = read_publication(connection, name)
+    if publication is None:
         yield from _missing(connection, name, tables, role)
         return
-    if found.left_out:
+    if publication.left_out:
         yield Finding(
             "publication_operations",
-            f"Publication {name} leaves out {', '.join(found.left_out)}.",
+            f"Publication {name} leaves out {', '.join(publication.left_out)}.",
             operations_statement(name),
         )
     for contract in tables:
-        for finding in _of_partitions(found, contract):
+        for finding in _of_partitions(publication, contract):
             yield replace(finding, table=contract.name)
-    yield from _uncovered(found, tables, role)
+    yield from _uncovered(publication, tables, role)
     for contract in tables:
-        for finding in _of_table(connection, found, contract, tables[contract]):
+        for finding in _of_table(connection, publication, contract, tables[contract]):
             yield replace(finding, table=contract.name)
 
 
@@ -135,68 +135,72 @@ def _missing(connection: Connection, name: str, tables: Tables, role: str) -> It
     )
 
 
-def _uncovered(found: Publication, tables: Tables, role: str) -> Iterator[Finding]:
+def _uncovered(publication: Publication, tables: Tables, role: str) -> Iterator[Finding]:
     uncovered = [
-        each for each in tables if not found.covers((each.schema, each.table)) and not found.all_tables
+        each
+        for each in tables
+        if not publication.covers((each.schema, each.table)) and not publication.all_tables
     ]
     if not uncovered:
         return
-    refused = [each for each in uncovered if not (found.ours and tables[each].owned)]
+    refused = [each for each in uncovered if not (publication.ours and tables[each].owned)]
     added = [each for each in uncovered if each not in refused]
     if added:
         listed = ", ".join(each.full_name for each in added)
         yield Finding(
             "publication",
-            f"Publication {found.name} does not cover {listed} yet; capture adds what is missing.",
+            f"Publication {publication.name} does not cover {listed} yet; capture adds what is missing.",
             "",
             Severity.NOTES,
         )
     for each in refused:
-        obstacles = [] if found.ours else ["does not own the publication"]
+        obstacles = [] if publication.ours else ["does not own the publication"]
         obstacles += _not_owned([each], tables)
         yield Finding(
             "publication",
-            f"{each.full_name} is not in publication {found.name}, and role {role} cannot add it: "
+            f"{each.full_name} is not in publication {publication.name}, and role {role} cannot add it: "
             f"it {' and '.join(obstacles)}.",
-            f"{add_statement(found.name, _names([each]))}"
+            f"{add_statement(publication.name, _names([each]))}"
             "  -- run by the owner of the publication and the tables",
             table=each.name,
         )
 
 
-def _of_partitions(found: Publication, contract: TableContract) -> Iterator[Finding]:
+def _of_partitions(publication: Publication, contract: TableContract) -> Iterator[Finding]:
     """Check partitions that are sent under their own names: each must be listed as its root is."""
-    differing = found.roots.get((contract.schema, contract.table), ())
+    differing = publication.roots.get((contract.schema, contract.table), ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
         yield Finding(
             "publication_partition",
-            f"Publication {found.name} sends only some rows or columns of {listed}, which is a partition of "
+            f"Publication {publication.name} sends only some rows or columns of {listed}, which is a "
+            "partition of "
             f"{contract.full_name}: it is listed with a row filter or a column list of its own, and a "
             "snapshot reads all of the table.",
-            f"{drop_statement(found.name, differing)}  -- its changes are sent all the same, as its table is "
+            f"{drop_statement(publication.name, differing)}  -- its changes are sent all the same, as its "
+            "table is "
             "published",
         )
 
 
 def _of_table(
-    connection: Connection, found: Publication, contract: TableContract, table: SourceTable
+    connection: Connection, publication: Publication, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
     """Check column list and row filter: what they leave out is not read, so no contract may name it."""
-    published = found.tables.get((contract.schema, contract.table))
+    published = publication.tables.get((contract.schema, contract.table))
     if published is None:
         return
     name = qualified(contract.schema, contract.table)
     filtered = published.row_filter is not None
     anew = (
-        f"BEGIN; ALTER PUBLICATION {identifier(found.name)} DROP TABLE {name};"
-        f" ALTER PUBLICATION {identifier(found.name)} ADD TABLE {name}"
+        f"BEGIN; ALTER PUBLICATION {identifier(publication.name)} DROP TABLE {name};"
+        f" ALTER PUBLICATION {identifier(publication.name)} ADD TABLE {name}"
         f"{f' WHERE ({published.row_filter})' if filtered else ''}; COMMIT;"
     )
     if filtered:
         yield Finding(
             "row_filter",
-            f"Publication {found.name} sends only the rows of {contract.full_name} with "
+            f"Publication {publication.name} sends only the rows of {contract.full_name} with "
             f"{published.row_filter}. Others are not in the lake; a row that leaves the filter is deleted "
             "there, one that enters it is inserted.",
             "",
@@ -204,14 +208,15 @@ def _of_table(
         )
     if not published.columns:
         return
-    yield from refused_writes(connection, found.name, contract, table, anew)
+    yield from refused_writes(connection, publication.name, contract, table, anew)
     unsent = [each.name for each in contract.source_columns if each.name not in published.columns]
     # The comparison of contract and table reports a column that the table itself lacks.
     unsent = [each for each in unsent if each in table.not_null]
     if unsent:
         yield Finding(
             "column_list",
-            f"Publication {found.name} does not send {', '.join(unsent)} of {contract.full_name}, which the "
+            f"Publication {publication.name} does not send {', '.join(unsent)} of {contract.full_name}, "
+            "which the "
             "contract names.",
             f"{anew}  -- or take it out of the contract",
         )
@@ -220,7 +225,8 @@ def _of_table(
     if left_out:
         yield Finding(
             "column_list",
-            f"Publication {found.name} does not send {', '.join(left_out)} of {contract.full_name} (a column "
+            f"Publication {publication.name} does not send {', '.join(left_out)} of {contract.full_name} (a "
+            "column "
             "list, or generated columns). The contract does not name them.",
             "",
             Severity.NOTES,

@@ -154,15 +154,15 @@ def check_source(
         running = is_captured(home.run, settings.source)
         slot = replace(expected_slot(store, settings.slot), read_by_us=running)
     try:
-        found = preflight(dsn, tables, publication=settings.publication, slot=slot)
-        if store is not None and not {each.check for each in found} & NO_PROOF:
+        findings = preflight(dsn, tables, publication=settings.publication, slot=slot)
+        if store is not None and not {each.check for each in findings} & NO_PROOF:
             proof = list(continuity_findings(dsn, store))
             if not proof:
                 with closing(connect(dsn)) as connection:
                     proof += published_findings(connection, store, settings.publication, tables)
-            found = (*proof, *found)
+            findings = (*proof, *findings)
         if store is not None:
-            found = (*landed_key_findings(store, tables), *found)
+            findings = (*landed_key_findings(store, tables), *findings)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
-    return found
+    return findings

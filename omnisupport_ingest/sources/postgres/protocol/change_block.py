@@ -219,7 +219,7 @@ class _Rows:
             change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
             assert isinstance(change, RowChange)
             transaction = self._runs[self._run_of[row]].transaction
-            place = EventHeader(
+            header = EventHeader(
                 self._epoch,
                 transaction.commit_lsn,
                 int(self._ordinals[row]),
@@ -227,7 +227,7 @@ class _Rows:
                 transaction.xid,
                 int(self._lsns[row]),
             )
-            events += row_events(self._schemas[change.relation.oid], change, place)
+            events += row_events(self._schemas[change.relation.oid], change, header)
         return events_table(events)
 
 

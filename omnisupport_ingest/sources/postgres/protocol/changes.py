@@ -96,12 +96,12 @@ class EventReader:
             return RowSchema(relation, (), name=name, partitioned=partitioned)
 
     def _install(self, schemas: Sequence[RowSchema]) -> None:
-        of = {schema.relation.oid: schema for schema in schemas}
-        assert not self._block.rows or self._schemas.keys().isdisjoint(of), (
+        by_oid = {schema.relation.oid: schema for schema in schemas}
+        assert not self._block.rows or self._schemas.keys().isdisjoint(by_oid), (
             "changes that were described otherwise have not been taken"
         )
-        self._schemas.update(of)
-        self._block.schemas.update(of)
+        self._schemas.update(by_oid)
+        self._block.schemas.update(by_oid)
 
     def row(self, message: bytes) -> bool:
         """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""

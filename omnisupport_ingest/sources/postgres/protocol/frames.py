@@ -98,10 +98,10 @@ class Frames:
                 wanted = max(wanted, length + FRAME_HEADER)
         # A large frame comes in many pieces: what has come of it is moved once, not with each of them.
         if self._at or wanted != len(self._data):
-            left = bytes(memoryview(self._data)[self._at : self._filled])
+            unread = bytes(memoryview(self._data)[self._at : self._filled])
             if wanted != len(self._data):
                 self._data = bytearray(wanted)
-            self._data[:begun] = left
+            self._data[:begun] = unread
             self._at, self._filled = 0, begun
         return memoryview(self._data)[self._filled :]
 

@@ -128,12 +128,12 @@ class JsonTexts:
         before[firsts] = 0
         literals = (members.columns * _BEFORE_A_MEMBER + before) * 2 + is_text + self._first_literal
         # A value takes a piece, and one more if it is a text; a row takes one more for its end.
-        places: Numbers = np.cumsum(is_text) - is_text + np.arange(values)
-        places += np.cumsum(begins) - 1
-        ends = places[lasts] + 1 + is_text[lasts]
+        indexes: Numbers = np.cumsum(is_text) - is_text + np.arange(values)
+        indexes += np.cumsum(begins) - 1
+        ends = indexes[lasts] + 1 + is_text[lasts]
         pieces = np.empty(int(ends[-1]) + 1, np.int32)
-        pieces[places] = literals
-        pieces[places[is_text] + 1] = 2 * members.numbers[is_text]
+        pieces[indexes] = literals
+        pieces[indexes[is_text] + 1] = 2 * members.numbers[is_text]
         pieces[ends] = len(self._pieces) - len(_CLOSINGS) + closing + is_text[lasts]
         joined = self._pieces.take(pa.array(pieces))
         bounds = np.frombuffer(joined.buffers()[1], np.int32, len(pieces) + 1)

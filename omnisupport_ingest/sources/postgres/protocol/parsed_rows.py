@@ -42,7 +42,7 @@ class UsedTables:
         """The places of the key columns in their table, one table after another."""
         self.in_identity = np.zeros(int(self.counts.sum()), np.bool_)
         for schema, first in zip(schemas, self.first.tolist(), strict=True):
-            self.in_identity[[first + place for place in schema.identity]] = True
+            self.in_identity[[first + column for column in schema.identity]] = True
         self.has_identity = np.array([bool(each.identity) for each in schemas], np.bool_)
 
     @cached_property
@@ -86,8 +86,8 @@ class ParsedRows:
         self._leave_out_unusual()
 
     def _by_row(self, which: Flags) -> Positions:
-        found = np.flatnonzero(which)
-        return found[np.argsort(self._row_of[found], kind="stable")]
+        indexes = np.flatnonzero(which)
+        return indexes[np.argsort(self._row_of[indexes], kind="stable")]
 
     def _leave_out_unusual(self) -> None:
         kinds, tables = self._values.kinds, self.tables
@@ -114,10 +114,10 @@ class ParsedRows:
         from_new = tuple_of is None
         if tuple_of is None:
             tuple_of = np.where(self._new_of >= 0, self._new_of, self._old_of)
-        of = np.flatnonzero(tuple_of >= 0)
-        counts = tables.key_counts[self.table_of[of]]
-        rows = np.repeat(of, counts)
-        columns = tables.keys[_ragged(tables.first_key[self.table_of[of]], counts)]
+        with_tuple = np.flatnonzero(tuple_of >= 0)
+        counts = tables.key_counts[self.table_of[with_tuple]]
+        rows = np.repeat(with_tuple, counts)
+        columns = tables.keys[_ragged(tables.first_key[self.table_of[with_tuple]], counts)]
         values = self._values.first[tuple_of[rows]] + columns
         if from_new and self._any_unsent:
             unsent = (self._values.kinds[values] == TUPLE_UNCHANGED) & (self._old_of[rows] >= 0)
@@ -132,12 +132,12 @@ class ParsedRows:
         json = JsonTexts.of(*texts, [each.literals for each in self.tables.schemas])
         numbers = np.cumsum(is_text) - 1
 
-        def arrays(rows: Positions, places: Positions) -> pa.StringArray:
-            return json.arrays(Members(rows, rows, is_text[places], numbers[places]), count)
+        def arrays(rows: Positions, value_indexes: Positions) -> pa.StringArray:
+            return json.arrays(Members(rows, rows, is_text[value_indexes], numbers[value_indexes]), count)
 
         def objects(tuples: Positions, *, old: bool) -> pa.StringArray:
-            rows, places, columns = self._members(tuples, old=old)
-            return json.objects(Members(rows, columns, is_text[places], numbers[places]), count)
+            rows, value_indexes, columns = self._members(tuples, old=old)
+            return json.objects(Members(rows, columns, is_text[value_indexes], numbers[value_indexes]), count)
 
         key = arrays(*self._key_values())
         kept = np.ones(count, np.bool_)
@@ -155,26 +155,26 @@ class ParsedRows:
         any be under a partitioned table.
         """
         counts = self._values.counts[tuples]
-        places = _ragged(self._values.first[tuples], counts)
+        values = _ragged(self._values.first[tuples], counts)
         rows = np.repeat(self._row_of[tuples], counts)
         columns = _ragged(self.tables.first[self.table_of[self._row_of[tuples]]], counts)
         sent = None
         if self._any_unsent:
-            sent = self._values.kinds[places] != TUPLE_UNCHANGED
+            sent = self._values.kinds[values] != TUPLE_UNCHANGED
         if old:
             meant = self.tables.in_identity[columns] | np.repeat(~self._is_key[tuples], counts)
-            is_text = self._values.kinds[places] == TUPLE_TEXT
+            is_text = self._values.kinds[values] == TUPLE_TEXT
             meant &= is_text | ~self.tables.partitioned[self.table_of[rows]]
             sent = meant if sent is None else sent & meant
-        return (rows, places, columns) if sent is None else (rows[sent], places[sent], columns[sent])
+        return (rows, values, columns) if sent is None else (rows[sent], values[sent], columns[sent])
 
     def _unchanged(self) -> pa.ListArray | None:
         """Return for each row the columns that were not sent, null where all were."""
         if not self._any_unsent:
             return None
         counts = self._values.counts[self._new]
-        places = _ragged(self._values.first[self._new], counts)
-        unsent = self._values.kinds[places] == TUPLE_UNCHANGED
+        values = _ragged(self._values.first[self._new], counts)
+        unsent = self._values.kinds[values] == TUPLE_UNCHANGED
         rows = np.repeat(self._row_of[self._new], counts)[unsent]
         columns = _ragged(self.tables.first[self.table_of[self._row_of[self._new]]], counts)[unsent]
         of_row = np.bincount(rows, minlength=len(self.table_of))
@@ -189,6 +189,6 @@ class ParsedRows:
 
 def _ragged(first: Positions, counts: Positions) -> Positions:
     """Return ``counts`` numbers from each of ``first`` on, one after another."""
-    found: Positions = np.repeat(first - (np.cumsum(counts) - counts), counts)
-    found += np.arange(len(found))
-    return found
+    indexes: Positions = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    indexes += np.arange(len(indexes))
+    return indexes

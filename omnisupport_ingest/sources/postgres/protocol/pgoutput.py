@@ -339,9 +339,9 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def violation(what: str) -> ProtocolViolation:
+def violation(problem: str) -> ProtocolViolation:
     """Return the error for something that the protocol does not allow."""
     return ProtocolViolation(
-        f"The source sent {what}.",
+        f"The source sent {problem}.",
         fix="Report this with the server's version. Nothing was confirmed; what has landed is intact.",
     )

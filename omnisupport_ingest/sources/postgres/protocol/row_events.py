@@ -182,10 +182,10 @@ class RowSchema:
         """
         if not self.key_indexes:
             return None
-        found = [values[i] for i in self.key_indexes]
-        if UNCHANGED in found and fallback is not None:
-            found = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_indexes]
-        return orjson.dumps(found).decode()
+        key_values = [values[i] for i in self.key_indexes]
+        if UNCHANGED in key_values and fallback is not None:
+            key_values = [fallback[i] if values[i] is UNCHANGED else values[i] for i in self.key_indexes]
+        return orjson.dumps(key_values).decode()
 
     def old_key(self, values: list[Value]) -> str | None:
         """Return the key in an old row. ``KeyNotSent`` if a part of it was not sent."""
@@ -215,8 +215,8 @@ class RowSchema:
         Under a partitioned table a null may be a column that the partition's replica identity leaves out.
         """
         if self.partitioned:
-            places = self.identity if is_key else range(len(values))
-            sent = {self.names[i]: values[i] for i in places if values[i] not in (None, UNCHANGED)}
+            indexes = self.identity if is_key else range(len(values))
+            sent = {self.names[i]: values[i] for i in indexes if values[i] not in (None, UNCHANGED)}
             return orjson.dumps(sent).decode()
         if is_key:
             return orjson.dumps({self.names[i]: values[i] for i in self.identity}).decode()

@@ -90,24 +90,24 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
     whole = (counts > 0) & (_big_endian(block, ">u2")[at] == counts)
     ends = at + 2
     active: Positions | None = None  # those with more columns; None: all
-    at, limit, place = ends, limits, first
+    at, limit, index = ends, limits, first
     for column in range(int(counts.max()) if total else 0):
-        of = counts if active is None else counts[active]
-        going_on = of > column
+        column_counts = counts if active is None else counts[active]
+        going_on = column_counts > column
         if not going_on.all():
-            index = np.arange(len(counts)) if active is None else active
-            ends[index] = at
-            active, at, limit, place = index[going_on], at[going_on], limit[going_on], place[going_on]
+            tuples = np.arange(len(counts)) if active is None else active
+            ends[tuples] = at
+            active, at, limit, index = tuples[going_on], at[going_on], limit[going_on], index[going_on]
         # Whatever lies behind a message is not read: it stays at the limit, and is found out below.
         at = np.minimum(at, limit)
         kind = letters[at]
         is_text = kind == TUPLE_TEXT
         # The length precedes the text; what is read there for other columns is ignored.
         start = at + 1 + 4 * is_text
-        kinds[place], starts[place] = kind, start
+        kinds[index], starts[index] = kind, start
         at = start + lengths[at + 1] * is_text
-        stops[place] = at
-        place = place + 1
+        stops[index] = at
+        index = index + 1
     ends[slice(None) if active is None else active] = at
     over = ends > limits
     known = (kinds == TUPLE_TEXT) | (kinds == TUPLE_NULL) | (kinds == TUPLE_UNCHANGED)
@@ -123,8 +123,8 @@ def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
     """
     letters = np.frombuffer(block, np.uint8)
     # Neither stands within a value: COPY escapes both.
-    found = [np.flatnonzero((piece == _TAB) | (piece == _LINE_END)) for piece in pieces(letters)]
-    ends = np.concatenate([each + number * _PIECE_BYTES for number, each in enumerate(found)])
+    separators = [np.flatnonzero((piece == _TAB) | (piece == _LINE_END)) for piece in pieces(letters)]
+    ends = np.concatenate([each + number * _PIECE_BYTES for number, each in enumerate(separators)])
     rows, rest = divmod(len(ends), count)
     lines = np.flatnonzero(letters[ends] == _LINE_END)
     if rest or len(lines) != rows or (lines % count != count - 1).any() or not block.endswith(b"\n"):
@@ -168,11 +168,11 @@ def _cut(block: bytes, bounds: Positions, without: Flags) -> list[pa.StringArray
     # One array of everything in the block, texts and what lies between them in turn.
     offsets = np.ascontiguousarray(bounds.reshape(-1), np.int32)
     parts = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block))
-    places = np.arange(rows, dtype=np.int32) * (2 * count)
+    row_starts = np.arange(rows, dtype=np.int32) * (2 * count)
     columns = []
     for column in range(count):
         missing = without[:, column]
-        columns.append(parts.take(pa.array(places + 2 * column, mask=missing if missing.any() else None)))
+        columns.append(parts.take(pa.array(row_starts + 2 * column, mask=missing if missing.any() else None)))
     return columns
 
 
@@ -241,8 +241,8 @@ def _special_letters(texts: pa.StringArray) -> set[int]:
     content = texts.buffers()[2]
     if content is None:
         return set()
-    found = set[int]()
+    special_letters = set[int]()
     for piece in pieces(np.frombuffer(content, np.uint8)):
         special = (piece < _FIRST_UNESCAPED) | (piece == _QUOTE) | (piece == _BACKSLASH)
-        found.update(np.unique(piece[special]).tolist())
-    return found
+        special_letters.update(np.unique(piece[special]).tolist())
+    return special_letters

@@ -88,7 +88,7 @@ class SocketTransport:
                 if letter == _COPY_BOTH_RESPONSE:
                     return
                 if letter == _ERROR:
-                    raise Refused(_told(content, b"SMDH"))
+                    raise Refused(_error_text(content, b"SMDH"))
                 self.about(letter, content)
             self._socket.poll()
             try:
@@ -117,18 +117,18 @@ class SocketTransport:
 
     def about(self, letter: int, content: bytes) -> None:
         if letter == _ERROR:
-            raise went_away(_told(content))
+            raise went_away(_error_text(content))
         if letter in _ENDS:
             raise went_away("end of stream")
         if letter not in _ASIDE:
             raise out_of_step(letter)
 
     def _send(self, letter: bytes, content: bytes) -> None:
-        left = letter + (len(content) + 4).to_bytes(4, "big") + content
+        unsent = letter + (len(content) + 4).to_bytes(4, "big") + content
         give_up = time.monotonic() + _SEND_SECONDS
-        while left:
+        while unsent:
             try:
-                left = left[os.write(self._descriptor, left) :]
+                unsent = unsent[os.write(self._descriptor, unsent) :]
             except BlockingIOError:
                 if time.monotonic() > give_up:
                     raise went_away("it takes nothing in") from None
@@ -159,7 +159,7 @@ class LibpqTransport:
         if self._over is not None:
             raise self._gone(ended=self._over == _ENDED)
         frames.space()
-        taken, asked = 0, False
+        taken, read_socket = 0, False
         while taken < BUFFER_BYTES:
             length = self._get(self._handle, self._buffer_address, _READ_NOW)
             if length > 0:
@@ -170,13 +170,13 @@ class LibpqTransport:
                 if not taken:
                     raise self._gone(ended=length == _ENDED)
                 break
-            elif taken or asked:
+            elif taken or read_socket:
                 break
             elif not self._pq.PQconsumeInput(self._handle):
                 raise self._gone(ended=False)
             else:
                 # Nothing whole was buffered: now there is what the socket held.
-                asked = True
+                read_socket = True
         frames.received(0)
         return taken > 0
 
@@ -227,18 +227,18 @@ def went_away(reason: str) -> SourceUnavailable:
     )
 
 
-def _told(content: bytes, fields: bytes = b"SM") -> str:
+def _error_text(content: bytes, fields: bytes = b"SM") -> str:
     """Return what an ErrorResponse says (manual, "Error and Notice Message Fields"), as libpq writes it.
 
     By default without the fields that may quote data.
     """
-    found = {each[0]: each[1:] for each in content.split(b"\0") if each}
-    severity = found.get(ord("S"), b"ERROR")
+    fields_by_letter = {each[0]: each[1:] for each in content.split(b"\0") if each}
+    severity = fields_by_letter.get(ord("S"), b"ERROR")
     names = {ord("D"): b"DETAIL", ord("H"): b"HINT"}
-    problem = severity + b": " + found.get(ord("M"), b"")
+    problem = severity + b": " + fields_by_letter.get(ord("M"), b"")
     for field in fields:
-        if field in names and field in found:
-            problem += b" " + names[field] + b": " + found[field]
+        if field in names and field in fields_by_letter:
+            problem += b" " + names[field] + b": " + fields_by_letter[field]
     return _one_line(problem)
 
 

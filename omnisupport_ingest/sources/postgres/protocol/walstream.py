@@ -177,9 +177,9 @@ class WalStream:
         with suppress(SourceUnavailable):
             self._transport.end()
             give_up = time.monotonic() + _END_SECONDS
-            while (left := give_up - time.monotonic()) > 0:
+            while (seconds_left := give_up - time.monotonic()) > 0:
                 if self.rows() is None and self.read() is None:
-                    self._socket.poll(left * 1000)
+                    self._socket.poll(seconds_left * 1000)
 
     def close(self) -> None:
         """Close the connection, whatever state it is in."""

@@ -20,9 +20,9 @@ _DSN = "{dsn}"
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """How messages name a database: ``what`` it is, and the ``setting`` that holds its connection string."""
+    """How messages name a database: its ``name``, and the ``setting`` that holds its connection string."""
 
-    what: str
+    name: str
     setting: str
 
 
@@ -98,35 +98,35 @@ _MISSING = re.compile(r'(role|database) "[^"]*" does not exist')
 _HBA_HOST = re.compile(r'host "([^"]+)"')
 
 
-def connection_error(error: Exception, given: Mapping[str, str], called: Called = SOURCE) -> IngestError:
+def connection_error(error: Exception, parameters: Mapping[str, str], called: Called = SOURCE) -> IngestError:
     """Return our error for ``error``, raised while connecting to the database that is ``called`` so.
 
-    ``given``: the parts of the connection string. ``SourceRefused`` for what a person must change,
+    ``parameters``: the parts of the connection string. ``SourceRefused`` for what a person must change,
     ``SourceUnavailable`` for what may pass by itself. No part of it holds a password.
     """
     message = str(error)
-    kind, fix = _known(message, given, called)
-    problem = f"Cannot connect to {destination(given, called.what)}: {first_line(error)}."
+    kind, fix = _known(message, parameters, called)
+    problem = f"Cannot connect to {destination(parameters, called.name)}: {first_line(error)}."
     return kind(problem, fix=fix.replace(_DSN, called.setting))
 
 
 def _known(
-    message: str, given: Mapping[str, str], called: Called
+    message: str, parameters: Mapping[str, str], called: Called
 ) -> tuple[type[SourceRefused | SourceUnavailable], str]:
-    refusal = _refusal(message, given, called)
+    refusal = _refusal(message, parameters, called)
     if refusal is not None:
         return SourceRefused, refusal
     for known in _KNOWN:
         if any(words in message for words in known.words):
-            return (SourceRefused if known.refused else SourceUnavailable), _filled(known.fix, given)
+            return (SourceRefused if known.refused else SourceUnavailable), _filled(known.fix, parameters)
     return SourceUnavailable, _GENERAL
 
 
-def destination(given: Mapping[str, str], what: str = SOURCE.what) -> str:
+def destination(parameters: Mapping[str, str], server: str = SOURCE.name) -> str:
     """Return where a connection string leads to, in words."""
-    host = given.get("host") or given.get("hostaddr") or "the default host"
-    port, database = given.get("port", "5432"), given.get("dbname", "the default")
-    return f"{what} at {host}, port {port}, database {database}, user {given.get('user', 'default')}"
+    host = parameters.get("host") or parameters.get("hostaddr") or "the default host"
+    port, database = parameters.get("port", "5432"), parameters.get("dbname", "the default")
+    return f"{server} at {host}, port {port}, database {database}, user {parameters.get('user', 'default')}"
 
 
 def first_line(error: Exception) -> str:
@@ -135,40 +135,40 @@ def first_line(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else "the connection is closed"
 
 
-def _refusal(message: str, given: Mapping[str, str], called: Called) -> str | None:
+def _refusal(message: str, parameters: Mapping[str, str], called: Called) -> str | None:
     """The fixes that depend on more than words."""
     if "password authentication failed" in message:
         # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
         return None
     if "pg_hba.conf" in message:
-        return _let_in(message, given)
+        return _let_in(message, parameters)
     if missing := _MISSING.search(message):
         if missing[1] == "database":
             return f"Correct the database name in {_DSN}, or create the database: " + _filled(
-                "CREATE DATABASE {database};", given
+                "CREATE DATABASE {database};", parameters
             )
         how = "; this prints the SQL: omnisupport-ingest source grants" if called is SOURCE else "."
         return f"Correct the user in {_DSN}, or create the role{how}"
     return None
 
 
-def _let_in(message: str, given: Mapping[str, str]) -> str:
+def _let_in(message: str, parameters: Mapping[str, str]) -> str:
     host = _HBA_HOST.search(message)
     address = "samehost" if host is None else f"{host[1]}/{128 if ':' in host[1] else 32}"
     kind = "local" if host is None or host[1] == "[local]" else "host"
     where = "" if kind == "local" else f" {address}"
-    line = f"{kind} {given.get('dbname', 'all')} {given.get('user', 'all')}{where} scram-sha-256"
+    line = f"{kind} {parameters.get('dbname', 'all')} {parameters.get('user', 'all')}{where} scram-sha-256"
     allow = (
         f"add this line to the server's pg_hba.conf, above the one that rejects: {line}"
         "  -- then SELECT pg_reload_conf();"
     )
-    if "no encryption" in message and given.get("sslmode") in ("disable", "allow"):
+    if "no encryption" in message and parameters.get("sslmode") in ("disable", "allow"):
         return f"Set sslmode=require in {_DSN}: the server takes no unencrypted connection. Or {allow}"
     return allow[0].upper() + allow[1:]
 
 
-def _filled(fix: str, given: Mapping[str, str]) -> str:
-    user, database = given.get("user"), given.get("dbname")
+def _filled(fix: str, parameters: Mapping[str, str]) -> str:
+    user, database = parameters.get("user"), parameters.get("dbname")
     return fix.replace("{user}", identifier(user) if user else "<user>").replace(
         "{database}", identifier(database) if database else "<database>"
     )

@@ -97,10 +97,10 @@ def with_silence(dsn: str, seconds: float) -> str:
     A string that cannot be read is returned as it is; connecting by it raises the error.
     """
     try:
-        given = dsn_parts(dsn)
+        parameters = dsn_parts(dsn)
     except BadDsn:
         return dsn
-    return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | given)))
+    return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | parameters)))
 
 
 def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: Called = SOURCE) -> Connection:
@@ -150,18 +150,18 @@ class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc
 def _connect(
     dsn: str, application_name: str, more: dict[str, str], *, replication: bool, called: Called = SOURCE
 ) -> Connection:
-    given = dsn_parts(dsn, called)
+    dsn_parameters = dsn_parts(dsn, called)
     pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
-    parameters = _DEFAULTS | given
-    parameters["options"] = _options(given, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
+    parameters = _DEFAULTS | dsn_parameters
+    parameters["options"] = _options(dsn_parameters, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
     parameters["client_encoding"] = "UTF8"
     parameters["application_name"] = application_name
     kind = _ReplicationConnection if replication else _SqlConnection
     try:
         connection = kind(make_dsn(**parameters))
     except psycopg2.OperationalError as error:
-        raise connection_error(error, given, called) from None
-    connection.silence = Silence(int(given.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
+        raise connection_error(error, dsn_parameters, called) from None
+    connection.silence = Silence(int(dsn_parameters.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     _lift_newer_timeouts(connection)
     return connection
@@ -172,13 +172,15 @@ def writer_dsn(dsn: str) -> str:
 
     Names and texts then mean the same on every server.
     """
-    given = dsn_parts(dsn)
-    return str(make_dsn(**(given | {"options": _options(given, VALUE_SETTINGS | QUOTING_SETTINGS)})))
+    parameters = dsn_parts(dsn)
+    return str(
+        make_dsn(**(parameters | {"options": _options(parameters, VALUE_SETTINGS | QUOTING_SETTINGS)}))
+    )
 
 
-def _options(given: dict[str, str], pinned: dict[str, str]) -> str:
+def _options(parameters: dict[str, str], pinned: dict[str, str]) -> str:
     options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
-    return f"{given.get('options', '')} {options}".strip()
+    return f"{parameters.get('options', '')} {options}".strip()
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:
@@ -195,19 +197,19 @@ def _lift_newer_timeouts(connection: Connection) -> None:
 def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
     """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password."""
     try:
-        given: dict[str, str] = parse_dsn(dsn)
+        parameters: dict[str, str] = parse_dsn(dsn)
     except psycopg2.ProgrammingError:
-        given = {"port": "unreadable"}
+        parameters = {"port": "unreadable"}
     # A password with an unencoded "/" or "@" slips into the port, the host or the database.
-    ports = given.get("port", "5432").split(",")
-    slipped = any("@" in given.get(name, "") for name in ("host", "port", "dbname"))
+    ports = parameters.get("port", "5432").split(",")
+    slipped = any("@" in parameters.get(name, "") for name in ("host", "port", "dbname"))
     if slipped or not all(port.isdigit() for port in ports):
         raise BadDsn(
-            f"The connection string of {called.what} ({called.setting}) cannot be read.",
+            f"The connection string of {called.name} ({called.setting}) cannot be read.",
             fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
             "special characters percent-encoded in the first form and quoted in the second.",
         ) from None
-    return given
+    return parameters
 
 
 def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:

@@ -136,9 +136,9 @@ class RowTooLarge(IngestError):
     """
 
     def __init__(self, size: int, limit: int, table: str = "") -> None:
-        what = f"A row of {table}" if table else "A row or message"
+        subject = f"A row of {table}" if table else "A row or message"
         super().__init__(
-            f"{what} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
+            f"{subject} has {size:,} bytes as the source sends it; capture takes rows of up to {limit:,} "
             "(OMNISUPPORT_MAX_ROW_BYTES).",
             fix=f"Raise OMNISUPPORT_MAX_ROW_BYTES to {size} or more where there is memory for it, about "
             "five times as much, and start capture again: it goes on with this row, as nothing behind it "

@@ -34,7 +34,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _check(text: str, what: str) -> None:
+def _check(text: str, kind: str) -> None:
     # The text is not quoted in the error: it may be a value of a row.
     if "\0" in text:
         problem = "the character 0, which PostgreSQL cannot hold"
@@ -43,6 +43,6 @@ def _check(text: str, what: str) -> None:
     else:
         return
     raise NotQuotable(
-        f"A {what} of {len(text)} characters holds {problem}, so it cannot be sent to the source.",
-        fix=f"Correct the {what} where it was given: an option, a setting, a contract or a note in the home.",
+        f"A {kind} of {len(text)} characters holds {problem}, so it cannot be sent to the source.",
+        fix=f"Correct the {kind} where it was given: an option, a setting, a contract or a note in the home.",
     )

@@ -61,11 +61,11 @@ class Silence:
 
         Takes up to about 20 seconds.
         """
-        found = self._waiting(pid, streaming)
-        if found is not None and found.may_pass:
+        waiting = self._waiting(pid, streaming)
+        if waiting is not None and waiting.may_pass:
             time.sleep(_AGAIN_SECONDS)
-            found = self._waiting(pid, streaming)
-        return None if found is None else found.clause
+            waiting = self._waiting(pid, streaming)
+        return None if waiting is None else waiting.clause
 
     def end(self, pid: int) -> None:
         """Let the server end our abandoned session ``pid``, which would keep slot and locks until it is
@@ -74,18 +74,18 @@ class Silence:
         Does nothing if the server gives no answer.
         """
         with suppress(psycopg2.Error, OSError):
-            self._asked(
+            self._first_row(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s"
                 " AND usename = current_user AND application_name = current_setting('application_name')",
                 pid,
             )
 
-    def _asked(self, question: str, pid: int) -> tuple[Any, ...] | None:
-        return _asked(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
+    def _first_row(self, question: str, pid: int) -> tuple[Any, ...] | None:
+        return _first_row(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
 
     def _waiting(self, pid: int, streaming: bool) -> _Found | None:
         try:
-            row = self._asked("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
+            row = self._first_row("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
         except (psycopg2.Error, OSError) as error:
             # A server that refuses one more session answers, so it is there.
             if "FATAL" in str(error):
@@ -105,7 +105,9 @@ class _Found:
     may_pass: bool
 
 
-def _asked(parameters: Mapping[str, str], question: str, pid: int, seconds: float) -> tuple[Any, ...] | None:
+def _first_row(
+    parameters: Mapping[str, str], question: str, pid: int, seconds: float
+) -> tuple[Any, ...] | None:
     """Return the first row that ``question`` about session ``pid`` gives, if any. Raises after
     ``seconds``.
     """

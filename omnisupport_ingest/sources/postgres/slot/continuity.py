@@ -166,12 +166,12 @@ def require_unmoved(slot: SlotFacts, end_of_chain: Lsn) -> None:
         )
 
 
-def not_resent(expected: LandedTransaction, found: str) -> GapInSource:
+def not_resent(expected: LandedTransaction, received: str) -> GapInSource:
     """Return the error for anything but the last landed transaction coming first."""
     return _gap(
         "The source does not send the last landed transaction again: its history is another one",
         f"expected transaction {expected.xid} that committed at {expected.commit_lsn}, "
-        f"{expected.commit_ts.isoformat()}; found {found}",
+        f"{expected.commit_ts.isoformat()}; found {received}",
     )
 
 

@@ -51,8 +51,8 @@ class _Facts:
 
     @classmethod
     def of(cls, file: Path) -> Self:
-        found = file.stat()
-        return cls(_machine(), found.st_dev, found.st_ino, found.st_ctime_ns)
+        status = file.stat()
+        return cls(_machine(), status.st_dev, status.st_ino, status.st_ctime_ns)
 
     def same_file(self, other: _Facts) -> bool:
         """Whether both are of one file.
@@ -104,9 +104,9 @@ class HomeIdentity:
         """Check as ``require_original`` does, but make nothing."""
         if not self._about.exists():
             return
-        held = self._record()
+        recorded = self._record()
         try:
-            same = held.facts is not None and held.facts.same_file(_Facts.of(self._file(held.id)))
+            same = recorded.facts is not None and recorded.facts.same_file(_Facts.of(self._file(recorded.id)))
         except OSError:
             same = False
         if same:
@@ -136,12 +136,12 @@ class HomeIdentity:
         return epoch > self.disowned().get(source, 0)
 
     def _make(self, disowned: dict[str, int]) -> None:
-        before, made = self.id, secrets.token_hex(16)
-        file = self._file(made)
+        before, new_id = self.id, secrets.token_hex(16)
+        file = self._file(new_id)
         with gate("home.identity"):
             create_exclusively(file, b"")
             # In one step: a death before it leaves the home what it was.
-            about = _About(made, _Facts.of(file), disowned)
+            about = _About(new_id, _Facts.of(file), disowned)
             try:
                 replace(self._about, json.dumps(asdict(about), indent=1).encode() + b"\n")
             except IsADirectoryError:
@@ -159,12 +159,12 @@ class HomeIdentity:
 
     def _record(self) -> _About:
         try:
-            found = read_note(_About, self._about)
+            recorded = read_note(_About, self._about)
         except (OSError, Unreadable):
             # A record that cannot be read proves nothing, so a person is asked.
             return _NOTHING
         # The id is part of the name of a file, which is removed with it.
-        return found if _ID.fullmatch(found.id) else _NOTHING
+        return recorded if _ID.fullmatch(recorded.id) else _NOTHING
 
 
 def _machine() -> str:

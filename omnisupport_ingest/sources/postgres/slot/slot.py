@@ -63,19 +63,19 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
     """
     # On a thread of its own: no signal is handled while psycopg2 waits.
     with ThreadPoolExecutor(1, thread_name_prefix="making a slot") as pool:
-        made = pool.submit(_execute, connection, f"CREATE_REPLICATION_SLOT {command}")
+        future = pool.submit(_execute, connection, f"CREATE_REPLICATION_SLOT {command}")
         waiting = _Waiting(dsn, connection.info.backend_pid)
         try:
             while not stop.is_set():
                 with suppress(NotYet):
-                    return made.result(_LOOK_SECONDS)
+                    return future.result(_LOOK_SECONDS)
                 waiting.log_when_due()
         finally:
-            if not made.done():
-                _give_up(connection, made)
-    if made.exception() is None:
+            if not future.done():
+                _give_up(connection, future)
+    if future.exception() is None:
         # The answer came before the server heard of the stop.
-        return made.result()
+        return future.result()
     raise SlotNotMade
 
 
@@ -102,19 +102,19 @@ class _Waiting:
         if time.monotonic() < self._next_look:
             return
         try:
-            found = self._waited_for()
+            transactions = self._waited_for()
         except IngestError:
             # The wait itself finds out whether the server is there.
-            found = []
+            transactions = []
         now = time.monotonic()
         self._next_look = now + _SILENT_SECONDS
-        names = {each.name for each in found}
+        names = {each.name for each in transactions}
         if names and (names != self._logged or now >= self._log_again):
             self._logged, self._log_again = names, now + _AGAIN_SECONDS
             _log.warning(
                 "the making of the replication slot waits for transactions that were under way when it "
                 "began: %s. It has waited for %.0f s; a transaction of any database of the server counts",
-                listed(found),
+                listed(transactions),
                 now - self._began,
             )
 
@@ -136,12 +136,12 @@ class _Waiting:
             ]
 
 
-def _give_up(connection: Connection, made: Future[tuple[Any, ...]]) -> None:
+def _give_up(connection: Connection, future: Future[tuple[Any, ...]]) -> None:
     with suppress(psycopg2.Error):
         connection.cancel()
     with suppress(Exception):
-        made.result(_CANCEL_SECONDS)
-    if not made.done():
+        future.result(_CANCEL_SECONDS)
+    if not future.done():
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
             same.shutdown(socket.SHUT_RDWR)
 

@@ -103,8 +103,8 @@ class Pace:
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + rows / self._rate
             free_at = self._free_at
-        while not stop.is_set() and (left := free_at - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))
+        while not stop.is_set() and (seconds_left := free_at - time.monotonic()) > 0:
+            time.sleep(min(seconds_left, 0.1))
 
 
 _OVERHEAD = 100
@@ -281,9 +281,9 @@ class ChunkReader:
         """Let the server work out the checksum of the rows of ``chunk``. Raises as ``read`` does."""
 
         def read(rows: str) -> RowChecksum:
-            found = server_checksum(self._connection, chunk.table, rows)
-            self._keep_pace(found.rows)
-            return found
+            checksum = server_checksum(self._connection, chunk.table, rows)
+            self._keep_pace(checksum.rows)
+            return checksum
 
         return self._look(chunk, read)
 
@@ -297,8 +297,8 @@ class ChunkReader:
             relation = self._relation(table)
             name = source_of_rows(table.schema, table.table, relation)
             with readable(table), source_errors(f"reading {table.full_name}"):
-                found = read(f"{name}{where(plan.by, plan.types, *chunk.bounds)}")
-            return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), found
+                content = read(f"{name}{where(plan.by, plan.types, *chunk.bounds)}")
+            return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), content
         finally:
             self._end()
 
@@ -315,8 +315,8 @@ class ChunkReader:
 
     def _types(self, table: TableContract) -> tuple[str, ...]:
         relation = self._relation(table)
-        of = dict(zip(relation.columns, relation.types, strict=True))
-        return tuple(of[name] for name in table.key)
+        type_of = dict(zip(relation.columns, relation.types, strict=True))
+        return tuple(type_of[name] for name in table.key)
 
     def _land(self, chunk: PlannedChunk, condition: str, *, at: Lsn | None = None) -> Manifest:
         table, plan = chunk.table, chunk.plan

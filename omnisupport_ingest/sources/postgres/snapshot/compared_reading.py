@@ -105,16 +105,16 @@ class ComparedReading:
         )
 
     def _chunk(self, chunk: PlannedChunk, lake: LakeRows) -> _Compared:
-        found = self._by_checksum(chunk, lake)
-        again, by_rows = False, found is None
-        if found is None:
+        looked_at = self._by_checksum(chunk, lake)
+        again, by_rows = False, looked_at is None
+        if looked_at is None:
             rows = lake.scratch / f"{chunk.number}.parquet"
-            found = self._reader.read_text(chunk, rows)
+            looked_at = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
             rows.unlink()
-        batch = self._reader.read(chunk) if again else self._land_empty(chunk, found)
+        batch = self._reader.read(chunk) if again else self._land_empty(chunk, looked_at)
         self._landed(batch)
-        return _Compared(found, batch, again, by_rows)
+        return _Compared(looked_at, batch, again, by_rows)
 
     def _by_checksum(self, chunk: PlannedChunk, lake: LakeRows) -> LookedAt | None:
         """Return the server's look at the chunk if the lake has the same checksum, else None."""
@@ -122,20 +122,20 @@ class ComparedReading:
         by_key = set(plan.by) <= set(table.key)
         if not has_checksum(table) or not (by_key or plan.chunks == 1):
             return None
-        found, checksum = self._reader.read_checksum(chunk)
-        return found if lake.has(checksum, plan.by, *chunk.bounds) else None
+        looked_at, checksum = self._reader.read_checksum(chunk)
+        return looked_at if lake.has(checksum, plan.by, *chunk.bounds) else None
 
-    def _land_empty(self, chunk: PlannedChunk, found: LookedAt) -> Manifest:
+    def _land_empty(self, chunk: PlannedChunk, looked_at: LookedAt) -> Manifest:
         landing = self._landing
         with BatchWriter(landing.store, landing.grid, chunk.plan.epoch, chunk.batch_id) as writer:
-            span = chunk.span(found.low, found.high, found.clock)
-            return writer.seal(chunk=span, relations=(found.relation,))
+            span = chunk.span(looked_at.low, looked_at.high, looked_at.clock)
+            return writer.seal(chunk=span, relations=(looked_at.relation,))
 
     def _end(
         self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
         """Land a delete of each key in ``gone``, below every change that a chunk had not seen."""
-        lowest = min((each.found for each in read), key=lambda found: found.low)
+        lowest = min((each.looked_at for each in read), key=lambda looked_at: looked_at.low)
         high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
         landing = self._landing
         first = landing.ordinals.take(len(gone))
@@ -155,12 +155,13 @@ class ComparedReading:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A compared chunk: how it was ``found``, and its batch, which has rows only if it was read ``again``.
+    """A compared chunk: what was read of it (``looked_at``), and its batch, which has rows only if it was
+    read ``again``.
 
     ``by_rows``: it was compared row by row.
     """
 
-    found: LookedAt
+    looked_at: LookedAt
     batch: Manifest
     again: bool
     by_rows: bool

@@ -54,26 +54,26 @@ def write_text_rows(
         cursor.execute(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {listed} FROM {rows}")
         while True:
             cursor.execute(f"FETCH {_ROWS_AT_ONCE} FROM {_CURSOR}")
-            found = cursor.fetchall()
-            if not found:
+            fetched_rows = cursor.fetchall()
+            if not fetched_rows:
                 break
-            columns = [list(values) for values in zip(*found, strict=True)]
+            columns = [list(values) for values in zip(*fetched_rows, strict=True)]
             arrays = [pa.array(values, pa.string()) for values in columns]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            written += len(found)
-            fetched(len(found))
+            written += len(fetched_rows)
+            fetched(len(fetched_rows))
         cursor.execute(f"CLOSE {_CURSOR}")
     return written
 
 
 def _expressions(contract: TableContract) -> list[tuple[str, str]]:
-    found = [(column.name, _text_of(identifier(column.name))) for column in contract.source_columns]
-    found += [
+    expressions = [(column.name, _text_of(identifier(column.name))) for column in contract.source_columns]
+    expressions += [
         (f"{JSON_PREFIX}{column.name}", f"to_json({identifier(column.name)})::text")
         for column in contract.source_columns
         if column.type.kind in ARRAYS
     ]
-    return found
+    return expressions
 
 
 def _text_of(column: str) -> str:

@@ -96,10 +96,10 @@ def cut(
             cursor.execute(
                 f"SELECT {texts} FROM {name}{condition} ORDER BY {listed} OFFSET {rows - 1} LIMIT 1"
             )
-            found = cursor.fetchone()
-        if found is None:
+            bound_row = cursor.fetchone()
+        if bound_row is None:
             return
-        bound = tuple(found)
+        bound = tuple(bound_row)
         yield bound
 
 
@@ -122,12 +122,12 @@ def where(
     """Return the condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the
     ``others``.
     """
-    left = f"({', '.join(identifier(name) for name in by)})"
+    key_columns = f"({', '.join(identifier(name) for name in by)})"
     conditions = [*others]
     if start is not None:
-        conditions.append(f"{left} > {_row(start, types)}")
+        conditions.append(f"{key_columns} > {_row(start, types)}")
     if end is not None:
-        conditions.append(f"{left} <= {_row(end, types)}")
+        conditions.append(f"{key_columns} <= {_row(end, types)}")
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
@@ -209,16 +209,17 @@ def key_range(
                 f"{table.name}. Ranges are for keys of integers, uuid, date, and text in the collation C.",
             )
     known = tuple(kind for kind in kinds if kind is not None)
-    found = KeyRange(
+    bounds = KeyRange(
         known,
         None if start is None else _canonical(connection, table, relation, start),
         None if end is None else _canonical(connection, table, relation, end),
     )
-    if found.is_empty:
+    if bounds.is_empty:
         raise NoKeyRange(
-            f"The range of keys ends before it starts: {found}.", fix="Swap the values of --from and --to."
+            f"The range of keys ends before it starts: {bounds}.",
+            fix="Swap the values of --from and --to.",
         )
-    return found
+    return bounds
 
 
 def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | None, ...]:
@@ -228,7 +229,7 @@ def kinds_of(relation: CatalogRelation, columns: Sequence[str]) -> tuple[str | N
 
 def conditions(table: TableContract, relation: CatalogRelation, scope: KeyRange) -> tuple[str, ...]:
     """Return the SQL conditions of the rows whose keys lie in ``scope``."""
-    found = []
+    compared_keys = []
     for bound, compared in ((scope.start, ">="), (scope.end, "<=")):
         if bound is not None:
             names = ", ".join(identifier(name) for name in table.key[: len(bound)])
@@ -236,8 +237,8 @@ def conditions(table: TableContract, relation: CatalogRelation, scope: KeyRange)
                 f"CAST({literal(value)} AS {_type(relation, name)})"
                 for name, value in zip(table.key, bound, strict=False)
             )
-            found.append(f"({names}) {compared} ({values})")
-    return tuple(found)
+            compared_keys.append(f"({names}) {compared} ({values})")
+    return tuple(compared_keys)
 
 
 def _type(relation: CatalogRelation, column: str) -> str:
@@ -248,20 +249,20 @@ def _canonical(
     connection: Connection, table: TableContract, relation: CatalogRelation, values: Sequence[str]
 ) -> tuple[str, ...]:
     """Return ``values`` as the server writes them: ``007`` is ``7``."""
-    found = []
+    texts = []
     for column, value in zip(table.key, values, strict=False):
         of_type = _type(relation, column)
         try:
             with source_errors(f"reading a key of {table.full_name}"), connection.cursor() as cursor:
                 # A text that is too long for the column would be cut by a cast to its type with the length.
                 cursor.execute(f"SELECT CAST({literal(value)} AS {of_type.partition('(')[0]})::text")
-                found.append(cursor.fetchone()[0])
+                texts.append(cursor.fetchone()[0])
         except psycopg2.DataError as error:
             raise NoKeyRange(
                 f"{value!r} is no value of column {column} of {table.full_name}: {first_line(error)}.",
                 fix=f"Give a value of type {of_type}.",
             ) from error
-    return tuple(found)
+    return tuple(texts)
 
 
 def by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
@@ -278,9 +279,9 @@ def by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
             " AND current_setting('server_encoding') = 'UTF8'",
             (table.schema, table.table, column),
         )
-        found = cursor.fetchone()
-    if found is None:
+        collation = cursor.fetchone()
+    if collation is None:
         return False
-    collate, provider = found
+    collate, provider = collation
     # The collations that are built into the server order by code points; ICU has another order by any name.
     return provider == "b" or (provider == "c" and collate in _BYTE_ORDER)

@@ -112,8 +112,8 @@ class ParallelReading:
     def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
         """Land the snapshot end: every chunk has landed."""
         landing = self._landing
-        found = [landing.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
-        chunks = [chunk for chunk in found if chunk is not None]
+        landed = [landing.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
+        chunks = [chunk for chunk in landed if chunk is not None]
         lowest = min(chunks, key=lambda chunk: chunk.low)
         high = max(chunk.high for chunk in chunks)
         event = LandedEvent(
@@ -162,23 +162,23 @@ class MovedReading:
         Returns the highest LSN that was seen; None if nothing was read or ``stop`` came. Call it until it
         finds nothing, because a key may change again meanwhile.
         """
-        of = {table.name: table for table in tables}
-        left = [
-            (of[plan.table], plan)
+        table_of = {table.name: table for table in tables}
+        unsearched = [
+            (table_of[plan.table], plan)
             for plan in plans
-            if plan.table in of and plan.snapshot_id not in self._searched
+            if plan.table in table_of and plan.snapshot_id not in self._searched
         ]
-        self.settled = not left
-        passed = [(table, plan) for table, plan in left if self._has_passed(plan)]
+        self.settled = not unsearched
+        passed = [(table, plan) for table, plan in unsearched if self._has_passed(plan)]
         if not passed:
             return None
         chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(self._epoch))]
         try:
-            found = [self._read(table, plan, chunks, landing, stop) for table, plan in passed]
+            highs = [self._read(table, plan, chunks, landing, stop) for table, plan in passed]
         except Stopped:
             return None
-        self.settled = all(plan.snapshot_id in self._searched for _, plan in left)
-        return max((high for high in found if high is not None), default=None)
+        self.settled = all(plan.snapshot_id in self._searched for _, plan in unsearched)
+        return max((high for high in highs if high is not None), default=None)
 
     def search_again(self, snapshot_id: str) -> None:
         """Search again: one more chunk was read of a snapshot that was searched already."""

@@ -155,20 +155,20 @@ class PartitionWatch:
         Returns the highest LSNs that the reads saw.
         """
         known = self._records.read(table.name)
-        found = difference(now if known is None else known.partitions, now)
-        if found.left:
-            reason = f"partition {', '.join(found.left)}"
+        changes = difference(now if known is None else known.partitions, now)
+        if changes.left:
+            reason = f"partition {', '.join(changes.left)}"
             _log.warning("%s is read again, as %s", table.full_name, reason)
-            self._lost.found(table.name, reason, self._certain_of(table))
+            self._lost.add(table.name, reason, self._certain_of(table))
             self._requests.write(table.name, reason)
             return []
         highs = []
-        for oid in found.new:
+        for oid in changes.new:
             condition = rows_of(connection, oid)
             if condition is None or not self._any(connection, table, condition):
                 continue
             new = now[oid].name
-            self._lost.found(
+            self._lost.add(
                 table.name, f"partition {new} came with rows", self._certain_of(table), whole=False
             )
             if landing is None:
@@ -194,5 +194,5 @@ class PartitionWatch:
         name = source_of_rows(table.schema, table.table, relation)
         with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
-            (found,) = cursor.fetchone()
-        return bool(found)
+            (exists,) = cursor.fetchone()
+        return bool(exists)

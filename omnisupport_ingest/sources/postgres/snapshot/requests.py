@@ -151,17 +151,17 @@ class DueSnapshots:
         begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
         requests = self._requests.read()
         read = self._read_before()
-        found = []
+        due = []
         for table in self._tables:
             of_table = [plan for plan in begun if plan.table == table.name]
             requested = tuple(request for request in requests if request.table == table.name)
             whole = self._whole(table, of_table, requested, read)
             if whole is not None:
-                found.append(whole)
+                due.append(whole)
             if whole is None or whole.plan is not None:
-                found += [Wanted(table, plan, plan.reason, plan.scope) for plan in of_table if plan.scope]
-                found += [Wanted(table, None, each.reason, each.scope, (each,)) for each in requested]
-        return found
+                due += [Wanted(table, plan, plan.reason, plan.scope) for plan in of_table if plan.scope]
+                due += [Wanted(table, None, each.reason, each.scope, (each,)) for each in requested]
+        return due
 
     def _whole(
         self,

@@ -131,10 +131,10 @@ def read_high(connection: Connection) -> Lsn:
 def widened(xid: int, near: int) -> int:
     """Return the 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
     span = 1 << 32
-    found = near - near % span + xid
-    if found - near > span // 2:
-        return found - span
-    return found + span if near - found > span // 2 else found
+    wide = near - near % span + xid
+    if wide - near > span // 2:
+        return wide - span
+    return wide + span if near - wide > span // 2 else wide
 
 
 def page_end(insert: Lsn) -> Lsn:

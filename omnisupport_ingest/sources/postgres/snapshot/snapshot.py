@@ -262,7 +262,7 @@ class Snapshots:
                 cursor.execute("ROLLBACK")
         # Taken before any row's: the snapshot end must end older lives, not those of its rows.
         ordinal = ordinals.take()
-        made = SnapshotPlan(
+        new_plan = SnapshotPlan(
             snapshot_id=f"{ordinal & 0xFFFFFFFFFFFF:012x}",
             epoch=self._epoch,
             table=table.name,
@@ -277,12 +277,12 @@ class Snapshots:
             scope=scope,
             storage=storage if by == (CTID,) else None,
         )
-        self._plans.write(made)
+        self._plans.write(new_plan)
         if scope is None:
             self._partitions.will_be_read(table, partitions)
         for request in wanted.answers:
             self._requests.clear(request)
-        return made
+        return new_plan
 
 
 def _begin(connection: Connection, table: TableContract, stop: threading.Event) -> bool:
@@ -297,8 +297,8 @@ def _begin(connection: Connection, table: TableContract, stop: threading.Event) 
 
 
 def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
-    of = dict(zip(relation.columns, relation.types, strict=True)) | {CTID: "tid"}
-    return tuple(of[name] for name in by)
+    type_of = dict(zip(relation.columns, relation.types, strict=True)) | {CTID: "tid"}
+    return tuple(type_of[name] for name in by)
 
 
 def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> bool:

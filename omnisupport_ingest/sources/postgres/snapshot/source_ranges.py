@@ -134,10 +134,10 @@ class SourceRanges:
         rows = self._hashed(self._where(spans), k=self._value)
         sums = ", ".join(f"sum({row_number(number)})::text" for number in (1, 2))
         query = f"SELECT {bucket}, count(*), {sums} FROM ({rows}) AS hashed GROUP BY 1"
-        found = [RowChecksum(0, 0, 0)] * (len(cuts) + 1)
+        checksums = [RowChecksum(0, 0, 0)] * (len(cuts) + 1)
         for number, *of_range in self._ask(query):
-            found[number] = RowChecksum(*map(int, of_range))
-        return found
+            checksums[number] = RowChecksum(*map(int, of_range))
+        return checksums
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
         """Return the numbers of every row in ``spans``, by its key."""
@@ -145,10 +145,10 @@ class SourceRanges:
 
     def numbers_of(self, keys: Collection[Key]) -> dict[Key, RowNumbers]:
         """Return the numbers of the rows with ``keys``, as far as there are any."""
-        found: dict[Key, RowNumbers] = {}
+        numbers: dict[Key, RowNumbers] = {}
         for where in self._with_keys(keys):
-            found |= self._numbers(where)
-        return found
+            numbers |= self._numbers(where)
+        return numbers
 
     def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
         """Write the rows with ``keys`` to files in ``folder`` (``write_text_rows``), for their owner only."""
@@ -190,15 +190,15 @@ class SourceRanges:
         return hashed(self.connection, columns, f"{self.rows}{where}", **kept)
 
     def _where(self, spans: Sequence[KeySpan]) -> str:
-        found = []
+        ranges = []
         for span in spans:
             bounds = [
                 f"{self.column} {compared} {literal(bound)}::{self.cast}"
                 for bound, compared in ((span.start, ">="), (span.end, "<"))
                 if bound is not None
             ]
-            found.append(f"({' AND '.join(bounds)})" if bounds else "true")
-        return f" WHERE ({' OR '.join(found)}){self._alive}"
+            ranges.append(f"({' AND '.join(bounds)})" if bounds else "true")
+        return f" WHERE ({' OR '.join(ranges)}){self._alive}"
 
     @property
     def _alive(self) -> str:
@@ -218,5 +218,5 @@ class SourceRanges:
         about = self.contract.full_name
         with source_errors(f"working out checksums of {about}"), self.connection.cursor() as cursor:
             cursor.execute(query)
-            found: list[tuple[Any, ...]] = cursor.fetchall()
-        return found
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows

@@ -218,10 +218,11 @@ class Follower:
     def _begin(self, transaction: Begin) -> None:
         expected = self._expected
         if expected is not None:
-            found = (Lsn(transaction.commit_lsn), transaction.xid, transaction.commit_ts)
-            if found != (expected.commit_lsn, expected.xid, expected.commit_ts):
+            received = (Lsn(transaction.commit_lsn), transaction.xid, transaction.commit_ts)
+            if received != (expected.commit_lsn, expected.xid, expected.commit_ts):
                 raise not_resent(
-                    expected, f"transaction {found[1]} that committed at {found[0]}, {found[2].isoformat()}"
+                    expected,
+                    f"transaction {received[1]} that committed at {received[0]}, {received[2].isoformat()}",
                 )
             self._expected = None
             self._passing_over = True

@@ -124,8 +124,8 @@ class KeptTransaction:
                     if message[_XID_AT:_XID_END] != subxid:
                         subxid = message[_XID_AT:_XID_END]
                         number = np.uint32(int.from_bytes(subxid, "big"))
-                        place = int(np.searchsorted(rolled_back, number))
-                        is_out = place < len(rolled_back) and bool(rolled_back[place] == number)
+                        index = int(np.searchsorted(rolled_back, number))
+                        is_out = index < len(rolled_back) and bool(rolled_back[index] == number)
                     if is_out:
                         skipped += 1
                         if skipped % _SKIPPED_AT_ONCE == 0:
@@ -305,12 +305,12 @@ class InProgress:
         The server counts on the description that it sent last, not on the one that was passed on last.
         """
         newer = []
-        for mine in {each.oid: each for each in transaction.descriptions}.values():
-            latest = self._latest.get(mine.oid)
-            if latest is not None and latest.arrival > mine.arrival:
+        for description in {each.oid: each for each in transaction.descriptions}.values():
+            latest = self._latest.get(description.oid)
+            if latest is not None and latest.arrival > description.arrival:
                 newer.append(latest.message)
             else:
-                self._latest[mine.oid] = mine
+                self._latest[description.oid] = description
         return newer
 
     def _known(self, xid: int) -> KeptTransaction:

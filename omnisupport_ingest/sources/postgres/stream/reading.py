@@ -110,8 +110,8 @@ class StreamReading:
         messages = InProgress(stream.read, self.scratch, stream.rows)
         try:
             # From here on nobody else can move the slot, but somebody may have done so since the proof.
-            if (held := slot_facts(self.connection, epoch.slot)) is not None:
-                require_unmoved(held, resume.end_of_chain)
+            if (slot := slot_facts(self.connection, epoch.slot)) is not None:
+                require_unmoved(slot, resume.end_of_chain)
             roots = PartitionRoots(
                 self.connection, epoch.store.folder, epoch.number, tables.all, epoch.published.lost
             )
@@ -140,8 +140,10 @@ class StreamReading:
         decoding_memory = settings.stream_above_bytes if in_progress else None
         replication = connect_replication(epoch.dsn, decoding_memory=decoding_memory)
         if epoch.record.facts is not None:
-            here = identify(replication)
-            require_same_server(epoch.record.facts, here.system_identifier, here.timeline, here.database)
+            server = identify(replication)
+            require_same_server(
+                epoch.record.facts, server.system_identifier, server.timeline, server.database
+            )
         return WalStream(
             replication,
             epoch.slot,
