@@ -16,7 +16,7 @@ import click
 from bench.first_sync import run_sync
 from bench.processes import processor_seconds, spent
 from bench.source import Source, add_tickets, source
-from omnisupport_ingest.equality.checking import Asked, check_source
+from omnisupport_ingest.equality.checking import CheckOptions, check_source
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 
@@ -53,7 +53,9 @@ def _checked(server: Source, home: Path, rows_at_once: int | None) -> str:
 
     server.settle()
     with _watched(postmaster) as latest:
-        (checked,) = check_source(Workspace.open(settings), Asked(("tickets",), rows_at_once, advance=landed))
+        (checked,) = check_source(
+            Workspace.open(settings), CheckOptions(("tickets",), rows_at_once, advance=landed)
+        )
     theirs, wall, ours = began[-1]
     note = checked.note
     return (

@@ -97,7 +97,7 @@ def _print(change: RowChange, contract: TableContract, *, as_json: bool) -> None
         click.echo(json.dumps(_document(change, contract), ensure_ascii=False, default=_plain))
         return
     at = f"{change.at:%Y-%m-%d %H:%M:%S}"
-    click.echo(f"{at} {change.kind:<6} {change.key} at {change.position}: {_told(change, contract)}")
+    click.echo(f"{at} {change.kind:<6} {change.key} at {change.position}: {_shown_changes(change, contract)}")
 
 
 def _document(change: RowChange, contract: TableContract) -> dict[str, Any]:
@@ -110,25 +110,25 @@ def _document(change: RowChange, contract: TableContract) -> dict[str, Any]:
         "position": str(change.position),
         "before": change.before,
         "unresolved_before": sorted(change.unresolved_before),
-        "not_told": sorted(change.not_told),
+        "not_told": sorted(change.hidden),
         "row": change.row,
     }
 
 
-def _told(change: RowChange, contract: TableContract) -> str:
-    told, every = [], change.kind != "update" and not (change.before or change.unresolved_before)
+def _shown_changes(change: RowChange, contract: TableContract) -> str:
+    parts, every = [], change.kind != "update" and not (change.before or change.unresolved_before)
     for name in contract.column_names:
         old, now = _old(change, name), _now(change, name)
         if old is not None:
-            told.append(f"{name} {old}" if old == now else f"{name} {old} → {now}")
+            parts.append(f"{name} {old}" if old == now else f"{name} {old} → {now}")
         elif every and name not in contract.key and now != _NULL:
-            told.append(f"{name} {now}")
-    return ", ".join(told)
+            parts.append(f"{name} {now}")
+    return ", ".join(parts)
 
 
 def _old(change: RowChange, name: str) -> str | None:
     """What people read of the value before; None where the column has not changed."""
-    if name in change.not_told:
+    if name in change.hidden:
         return _NOT_SHOWN
     if name in change.unresolved_before:
         return _UNRESOLVED
@@ -136,7 +136,7 @@ def _old(change: RowChange, name: str) -> str | None:
 
 
 def _now(change: RowChange, name: str) -> str:
-    if name in change.not_told and name not in change.row:
+    if name in change.hidden and name not in change.row:
         return _NOT_SHOWN
     return _UNRESOLVED if name in change.unresolved else _short(change.value(name))
 

@@ -22,10 +22,10 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
 
     Returns the exit code.
     """
-    from omnisupport_ingest.equality.checking import Asked, check_source
+    from omnisupport_ingest.equality.checking import CheckOptions, check_source
     from omnisupport_ingest.read.verified import DIFFERS, EQUAL
 
-    checked = check_source(workspace, Asked(tables))
+    checked = check_source(workspace, CheckOptions(tables))
     requested = {
         each.contract.name: _repaired(workspace, each)
         for each in checked
@@ -43,9 +43,9 @@ def _repaired(workspace: Workspace, checked: Checked) -> list[str]:
     """Request what differs; return the requests in words."""
     from omnisupport_ingest.equality.repairing import request_repair
 
-    assert checked.found is not None, "a table that differs has been compared"
+    assert checked.differing is not None, "a table that differs has been compared"
     reason = f"verify --repair: {checked.note.why}"
-    return [str(each) for each in request_repair(workspace, checked.contract, checked.found, reason)]
+    return [str(each) for each in request_repair(workspace, checked.contract, checked.differing, reason)]
 
 
 def _document(checked: Checked, requested: dict[str, list[str]]) -> dict[str, Any]:
@@ -78,16 +78,16 @@ def _show(checked: Checked, requested: dict[str, list[str]]) -> None:
 def _details(checked: Checked) -> Iterator[str]:
     from omnisupport_ingest.read.verified import DIFFERS
 
-    note, found = checked.note, checked.found
+    note, differing = checked.note, checked.differing
     if note.rows:
         yield f"{render.counted(note.rows, 'row')} compared in {note.seconds:.1f} s"
     if note.left_out:
         yield f"{render.counted(note.left_out, 'key')} left out, as they changed meanwhile"
-    if left := _columns_left_out(checked):
-        yield f"not compared, as the lake writes them otherwise: {', '.join(left)}"
-    if note.state == DIFFERS and found is not None:
-        keys = [", ".join(key) for key in found.keys[:_KEYS_SHOWN]]
-        more = " …" if len(found.keys) > _KEYS_SHOWN else ""
+    if columns := _columns_left_out(checked):
+        yield f"not compared, as the lake writes them otherwise: {', '.join(columns)}"
+    if note.state == DIFFERS and differing is not None:
+        keys = [", ".join(key) for key in differing.keys[:_KEYS_SHOWN]]
+        more = " …" if len(differing.keys) > _KEYS_SHOWN else ""
         if keys:
             yield f"keys: {'; '.join(keys)}{more}"
         yield "Read them again: omnisupport-ingest verify --repair"

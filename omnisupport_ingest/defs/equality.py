@@ -13,7 +13,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.equality.checking import Asked, Checked, check_source, not_comparable
+from omnisupport_ingest.equality.checking import Checked, CheckOptions, check_source, not_comparable
 from omnisupport_ingest.equality.standing import protected_key
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import verified_in_words
@@ -93,7 +93,7 @@ def _checked(
     own = Workspace.open(log_settings(workspace.settings, definition))
     names = tuple(contract.name for contract in contracts)
     try:
-        return check_source(own, Asked(names, own.settings.verify_rows))
+        return check_source(own, CheckOptions(names, own.settings.verify_rows))
     except SourceUnavailable as error:
         why = f"the source does not answer: {error.problem}"
     except PreflightFailed as error:
@@ -122,8 +122,8 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
         metadata["verified_through_lsn"] = dg.MetadataValue.text(f"{through.lsn} of epoch {through.epoch}")
         metadata["verified_through"] = dg.MetadataValue.timestamp(through.at)
     personal = any(contract.column(name).personal for name in contract.key)
-    if checked.found is not None and checked.found.keys and not personal:
-        shown = [", ".join(key) for key in checked.found.keys[:_KEYS_SHOWN]]
+    if checked.differing is not None and checked.differing.keys and not personal:
+        shown = [", ".join(key) for key in checked.differing.keys[:_KEYS_SHOWN]]
         metadata["keys"] = dg.MetadataValue.json(shown)
     differs = note.state == DIFFERS
     help_of = " Read them again: omnisupport-ingest verify --repair" if differs else ""

@@ -117,11 +117,11 @@ def _of_cut(
     # Parts come in the order of keys. No row between two spans is counted.
     cuts = [part.start for part in parts if part.start is not None]
     theirs, ours = _both(source, lake, cuts, inside)
-    place = {cut: number for number, cut in enumerate(cuts, start=1)}
+    number_of = {cut: number for number, cut in enumerate(cuts, start=1)}
     wrong: dict[KeySpan, dict[KeySpan, int]] = {span: {} for span in inside}
     for span, of_span in parts_of.items():
         for part in of_span:
-            number = 0 if part.start is None else place[part.start]
+            number = 0 if part.start is None else number_of[part.start]
             if theirs[number] != ours[number]:
                 wrong[span][part] = max(theirs[number].rows, ours[number].rows)
     return wrong
@@ -160,13 +160,13 @@ class Remaining:
         for key, numbers in self.left_out.items():
             if any(self._holds(span, key[0]) for span in spans):
                 away.setdefault(bisect_right(edges, self._order(key[0])), []).append(numbers)
-        found = self.side.sums(cuts, spans)
-        return [each.without(away.get(place, ())) for place, each in enumerate(found)]
+        checksums = self.side.sums(cuts, spans)
+        return [each.without(away.get(index, ())) for index, each in enumerate(checksums)]
 
     def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
         """As the side has them, less what is left out."""
-        found = self.side.numbers(spans)
-        return {key: numbers for key, numbers in found.items() if key not in self.left_out}
+        numbers_of = self.side.numbers(spans)
+        return {key: numbers for key, numbers in numbers_of.items() if key not in self.left_out}
 
     def _holds(self, span: KeySpan, first: str) -> bool:
         at = self._order(first)

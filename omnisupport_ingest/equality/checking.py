@@ -58,11 +58,11 @@ class Checked:
 
     contract: TableContract
     note: Verified
-    found: Differing | None = None
+    differing: Differing | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckOptions:
     """What to check: tables by name (all if empty), in parts of at most ``rows_at_once`` rows (None: whole).
 
     ``patience`` in seconds. ``advance`` is called before the lake is waited for: without it capture and
@@ -75,7 +75,7 @@ class Asked:
     advance: Callable[[], None] = lambda: None
 
 
-def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
+def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
     """Check tables of the configured log source, and write down what is known now.
 
     Raises ``SourceUnavailable`` and what connecting raises. Whatever else keeps a table from being compared
@@ -86,12 +86,12 @@ def check_source(workspace: Workspace, asked: Asked) -> list[Checked]:
     contracts = [
         each
         for each in workspace.contracts.of_source(source)
-        if not asked.tables or each.name in asked.tables
+        if not options.tables or each.name in options.tables
     ]
-    first = _Round(workspace, asked, {}).run(contracts)
+    first = _Round(workspace, options, {}).run(contracts)
     suspects = {each.contract.name: each for each in first if each.note.state == DIFFERS}
     if suspects:
-        again = _Round(workspace, asked, suspects).run([each.contract for each in suspects.values()])
+        again = _Round(workspace, options, suspects).run([each.contract for each in suspects.values()])
         second = {each.contract.name: each for each in again}
         first = [_confirmed(workspace, each, second.get(each.contract.name)) for each in first]
     for each in first:
@@ -112,20 +112,20 @@ class _Round:
     """One look at the source. ``suspects``: what differed in the round before, to be looked at alone."""
 
     workspace: Workspace
-    asked: Asked
+    options: CheckOptions
     suspects: dict[str, Checked]
 
     def run(self, contracts: Sequence[TableContract]) -> list[Checked]:
         settings, done = self.workspace.settings, []
         dsn = source_dsn(settings, self.workspace.home)
         try:
-            with source_at(dsn, settings.publication, self.asked.patience) as source:
-                self.asked.advance()
-                deadline = time.monotonic() + self.asked.patience
+            with source_at(dsn, settings.publication, self.options.patience) as source:
+                self.options.advance()
+                deadline = time.monotonic() + self.options.patience
                 for contract in contracts:
                     done.append(self._table(contract, source, deadline))
         except SlotNotMade:
-            why = f"transactions that may write are under way for more than {self.asked.patience:.0f} s"
+            why = f"transactions that may write are under way for more than {self.options.patience:.0f} s"
             done = [not_comparable(self.workspace, each, why) for each in contracts]
         return done
 
@@ -148,12 +148,12 @@ class _Round:
         return not_comparable(self.workspace, contract, why, time.monotonic() - began)
 
     def _compared(self, contract: TableContract, source: SourceAt, deadline: float, began: float) -> Checked:
-        held = comparable(self.workspace, contract, source.lsn, deadline)
-        moment = Moment(held.epoch, source.lsn, source.at)
+        compared = comparable(self.workspace, contract, source.lsn, deadline)
+        moment = Moment(compared.epoch, source.lsn, source.at)
         run = self.workspace.home.run
         with (
             TemporaryDirectory(prefix=f"{_SCRATCH}{ProcessIdentity.current().text}-", dir=run) as scratch,
-            DimensionRanges(contract, held.version.files, Path(scratch)) as lake,
+            DimensionRanges(contract, compared.version.files, Path(scratch)) as lake,
         ):
             unresolved = lake.unresolved_keys(MOST_LEFT_OUT + 1)
             if len(unresolved) > MOST_LEFT_OUT:
@@ -161,51 +161,55 @@ class _Round:
                     f"more than {MOST_LEFT_OUT:,} rows have columns that no accepted event carries",
                     fix="omnisupport-ingest quarantine list",
                 )
-            left_out = {*held.moved, *unresolved}
-            lake.leave_out(held.moved)
+            left_out = {*compared.moved, *unresolved}
+            lake.leave_out(compared.moved)
             rows = source.table(contract)
             remaining = Remaining(rows, rows.numbers_of(left_out), by_number(contract))
             cuts = lake.even_cuts()
             span = self._span(contract, cuts)
             inner = [cut for cut in cuts[1:] if _inside(span, cut, by_number(contract))]
-            found = differing(remaining, lake, span, inner)
-            if found.keys:
-                files = rows.write_rows(found.keys, Path(scratch))
-                found = found.without(set().union(*(lake.same_rows(file) for file in files)))
-        note = self._note(contract, moment, span, found)
-        note = replace(note, left_out=len(held.moved), seconds=round(time.monotonic() - began, 2))
-        why_not = nothing_shown(note, found.rows, len(held.moved), len(unresolved))
+            differing_rows = differing(remaining, lake, span, inner)
+            if differing_rows.keys:
+                files = rows.write_rows(differing_rows.keys, Path(scratch))
+                differing_rows = differing_rows.without(
+                    set().union(*(lake.same_rows(file) for file in files))
+                )
+        note = self._note(contract, moment, span, differing_rows)
+        note = replace(note, left_out=len(compared.moved), seconds=round(time.monotonic() - began, 2))
+        why_not = nothing_shown(note, differing_rows.rows, len(compared.moved), len(unresolved))
         if why_not is not None:
             unknown = not_comparable(self.workspace, contract, why_not, note.seconds).note
-            note = replace(unknown, rows=found.rows, left_out=len(held.moved))
-        return Checked(contract, note, found)
+            note = replace(unknown, rows=differing_rows.rows, left_out=len(compared.moved))
+        return Checked(contract, note, differing_rows)
 
     def _span(self, contract: TableContract, cuts: Sequence[str]) -> KeySpan:
         """The keys to compare: all, what differed before, or the next part."""
         if contract.name in self.suspects:
-            found = self.suspects[contract.name].found
-            spans = found.spans if found is not None else ()
+            differing_rows = self.suspects[contract.name].differing
+            spans = differing_rows.spans if differing_rows is not None else ()
             return KeySpan(spans[0].start, spans[-1].end) if spans else EVERY_KEY
-        most = self.asked.rows_at_once
+        most = self.options.rows_at_once
         if most is None or len(cuts) * ROWS_BETWEEN_CUTS <= most:
             return EVERY_KEY
         before = verified_of(self.workspace.home, contract)
         start = before.resume_at if before is not None else None
         order = int if by_number(contract) else str
-        place = 0 if start is None else bisect_left([order(cut) for cut in cuts], order(start))
-        end = place + max(1, most // ROWS_BETWEEN_CUTS)
+        first = 0 if start is None else bisect_left([order(cut) for cut in cuts], order(start))
+        end = first + max(1, most // ROWS_BETWEEN_CUTS)
         return KeySpan(start, cuts[end] if end < len(cuts) else None)
 
-    def _note(self, contract: TableContract, moment: Moment, span: KeySpan, found: Differing) -> Verified:
+    def _note(
+        self, contract: TableContract, moment: Moment, span: KeySpan, differing_rows: Differing
+    ) -> Verified:
         before = verified_of(self.workspace.home, contract)
         through, began = (before.through, before.round) if before is not None else (None, None)
-        note = Verified(contract.name, EQUAL, datetime.now(UTC), found.rows, through=through)
-        if found.spans:
-            why = f"{_differ(found)} from the source at LSN {moment.lsn}"
+        note = Verified(contract.name, EQUAL, datetime.now(UTC), differing_rows.rows, through=through)
+        if differing_rows.spans:
+            why = f"{_differ(differing_rows)} from the source at LSN {moment.lsn}"
             return replace(
                 note,
                 state=DIFFERS,
-                differing=len(found.keys),
+                differing=len(differing_rows.keys),
                 why=why,
                 round=began,
                 resume_at=before.resume_at if before is not None else None,
@@ -262,27 +266,27 @@ def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:
     return above and (span.end is None or order(cut) < order(span.end))  # type: ignore[operator]
 
 
-def _differ(found: Differing) -> str:
+def _differ(differing_rows: Differing) -> str:
     """The rows that differ, with the verb."""
-    if not found.keys:
-        ranges = len(found.spans)
+    if not differing_rows.keys:
+        ranges = len(differing_rows.spans)
         return f"rows in {ranges:,} key range{'s' * (ranges != 1)} differ"
-    rows = len(found.keys)
-    verb = "differs" if rows == 1 and not found.more else "differ"
-    return f"{'more than ' * found.more}{rows:,} row{'s' * (rows != 1)} {verb}"
+    rows = len(differing_rows.keys)
+    verb = "differs" if rows == 1 and not differing_rows.more else "differ"
+    return f"{'more than ' * differing_rows.more}{rows:,} row{'s' * (rows != 1)} {verb}"
 
 
 def _confirmed(workspace: Workspace, first: Checked, second: Checked | None) -> Checked:
     """The result where ``second`` looked again at what differed."""
-    if second is None or first.found is None:
+    if second is None or first.differing is None:
         return first
-    if second.found is not None and second.note.state == DIFFERS:
-        keys = tuple(key for key in first.found.keys if key in set(second.found.keys))
-        more = first.found.more and second.found.more
+    if second.differing is not None and second.note.state == DIFFERS:
+        keys = tuple(key for key in first.differing.keys if key in set(second.differing.keys))
+        more = first.differing.more and second.differing.more
         if keys or more:
-            found = replace(second.found, keys=keys, more=more)
-            why = f"{_differ(found)} from the source, at two LSNs after one another"
-            return Checked(first.contract, replace(first.note, why=why, differing=len(keys)), found)
+            differing_rows = replace(second.differing, keys=keys, more=more)
+            why = f"{_differ(differing_rows)} from the source, at two LSNs after one another"
+            return Checked(first.contract, replace(first.note, why=why, differing=len(keys)), differing_rows)
     why = "what differed did not do so when it was looked at again; it was on its way"
     if second.note.state == NOT_COMPARABLE:
         why = f"what differed cannot be looked at again yet: {second.note.why}"

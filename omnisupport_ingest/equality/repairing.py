@@ -28,9 +28,9 @@ Bounds = tuple[Sequence[str] | None, Sequence[str] | None]
 
 
 def request_repair(
-    workspace: Workspace, contract: TableContract, found: Differing, reason: str
+    workspace: Workspace, contract: TableContract, differing: Differing, reason: str
 ) -> list[SnapshotRequest]:
-    """Request what ``found`` names; return the requests, those that stood already included.
+    """Request what ``differing`` names; return the requests, those that stood already included.
 
     Durable on return. Raises what connecting to the source raises.
     """
@@ -40,7 +40,7 @@ def request_repair(
         try:
             scopes: list[KeyRange | None] = [
                 key_range(connection, settings.publication, contract, *bounds)
-                for bounds in ranges_to_read(found, whole_numbers=by_number(contract))
+                for bounds in ranges_to_read(differing, whole_numbers=by_number(contract))
             ]
         except NoKeyRange:
             scopes = [None]
@@ -49,14 +49,14 @@ def request_repair(
     return [SnapshotRequest(contract.name, scope, reason, "") for scope in scopes]
 
 
-def ranges_to_read(found: Differing, *, whole_numbers: bool) -> list[Bounds]:
+def ranges_to_read(differing: Differing, *, whole_numbers: bool) -> list[Bounds]:
     """The ranges to read again: each differing key, neighbours together; ranges where keys are not all known.
 
     A pure function. An empty list if nothing differs.
     """
     ranges: list[Bounds]
-    if found.keys and not found.more:
-        ranges = list(_neighbours(found.keys, whole_numbers=whole_numbers))
+    if differing.keys and not differing.more:
+        ranges = list(_neighbours(differing.keys, whole_numbers=whole_numbers))
     else:
         ranges = [
             (
@@ -64,7 +64,7 @@ def ranges_to_read(found: Differing, *, whole_numbers: bool) -> list[Bounds]:
                 # Up to and with the end: a row more is read, and none is missed.
                 None if span.end is None else (span.end,),
             )
-            for span in found.spans
+            for span in differing.spans
         ]
     if len(ranges) > MOST_RANGES:
         return [(ranges[0][0], ranges[-1][1])]

@@ -91,7 +91,7 @@ def open_reading(
 ) -> Reading:
     """Find the position that ``at`` stands for, the same for all ``contracts``, which are of one source.
 
-    ``epoch``: of an LSN; null: the newest whose stream reached it. ``CannotRead`` if the arguments do
+    ``epoch``: of an LSN; None: the newest whose stream reached it. ``CannotRead`` if the arguments do
     not fit each other; ``TableIncomplete`` if a table has no state there, by name; ``NotTakenIn`` if
     the lake is behind.
     """
@@ -136,17 +136,17 @@ def _refuse_incomplete(
         return
     batches = landed.around_snapshots(position.epoch)
     lost = LostChanges(workspace.landing(source).folder, position.epoch).all()
-    found = [
+    faults = [
         incomplete
         for contract in contracts
         if (incomplete := incomplete_at(batches, contract.name, position, lost)) is not None
     ]
-    if not found:
+    if not faults:
         return
-    problems = " ".join(each.problem for each in found)
+    problems = " ".join(each.problem for each in faults)
     if landed.gap is not None and landed.gap.epoch == position.epoch:
         raise TableIncomplete(f"{problems} {landed.gap}", fix=landed.gap.fix)
-    raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in found)))
+    raise TableIncomplete(problems, fix=" ".join(dict.fromkeys(each.fix for each in faults)))
 
 
 def _below_which(
@@ -190,16 +190,16 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
         for window in files.deduped.windows()
         if window != OUT_OF_RANGE and (workspace.grid.end_of(window) > moment or files.withheld_in(window))
     ]
-    found = [file.uri for window in windows for file in files.deduped.files(window)]
-    found += [file.uri for window in windows for file in files.withheld_in(window)]
-    if not found:
+    uris = [file.uri for window in windows for file in files.deduped.files(window)]
+    uris += [file.uri for window in windows for file in files.withheld_in(window)]
+    if not uris:
         return None
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         lowest = connection.execute(
             "SELECT epoch, commit_lsn, ordinal FROM read_parquet(?, hive_partitioning = false) "
             "WHERE source_ts > ?::TIMESTAMPTZ ORDER BY ALL LIMIT 1",
-            [found, moment.isoformat()],
+            [uris, moment.isoformat()],
         ).fetchone()
     return None if lowest is None else Position(lowest[0], Lsn(lowest[1]), lowest[2])
 
@@ -210,16 +210,16 @@ def _end_of_stream(source: str, batches: Sequence[Manifest], moment: datetime) -
     newest = max(streams, key=lambda batch: (batch.epoch, batch.batch_id), default=None)
     mark = newest.arrival.watermark if newest is not None else None
     if newest is None or newest.stream is None or mark is None or mark < moment:
-        reached = "has not begun" if mark is None else f"is known up to {_told(mark)}"
+        reached = "has not begun" if mark is None else f"is known up to {_utc_text(mark)}"
         raise TableIncomplete(
-            f"The stream of {source} {reached}; what was committed until {_told(moment)} may still come.",
-            fix=("" if mark is None else f"Ask for {_told(mark)} or earlier, or wait. ")
+            f"The stream of {source} {reached}; what was committed until {_utc_text(moment)} may still come.",
+            fix=("" if mark is None else f"Ask for {_utc_text(mark)} or earlier, or wait. ")
             + "If capture is not running, start it (omnisupport-ingest up).",
         )
     return Position(newest.epoch, newest.stream.end_lsn, 0)
 
 
-def _told(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
@@ -231,18 +231,20 @@ def _above_all(batches: Sequence[Manifest]) -> Position:
 def _epoch_at(batches: Sequence[Manifest], lsn: Lsn) -> int:
     """The newest epoch whose stream has landed at ``lsn``; the newest of all if there is none."""
     streams = [(batch.epoch, batch.stream) for batch in batches if batch.stream is not None]
-    here = [epoch for epoch, span in streams if span.previous_end_lsn <= lsn < span.end_lsn]
-    return max(here or [batch.epoch for batch in batches])
+    reached = [epoch for epoch, span in streams if span.previous_end_lsn <= lsn < span.end_lsn]
+    return max(reached or [batch.epoch for batch in batches])
 
 
 def _refuse_behind(source: str, batches: Sequence[Manifest], files: EventFiles, below: Position) -> None:
     states = {window: files.deduped.state(window) for window in files.deduped.windows()}
-    held = {window: frozenset(state.batches) for window, state in states.items() if state is not None}
+    taken_batches = {
+        window: frozenset(state.batches) for window, state in states.items() if state is not None
+    }
     missing = {
         batch.batch_id
         for batch in batches
         for file in batch.files
-        if file.first < below and batch.batch_id not in held.get(file.window, ())
+        if file.first < below and batch.batch_id not in taken_batches.get(file.window, ())
     }
     if missing:
         raise NotTakenIn(
@@ -253,9 +255,9 @@ def _refuse_behind(source: str, batches: Sequence[Manifest], files: EventFiles, 
 
 
 def _below(position: Position) -> Column:
-    here = F.struct(
+    event_position = F.struct(
         F.lit(position.epoch).alias("epoch"),
         F.lit(position.commit_lsn.value).cast("bigint").alias("commit_lsn"),
         F.lit(position.ordinal).cast("bigint").alias("ordinal"),
     )
-    return F.struct("epoch", "commit_lsn", "ordinal") < here
+    return F.struct("epoch", "commit_lsn", "ordinal") < event_position

@@ -59,20 +59,20 @@ def write_tables(
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
         for contract in reading.contracts:
-            place = f"file://{states[contract.name]}"
-            reading.table(spark, contract).write.parquet(place)
-            counts[contract.name] = _counted(contract.name, spark.read.parquet(place))
-        found = []
+            uri = f"file://{states[contract.name]}"
+            reading.table(spark, contract).write.parquet(uri)
+            counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
+        written_tables = []
         for contract in reading.contracts:
             path = folder / f"{contract.name}.{form.value}"
             files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
             written = write_file(contract, files, path, form, deleted=deleted)
             note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
             count = counts[contract.name]
-            found.append(
+            written_tables.append(
                 TableAsOf(count.table, count.live, count.deleted, count.unresolved, str(path), written.bytes)
             )
-    return found
+    return written_tables
 
 
 def _counted(name: str, rows: DataFrame) -> TableAsOf:

@@ -91,10 +91,10 @@ class MovedOn:
             ).fetchone()
             assert row is not None
             wrong, moved, source_rows, current, deleted = row
-            found = connection.execute(
+            rows = connection.execute(
                 f"SELECT key, differing FROM pairs ORDER BY key LIMIT {SHOWN}"
             ).fetchall()
-        examples = [Difference(key, tuple(columns)) for key, columns in found]
+        examples = [Difference(key, tuple(columns)) for key, columns in rows]
         if stayed is not None:
             wrong += stayed.differences
             examples = sorted([*examples, *stayed.examples], key=lambda each: each.key)[:SHOWN]
@@ -165,8 +165,8 @@ class MovedOn:
     def _pairs(self) -> str:
         """Keys of which the dimension shows something else than it should, and in what."""
         contract, mark = self.contract, self.contract.soft_delete_column
-        here, there = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
-        both = f"{here} AND {there}"
+        in_lake, in_source = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
+        both = f"{in_lake} AND {in_source}"
         marked = "false" if mark is None else f"f.{named(mark)} IS NOT NULL"
         # What a row that has ended shows is not its source's any more.
         same_end = f"{both} AND l._cdc_is_deleted = f._cdc_is_deleted"
@@ -174,8 +174,8 @@ class MovedOn:
         too_few = f"{both} AND l._cdc_is_deleted AND NOT f._cdc_is_deleted"
         too_many = f"{both} AND f._cdc_is_deleted AND NOT l._cdc_is_deleted"
         reasons = [
-            f"CASE WHEN NOT ({here}) AND NOT f._cdc_is_deleted THEN 'missing in the lake' END",
-            f"CASE WHEN NOT ({there}) AND NOT l._cdc_is_deleted THEN 'not in the source' END",
+            f"CASE WHEN NOT ({in_lake}) AND NOT f._cdc_is_deleted THEN 'missing in the lake' END",
+            f"CASE WHEN NOT ({in_source}) AND NOT l._cdc_is_deleted THEN 'not in the source' END",
             f"CASE WHEN {too_many} THEN 'not in the source' END",
             f"CASE WHEN {too_few} THEN 'deleted in the lake' END",
             *(

@@ -149,7 +149,7 @@ def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins
     last = max(of_key, key=lambda each: each.position)
     alive = max((each.position for each in of_key if each.op in _LIVING), default=None)
     ending, begins = _bounds(of_key, ends.of(key), alive)
-    found = {name: _origin(ordered, counted, life, name, shape, ends) for name in shape.plain}
+    origins = {name: _origin(ordered, counted, life, name, shape, ends) for name in shape.plain}
     unresolved = life["_cdc_unresolved"] or ()
     return RowOrigins(
         key=key,
@@ -157,7 +157,7 @@ def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins
         ended_by=_at(counted, ending, key) if life["_ended"] and ending is not None else None,
         begins=begins,
         existence=EXISTENCE not in unresolved,
-        columns=found,
+        columns=origins,
         voided=voided,
     )
 
@@ -169,12 +169,12 @@ def former_keys(events: Iterable[KeyEvent]) -> set[str]:
 
 def _by_rank(events: Iterable[KeyEvent]) -> list[KeyEvent]:
     """The events so that their numbers order those of one position as the kernel orders their content."""
-    found = list(events)
-    table = Events(_table(list(enumerate(found)), None)) if found else None
+    listed = list(events)
+    table = Events(_table(list(enumerate(listed)), None)) if listed else None
     numbers = sorted(
-        range(len(found)), key=lambda row: (found[row].position, table.rank(row) if table else ())
+        range(len(listed)), key=lambda row: (listed[row].position, table.rank(row) if table else ())
     )
-    return [found[row] for row in numbers]
+    return [listed[row] for row in numbers]
 
 
 def _ends(events: Sequence[KeyEvent]) -> TableEnds:
@@ -200,7 +200,7 @@ def _life(
 ) -> dict[str, Any] | None:
     """The current life of ``key``, or the one that a key change ended at ``ended_at``: a row of
     ``current.lives_type`` with the numbers of deciding events (of ``ordered``) in its columns."""
-    number = {id(each): place for place, each in enumerate(ordered)}
+    number = {id(each): index for index, each in enumerate(ordered)}
     numbered = [(number[id(each)], each) for each in counted if each.key == key and each.op not in _TABLE]
     numbered += [
         (number[id(each)], replace(each, key=key, op=LEFT))
@@ -214,8 +214,8 @@ def _life(
     for batch in current_groups(batches, shape, ends):
         for row in batch.to_pylist():
             at = row["_cdc_ended_at"]
-            here = None if at is None else tuple(at.values())
-            if row["_cdc_kind"] == (KEY if ended_at is None else ENDED) and here == ended_at:
+            ended = None if at is None else tuple(at.values())
+            if row["_cdc_kind"] == (KEY if ended_at is None else ENDED) and ended == ended_at:
                 return dict(row)
     return None
 
@@ -237,12 +237,12 @@ def _origin(
             return Origin(column, None if number is None else ordered[int(number)], True, old_key)
         if column not in (current["_open"] or ()) or current["_from_key"] is None:
             break
-        key, place = current["_from_key"], tuple(current["_from_at"].values())
-        if (key, place) in seen:
+        key, moved_at = current["_from_key"], tuple(current["_from_at"].values())
+        if (key, moved_at) in seen:
             break
-        seen.add((key, place))
+        seen.add((key, moved_at))
         old_key = True
-        current = _life(ordered, counted, key, shape, ends, place)
+        current = _life(ordered, counted, key, shape, ends, moved_at)
     hiding = [each for each in counted if each.withheld and _hides(each, key, column)]
     newest = max(hiding, key=lambda each: each.position, default=None)
     return Origin(column, newest, False, old_key and newest is not None)
@@ -271,8 +271,8 @@ def _deletes(event: KeyEvent) -> bool:
 
 
 def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | None:
-    found = [each for each in events if each.position == position and not each.withheld]
-    return next((each for each in found if each.key == key), found[0] if found else None)
+    at_position = [each for each in events if each.position == position and not each.withheld]
+    return next((each for each in at_position if each.key == key), at_position[0] if at_position else None)
 
 
 def _table(numbered: Sequence[tuple[int, KeyEvent]], shape: Shape | None) -> pa.Table:

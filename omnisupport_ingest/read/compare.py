@@ -156,7 +156,7 @@ def events_since(contract: TableContract, sample: Sample, columns: str, *, withh
     )
     # The accepted events are partitioned by table, so the column is not in their files.
     of_table = f"{since} AND source_table = {text(contract.table)}"
-    found = []
+    selects = []
     for files, where, quarantined in (
         (sample.events, since, "false"),
         (sample.quarantined, of_table, "true"),
@@ -164,8 +164,8 @@ def events_since(contract: TableContract, sample: Sample, columns: str, *, withh
         if files:
             more = f", {quarantined} AS withheld" if withheld else ""
             read = f"read_parquet({listed(files)}, hive_partitioning = false, union_by_name = true)"
-            found.append(f"SELECT {columns}{more} FROM {read} WHERE {where}")
-    return " UNION ALL ".join(found) or "SELECT NULL::VARCHAR AS key WHERE false"
+            selects.append(f"SELECT {columns}{more} FROM {read} WHERE {where}")
+    return " UNION ALL ".join(selects) or "SELECT NULL::VARCHAR AS key WHERE false"
 
 
 def _moved_on(contract: TableContract, sample: Sample | None) -> str:

@@ -46,7 +46,7 @@ class RowChange:
     """One row in one version. ``row``: its columns afterwards, before it where it was purged; ``before``:
     those columns of the contract that had another value, with that value. ``at``: when it was committed.
 
-    ``unresolved_before``: columns that changed and whose value was not known. ``not_told``: columns that have
+    ``unresolved_before``: columns that changed and whose value was not known. ``hidden``: columns that have
     or had a value which must not be shown any more; they lack in ``row``, in ``before``, or in both.
     """
 
@@ -58,7 +58,7 @@ class RowChange:
     row: dict[str, Any]
     before: dict[str, Any]
     unresolved_before: frozenset[str] = frozenset()
-    not_told: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
 
     @property
     def unresolved(self) -> frozenset[str]:
@@ -80,15 +80,15 @@ def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
 def last_changes(workspace: Workspace, contract: TableContract, count: int) -> list[RowChange]:
     """The last ``count`` changes, the oldest first; fewer where the files of older versions are gone."""
     newest = newest_version(workspace, contract)
-    found: list[RowChange] = []
+    last: list[RowChange] = []
     version = newest or 0
-    while newest is not None and version >= 0 and len(found) < count:
-        changes = changes_of(workspace, contract, version, most=count - len(found))
+    while newest is not None and version >= 0 and len(last) < count:
+        changes = changes_of(workspace, contract, version, most=count - len(last))
         if changes is None:
             break
-        found = [*changes, *found]
+        last = [*changes, *last]
         version -= 1
-    return found[-count:] if count else []
+    return last[-count:] if count else []
 
 
 def changes_of(
@@ -106,7 +106,7 @@ def changes_of(
         return None
     if files is None:
         return None
-    added, gone = ([each.uri for each in held] for held in (files.added, files.gone))
+    added, gone = ([file.uri for file in part] for part in (files.added, files.gone))
     if not all(Path(each).exists() for each in (*added, *gone)):
         return None
     if not added and not gone:
@@ -118,19 +118,19 @@ def changes_of(
         for each in (snapshot, _snapshot(table, version - 1))
     )
     at = _committed_at(table, version)
-    found = [
+    row_changes = [
         _change(contract, version, at, now.row(after.get(key)), then.row(before.get(key)))
         for key in after.keys() | before.keys()
     ]
-    return sorted(found, key=lambda each: (each.position, each.key))
+    return sorted(row_changes, key=lambda each: (each.position, each.key))
 
 
 def _committed_at(table: LakeTable, version: int) -> datetime:
     entry = at_hand(table.folder / "_delta_log" / f"{version:020d}.json")
     actions = (json.loads(line) for line in entry.read_text().splitlines() if line)
-    told = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
+    timestamp = next((each["commitInfo"].get("timestamp") for each in actions if "commitInfo" in each), None)
     # A copy of the file has another time than the commit; an entry that another program wrote may have none.
-    moment = told / 1000 if isinstance(told, (int, float)) else entry.stat().st_mtime
+    moment = timestamp / 1000 if isinstance(timestamp, (int, float)) else entry.stat().st_mtime
     return datetime.fromtimestamp(moment, UTC)
 
 
@@ -154,24 +154,24 @@ def _protected(contract: TableContract, snapshot: TableSnapshot | None) -> froze
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a version. ``not_told``: the columns whose values must not leave here."""
+    """A row of a version. ``hidden``: the columns whose values must not leave here."""
 
     columns: Mapping[str, Any]
-    not_told: frozenset[str]
+    hidden: frozenset[str]
 
     def cell(self, column: str) -> tuple[bool, Any]:
         """Whether the value is known, and it."""
         return column not in (self.columns.get(UNRESOLVED) or ()), _value(self.columns, column)
 
-    def told(self, contract: TableContract) -> dict[str, Any]:
+    def shown_columns(self, contract: TableContract) -> dict[str, Any]:
         """The columns that may be told: none that the contract has dropped, for what it held."""
-        names = frozenset(contract.column_names) - self.not_told
-        told = {
+        names = frozenset(contract.column_names) - self.hidden
+        columns = {
             name: each for name, each in self.columns.items() if name in names or name.startswith("_cdc_")
         }
-        if told.get(_EXACT):
-            told[_EXACT] = {name: text for name, text in told[_EXACT].items() if name in names}
-        return told
+        if columns.get(_EXACT):
+            columns[_EXACT] = {name: text for name, text in columns[_EXACT].items() if name in names}
+        return columns
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class _Version:
     def row(self, columns: Mapping[str, Any] | None) -> _Row | None:
         if columns is None:
             return None
-        place = (self.contract.schema, self.contract.table)
-        if self.erased.holds(place, columns["_cdc_key"], _position(columns)):
+        table_name = (self.contract.schema, self.contract.table)
+        if self.erased.holds(table_name, columns["_cdc_key"], _position(columns)):
             return _Row(columns, frozenset(self.contract.column_names) - set(self.contract.key))
         return _Row(columns, self.protected)
 
@@ -197,12 +197,12 @@ def _change(
     shown = row or then
     assert shown is not None, "a key is of one of both"
     changed: dict[str, tuple[bool, Any]] = {}
-    hidden = shown.not_told
+    hidden = shown.hidden
     if row is not None and then is not None:
         names = [name for name in contract.column_names if name in then.columns]
         changed = {name: cell for name in names if (cell := then.cell(name)) != row.cell(name)}
-        hidden |= then.not_told & changed.keys()
-    told = {name: cell for name, cell in changed.items() if name not in hidden}
+        hidden |= then.hidden & changed.keys()
+    shown_cells = {name: cell for name, cell in changed.items() if name not in hidden}
     epoch, commit_lsn, ordinal = _position(shown.columns)
     return RowChange(
         version=version,
@@ -210,10 +210,10 @@ def _change(
         kind=_kind(row.columns if row else None, then.columns if then else None),
         key=shown.columns["_cdc_key"],
         position=Position(epoch, Lsn(commit_lsn), ordinal),
-        row=shown.told(contract),
-        before={name: value for name, (known, value) in told.items() if known},
-        unresolved_before=frozenset(name for name, (known, _) in told.items() if not known),
-        not_told=hidden,
+        row=shown.shown_columns(contract),
+        before={name: value for name, (known, value) in shown_cells.items() if known},
+        unresolved_before=frozenset(name for name, (known, _) in shown_cells.items() if not known),
+        hidden=hidden,
     )
 
 
@@ -235,7 +235,7 @@ def _rows_of(
     """The rows that differ, in the files that a version added and in those that it took out, by key."""
     with duckdb.connect(config={"threads": 2}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        new, old = (_rows(connection, name, held) for name, held in (("new", added), ("old", gone)))
+        new, old = (_rows(connection, name, files) for name, files in (("new", added), ("old", gone)))
         state = "SELECT _cdc_key, _cdc_row_hash FROM"
         either = f"({state} {new} EXCEPT {state} {old}) UNION ALL ({state} {old} EXCEPT {state} {new})"
         keys = f"SELECT DISTINCT _cdc_key FROM ({either})"
@@ -268,9 +268,9 @@ def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]
 
 
 def _of_keys(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, dict[str, Any]]:
-    found = connection.execute(f"SELECT * FROM {name} SEMI JOIN keys USING (_cdc_key)")
-    columns = [each[0] for each in found.description or ()]
-    rows = (dict(zip(columns, values, strict=True)) for values in found.fetchall())
+    result = connection.execute(f"SELECT * FROM {name} SEMI JOIN keys USING (_cdc_key)")
+    columns = [each[0] for each in result.description or ()]
+    rows = (dict(zip(columns, values, strict=True)) for values in result.fetchall())
     return {
         row["_cdc_key"]: {column: value for column, value in row.items() if column not in _HIDDEN}
         for row in rows

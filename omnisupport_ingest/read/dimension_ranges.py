@@ -98,10 +98,10 @@ class DimensionRanges:
         """First key columns that part the rows in ``span`` into about as many even ranges, rising."""
         rows = f"SELECT {first_key(self._contract)} AS k FROM lake l WHERE {self._within([span])}"
         placed = f"SELECT k, row_number() OVER (ORDER BY k) AS place, count(*) OVER () AS rows FROM ({rows})"
-        found = self._connection.execute(
+        keys = self._connection.execute(
             f"SELECT DISTINCT k FROM ({placed}) WHERE place % greatest(rows // {parts}, 1) = 0 ORDER BY k"
         ).fetchall()
-        return [str(key) for (key,) in found if str(key) != span.start]
+        return [str(key) for (key,) in keys if str(key) != span.start]
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
         """The checksum of each range between ``cuts``, which rise, of rows in one of ``spans``.
@@ -115,25 +115,27 @@ class DimensionRanges:
         placed = f"SELECT 0 AS place, first, second FROM ({rows})"
         if cuts:
             kind = "BIGINT" if by_number(self._contract) else "VARCHAR"
-            values = ", ".join(f"({self._literal(cut)}, {place})" for place, cut in enumerate(cuts, start=1))
+            values = ", ".join(
+                f"({self._literal(cut)}, {number})" for number, cut in enumerate(cuts, start=1)
+            )
             cut = f"(SELECT k::{kind} AS k, place FROM (VALUES {values}) AS v(k, place)) c"
             joined = f"({rows}) h ASOF LEFT JOIN {cut} ON h.k >= c.k"
             placed = f"SELECT coalesce(place, 0) AS place, first, second FROM {joined}"
-        found = [NO_ROWS] * (len(cuts) + 1)
-        for place, *of_place in self._connection.execute(
+        checksums = [NO_ROWS] * (len(cuts) + 1)
+        for number, *sums in self._connection.execute(
             "SELECT place, count(*), sum(first::HUGEINT)::VARCHAR, sum(second::HUGEINT)::VARCHAR"
             f" FROM ({placed}) GROUP BY place"
         ).fetchall():
-            found[place] = RowChecksum(*map(int, of_place))
-        return found
+            checksums[number] = RowChecksum(*map(int, sums))
+        return checksums
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
         """The numbers of every row in ``spans``, by its key."""
         numbers = ", ".join(row_number("digest", number) for number in (1, 2))
         parts = ", ".join(self._parts)
         query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
-        found = self._connection.execute(query).fetchall()
-        return {tuple(key): (first, second) for *key, first, second in found}
+        rows = self._connection.execute(query).fetchall()
+        return {tuple(key): (first, second) for *key, first, second in rows}
 
     def same_rows(self, rows: Path) -> set[Key]:
         """The keys of rows of the source in the file ``rows`` (``write_text_rows``) that the lake has with
@@ -141,14 +143,14 @@ class DimensionRanges:
         contract = self._contract
         parts = ", ".join(f"s.{part}" for part in self._parts)
         alike = [equal(column) for column in checked_columns(contract)]
-        there = f"NOT (l._cdc_is_deleted AND {not_marked(contract)})"
-        found = self._connection.execute(
+        is_alive = f"NOT (l._cdc_is_deleted AND {not_marked(contract)})"
+        keys = self._connection.execute(
             f"SELECT {parts} FROM ({select_source(contract, rows)}) s"
             f" JOIN lake l ON {same_key(contract, 's', 'l')}"
-            f" WHERE {' AND '.join([there, 'len(l._cdc_unresolved) = 0', *alike])}"
+            f" WHERE {' AND '.join([is_alive, 'len(l._cdc_unresolved) = 0', *alike])}"
             f" GROUP BY ALL HAVING count(*) = 1"
         ).fetchall()
-        return {tuple(key) for key in found}
+        return {tuple(key) for key in keys}
 
     def _hashed(self, columns: str, spans: Sequence[KeySpan]) -> str:
         """SQL: ``columns`` of the rows in ``spans``, with their digests."""
@@ -160,16 +162,16 @@ class DimensionRanges:
         return [key_part(number) for number in range(len(self._contract.key))]
 
     def _there(self, spans: Sequence[KeySpan]) -> str:
-        there = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
+        is_alive = "NOT l._cdc_is_deleted" if living_alone(self._contract) else is_at_source(self._contract)
         # A row that is not known for certain has perhaps no key that could be left out.
-        conditions = [self._within(spans), there, "len(l._cdc_unresolved) = 0"]
+        conditions = [self._within(spans), is_alive, "len(l._cdc_unresolved) = 0"]
         if self._leaves_out:
             same = " AND ".join(f"o.{part} = l.{part}" for part in self._parts)
             conditions.append(f"NOT EXISTS (SELECT 1 FROM left_out o WHERE {same})")
         return " AND ".join(conditions)
 
     def _within(self, spans: Sequence[KeySpan]) -> str:
-        key, found = first_key(self._contract), []
+        key, ranges = first_key(self._contract), []
         for span in spans:
             bounds = [
                 f"{key} {compared} {self._literal(bound)}"
@@ -178,8 +180,8 @@ class DimensionRanges:
             ]
             if not bounds:
                 return "true"
-            found.append(f"({' AND '.join(bounds)})")
-        return f"({' OR '.join(found)})" if found else "true"
+            ranges.append(f"({' AND '.join(bounds)})")
+        return f"({' OR '.join(ranges)})" if ranges else "true"
 
     def _literal(self, bound: str) -> str:
         return f"{int(bound)}" if by_number(self._contract) else text(bound)
@@ -188,8 +190,8 @@ class DimensionRanges:
 def keys_of_events(contract: TableContract, events: str, most: int) -> list[Key]:
     """The keys of ``events`` (SQL with a column ``key``, JSON arrays), once each, at most ``most``."""
     with duckdb.connect() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             f"SELECT DISTINCT key FROM ({events}) WHERE key IS NOT NULL LIMIT {most}"
         ).fetchall()
-    keys: Collection[Key] = {tuple(str(part) for part in json.loads(key)) for (key,) in found}
+    keys: Collection[Key] = {tuple(str(part) for part in json.loads(key)) for (key,) in rows}
     return [key for key in keys if len(key) == len(contract.key)]

@@ -81,28 +81,28 @@ class DimensionRows:
     ) -> bool:
         """Whether the rows with keys above ``start``, up to and with ``end``, have ``checksum``, for certain.
 
-        ``by``: the columns that the bounds are values of; null: open. Such rows count as met.
+        ``by``: the columns that the bounds are values of; None: open. Such rows count as met.
         """
         contract = self._contract
-        there = f"{in_range(contract, by, start, end)} AND {is_at_source(contract)}"
-        found = self._connection.execute(
+        condition = f"{in_range(contract, by, start, end)} AND {is_at_source(contract)}"
+        sums_row = self._connection.execute(
             f"SELECT {checksum_columns(contract)}, coalesce(bool_or(len(l._cdc_unresolved) > 0), false)"
-            f" FROM lake l WHERE {there}"
+            f" FROM lake l WHERE {condition}"
         ).fetchone()
-        assert found is not None
-        *sums, unresolved = found
+        assert sums_row is not None
+        *sums, unresolved = sums_row
         if unresolved or RowChecksum(*map(int, sums)) != checksum:
             return False
-        self._connection.execute(f"INSERT INTO met SELECT l._cdc_key FROM lake l WHERE {there}")
+        self._connection.execute(f"INSERT INTO met SELECT l._cdc_key FROM lake l WHERE {condition}")
         return True
 
     def unmet(self) -> list[str]:
         """The keys (JSON arrays) of the rows alive, or perhaps alive, that no file had, in order."""
-        found = self._connection.execute(
+        rows = self._connection.execute(
             "SELECT _cdc_key FROM lake l WHERE (NOT _cdc_is_deleted OR len(_cdc_unresolved) > 0)"
             " AND NOT EXISTS (SELECT 1 FROM met WHERE met.key = l._cdc_key) ORDER BY _cdc_key"
         ).fetchall()
-        return [key for (key,) in found]
+        return [key for (key,) in rows]
 
     def close(self) -> None:
         self._connection.close()
@@ -121,9 +121,9 @@ class PinnedDimensions:
         To be called where nothing lands meanwhile, and nobody else repairs.
         """
         workspace, source = self._workspace, self._workspace.settings.source
-        for left in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
+        for folder in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
             # Of a repair that was killed: it holds rows of the source.
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         pending = pending_windows(workspace.merging_at_once(), source)
         if pending.gap is not None:
             raise LakeBehind(

@@ -126,8 +126,8 @@ class Explanation:
         mark = self.contract.soft_delete_column
         if self.origins is None or mark is None or self.origins.ended_by is not None:
             return None
-        found = self.origins.columns.get(mark)
-        return found if found is not None and found.resolved and found.value is not None else None
+        origin = self.origins.columns.get(mark)
+        return origin if origin is not None and origin.resolved and origin.value is not None else None
 
     def ref(self, event: KeyEvent) -> EventRef:
         """The name that the event has in `quarantine`."""
@@ -164,7 +164,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
         origins=origins_of(events, key, shape_of(contract)) if _has_row(events, key) else None,
         copies=copies,
         late=frozenset(_late(workspace, contract, events)),
-        reviews={ref: found for ref in refs if (found := reviews.history(ref))},
+        reviews={ref: history for ref in refs if (history := reviews.history(ref))},
         erasures=tuple(_erasures(workspace, contract, keys)),
         landed={batch: _landed(workspace, contract, batch) for batch in sorted(batches)},
         checkpoints=tuple(_checkpoints(workspace, contract, windows)),
@@ -179,15 +179,15 @@ def _has_row(events: Iterable[KeyEvent], key: str) -> bool:
 
 def _events(files: EventFiles, contract: TableContract, key: str) -> list[KeyEvent]:
     """Every event of ``key`` and of the keys its row had before, and the table's truncates and ends."""
-    found: list[KeyEvent] = []
+    events: list[KeyEvent] = []
     wanted, known = {key}, set[str]()
     where: Any = pc.field("op").isin(["t", "b"])
     while wanted:
         where = where | pc.field("key").isin(sorted(wanted))
         known |= wanted
-        found += _read(files, contract, where)
-        wanted, where = former_keys(found) - known, pc.scalar(False)
-    return found
+        events += _read(files, contract, where)
+        wanted, where = former_keys(events) - known, pc.scalar(False)
+    return events
 
 
 def _read(files: EventFiles, contract: TableContract, where: Any) -> Iterator[KeyEvent]:
@@ -236,14 +236,14 @@ def _waiting(
 ) -> dict[str, frozenset[str]]:
     """Landed batches with events of the table that were not judged yet, by window."""
     store = workspace.landing(contract.source)
-    landed, found = store.landed(), {}
+    landed, waiting = store.landed(), {}
     for window in store.windows():
         state = files.deduped.state(window) if files is not None else None
         parts = landed.untaken(window, frozenset(state.batches) if state is not None else frozenset())
         batches = frozenset(part.batch_id for part in parts if contract.full_name in part.rows_per_table)
         if batches:
-            found[window] = batches
-    return found
+            waiting[window] = batches
+    return waiting
 
 
 def _raw_rows(
@@ -273,18 +273,18 @@ def copies_of(
     ``raw``: windows and rows with the columns ``_IN_RAW``, in any order.
     """
     kept = Counter((each.window, each.position, each.batch_id) for each in events)
-    places = {(window, position) for window, position, _ in kept}
+    kept_at = {(window, position) for window, position, _ in kept}
     counted: Counter[tuple[str, tuple[int, int, int], str]] = Counter()
     landed: dict[str, datetime] = {}
     for window, row in raw:
         position = (row["epoch"], row["commit_lsn"], row["ordinal"])
-        other = row["identity"] is not None or (window, position) not in places
+        other = row["identity"] is not None or (window, position) not in kept_at
         if row["key"] != key and other:
             continue
         counted[window, position, row["batch_id"]] += 1
         landed[row["batch_id"]] = row["landed_at"]
     return tuple(
-        Copy(position, window, batch, landed[batch], (window, position) in places, extra)
+        Copy(position, window, batch, landed[batch], (window, position) in kept_at, extra)
         for (window, position, batch), count in sorted(counted.items())
         if (extra := count - kept[window, position, batch]) > 0
     )
@@ -360,10 +360,10 @@ def _shown(workspace: Workspace, contract: TableContract, key: str) -> Mapping[s
     for file in snapshot.all_files() if snapshot is not None else ():
         schema = pq.read_schema(file.uri)
         columns = [name for name in schema.names if name != STATE]
-        found = pq.read_table(
+        rows = pq.read_table(
             file.uri, columns=columns, filters=pc.field("_cdc_key") == key, partitioning=None
         )
-        if found.num_rows:
-            row: dict[str, Any] = found.to_pylist(maps_as_pydicts="lossy")[0]
+        if rows.num_rows:
+            row: dict[str, Any] = rows.to_pylist(maps_as_pydicts="lossy")[0]
             return row
     return None

@@ -153,10 +153,10 @@ def _require_files(contract: TableContract, files: Sequence[str]) -> None:
         try:
             require_file(file)
         except (OSError, Unreadable) as problem:
-            told = problem.strerror if isinstance(problem, OSError) else problem
+            reason = problem.strerror if isinstance(problem, OSError) else problem
             raise ExportFailed(
                 f"{contract.source}.{contract.name} could not be exported: {printable(file)} cannot be read: "
-                f"{told}.",
+                f"{reason}.",
                 fix="Restore it from a backup, and check its permissions.",
             ) from None
 
@@ -212,8 +212,8 @@ def write_rows(
 
 
 def _require_columns(connection: duckdb.DuckDBPyConnection, contract: TableContract) -> None:
-    there = {name for name, *_ in connection.execute("DESCRIBE lake").fetchall()}
-    missing = [name for name in contract.column_names if name not in there]
+    present = {name for name, *_ in connection.execute("DESCRIBE lake").fetchall()}
+    missing = [name for name in contract.column_names if name not in present]
     if missing:
         raise NoDimension(
             f"{contract.source}.{contract.name} was last updated before its contract named the column "

@@ -75,16 +75,16 @@ def exported_files(home: Path) -> list[ExportedFile]:
         return []
     except (OSError, Unreadable) as problem:
         raise _unreadable(home, problem) from problem
-    found = []
+    files = []
     for line in lines:
         try:
-            found.append(from_note(ExportedFile, json.loads(line)))
+            files.append(from_note(ExportedFile, json.loads(line)))
         except ValueError as problem:
             if not _WHOLE.search(line):
                 # Cut off, by a crash or a full disk, before anybody was told of the export.
                 continue
             raise _unreadable(home, problem) from problem
-    return found
+    return files
 
 
 def still_there(entry: ExportedFile) -> bool:

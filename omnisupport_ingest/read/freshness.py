@@ -103,20 +103,21 @@ class ServiceLevel:
 
 
 def service_level(
-    contract: TableContract, found: Freshness, verified: Verified | None, now: datetime
+    contract: TableContract, freshness: Freshness, verified: Verified | None, now: datetime
 ) -> ServiceLevel:
     """The service level of a dimension at ``now`` (timezone-aware).
 
-    It is of what people read. ``found`` moves with the log of the source alone, so a replay or a backfill of
-    old windows makes no table fresher. Where net changes may wait for their merge, that time is added.
+    It is of what people read. ``freshness`` moves with the log of the source alone, so a replay or a
+    backfill of old windows makes no table fresher. Where net changes may wait for their merge, that time is
+    added.
     """
-    asked = contract.quality.freshness
-    within = asked.max_lag if asked is not None and asked.max_lag is not None else FRESH_WITHIN
+    promise = contract.quality.freshness
+    within = promise.max_lag if promise is not None and promise.max_lag is not None else FRESH_WITHIN
     if contract.delayed_merge is not None:
         within += contract.delayed_merge.max_age
-    equal_within = asked.verified_within if asked is not None else None
+    equal_within = promise.verified_within if promise is not None else None
     through = verified.through if verified is not None else None
-    lag = found.lag_seconds(now)
+    lag = freshness.lag_seconds(now)
     ago = None if through is None else round((now - through.at).total_seconds(), 1)
     broken = []
     if lag is not None and lag > within.total_seconds():
@@ -126,7 +127,7 @@ def service_level(
         allowed = in_words(equal_within.total_seconds())
         broken.append(f"it was {when} found equal to its source, and {allowed} are allowed")
     return ServiceLevel(
-        asked is not None and (asked.max_lag is not None or equal_within is not None),
+        promise is not None and (promise.max_lag is not None or equal_within is not None),
         within.total_seconds(),
         lag,
         None if equal_within is None else equal_within.total_seconds(),

@@ -47,12 +47,12 @@ def in_range(contract: TableContract, by: Sequence[str], start: Bound, end: Boun
     Where the server orders keys in another way, the rows are others than its own.
     """
     columns = {column.name: column for column in contract.columns}
-    left = f"({', '.join(f'l.{named(name)}' for name in by)})"
+    key_columns = f"({', '.join(f'l.{named(name)}' for name in by)})"
     conditions = ["true"]
     for bound, compared in ((start, ">"), (end, "<=")):
         if bound is not None:
             values = (_value(columns[name], value) for name, value in zip(by, bound, strict=True))
-            conditions.append(f"{left} {compared} ({', '.join(values)})")
+            conditions.append(f"{key_columns} {compared} ({', '.join(values)})")
     return " AND ".join(conditions)
 
 
@@ -70,8 +70,8 @@ def is_at_source(contract: TableContract) -> str:
         marked_at = f"coalesce({value}, {marked_at})"
     # A mark that its typed column cannot hold stands as exact text.
     marked = f"coalesce({value}::VARCHAR, l._cdc_exact[{text(mark)}]) IS NOT NULL"
-    there = f"l._cdc_op IS DISTINCT FROM 'd' AND l._cdc_deleted_at IS NOT DISTINCT FROM {marked_at}"
-    return f"(NOT l._cdc_is_deleted OR ({marked} AND {there}))"
+    alive_at_source = f"l._cdc_op IS DISTINCT FROM 'd' AND l._cdc_deleted_at IS NOT DISTINCT FROM {marked_at}"
+    return f"(NOT l._cdc_is_deleted OR ({marked} AND {alive_at_source}))"
 
 
 def _value(column: Column, value: str) -> str:

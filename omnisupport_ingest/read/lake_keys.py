@@ -70,8 +70,8 @@ class DimensionKeys:
     def checksum(self, bounds: Bounds, /) -> RowChecksum:
         """That of the keys in ``bounds``."""
         sums = (f"coalesce(sum(number_{n}::HUGEINT), 0)::VARCHAR" for n in range(2))
-        found = self._one(f"SELECT count(*), {', '.join(sums)} FROM alive WHERE {self._within(bounds)}")
-        return RowChecksum(*map(int, found))
+        row = self._one(f"SELECT count(*), {', '.join(sums)} FROM alive WHERE {self._within(bounds)}")
+        return RowChecksum(*map(int, row))
 
     def cuts(self, bounds: Bounds, parts: int, /) -> list[tuple[str, ...]]:
         """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
@@ -81,13 +81,13 @@ class DimensionKeys:
         if not step:
             return []
         texts = ", ".join(f"{_part(i)}::VARCHAR" for i in self._range)
-        found = self._connection.execute(
+        rows = self._connection.execute(
             f"SELECT {texts} FROM (SELECT *, row_number() OVER (ORDER BY {self._order}) AS place FROM alive"
             f" WHERE {within}) WHERE place % {step} = 0 AND place < {count} ORDER BY place"
         ).fetchall()
-        return [tuple(each) for each in found]
+        return [tuple(each) for each in rows]
 
-    def places(self, bounds: Bounds, /) -> Mapping[str, int]:
+    def ordinals(self, bounds: Bounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
         query = f"SELECT _cdc_key, _cdc_ordinal FROM alive WHERE {self._within(bounds)}"
         return dict(self._connection.execute(query).fetchall())
@@ -116,9 +116,9 @@ class DimensionKeys:
         return " AND ".join(conditions)
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        found = self._connection.execute(query).fetchone()
-        assert found is not None
-        return found
+        row = self._connection.execute(query).fetchone()
+        assert row is not None
+        return row
 
 
 def _part(number: int) -> str:
@@ -137,9 +137,9 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
             f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
             fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
         )
-    found = {}
+    keys_of = {}
     for contract in workspace.contracts.of_source(source):
         table = workspace.dimension(contract)
         files = table.open().all_files() if table.exists else ()
-        found[contract.full_name] = DimensionKeys(contract, tuple(file.uri for file in files))
-    return found
+        keys_of[contract.full_name] = DimensionKeys(contract, tuple(file.uri for file in files))
+    return keys_of

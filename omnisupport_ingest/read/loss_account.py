@@ -147,9 +147,9 @@ class LossAccount:
             case Verdict.NAMED:
                 return f"{self._named}."
             case Verdict.WITHHELD:
-                told = self._named if self.named_losses else f"Nothing of {self.source} was lost"
+                losses = self._named if self.named_losses else f"Nothing of {self.source} was lost"
                 events, wait = ("event", "waits") if self.waiting == 1 else ("events", "wait")
-                return f"{told}, and {self.waiting:,} {events} in quarantine {wait} for a decision."
+                return f"{losses}, and {self.waiting:,} {events} in quarantine {wait} for a decision."
             case Verdict.MISSING:
                 return f"Changes of {self.source} may be missing: see what is marked below."
 
@@ -212,9 +212,9 @@ def _incomplete(contracts: Sequence[TableContract], store: LandingStore, epoch: 
         return
     batches, lost = landed.around_snapshots(epoch), LostChanges(store.folder, epoch).all()
     for contract in contracts:
-        found = incomplete_now(batches, contract.name, epoch, lost)
-        if found is not None:
-            yield found
+        incomplete = incomplete_now(batches, contract.name, epoch, lost)
+        if incomplete is not None:
+            yield incomplete
 
 
 def _offsets_gone(store: LandingStore) -> Iterator[OffsetsGone]:

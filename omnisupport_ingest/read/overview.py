@@ -163,8 +163,8 @@ def _tables(
     batches = _Batches(workspace.landing(source), landed) if landed is not None else None
     removed = Removed.open(workspace, source)
     landed_once = removed.trimmed | removed.sealed
-    held = _look(raw.LAYER, workspace.raw(source))
-    yield _behind(held, _always(raw.VERSIONS), batches, lasting=landed_once)
+    raw_layer = _look(raw.LAYER, workspace.raw(source))
+    yield _behind(raw_layer, _always(raw.VERSIONS), batches, lasting=landed_once)
     judged = _look(deduped.LAYER, workspace.deduped(source))
     wanted = _of_judged(RulesVersions(workspace, source), judged, batches)
     yield _behind(judged, wanted, batches, lasting=removed.sealed)
@@ -198,8 +198,8 @@ def _look(layer: str, table: LakeTable) -> _Look:
     snapshot = look(table)
     states = {}
     if snapshot is not None:
-        found = {window: snapshot.state(window) for window in snapshot.windows()}
-        states = {window: state for window, state in found.items() if state is not None}
+        of_windows = {window: snapshot.state(window) for window in snapshot.windows()}
+        states = {window: state for window, state in of_windows.items() if state is not None}
     return _Look(table.spec.path, layer, snapshot, states)
 
 
@@ -212,15 +212,15 @@ class _Batches:
 
     def not_in(
         self,
-        held: Mapping[str, frozenset[str]],
+        taken: Mapping[str, frozenset[str]],
         windows: Iterable[str],
         wanted: Callable[[LandedPart], bool] = lambda _: True,
     ) -> set[tuple[str, str]]:
-        """Windows and batches that ``held`` does not name, of which a file is ``wanted``."""
+        """Windows and batches that ``taken`` does not name, of which a file is ``wanted``."""
         return {
             (window, part.batch_id)
             for window in windows
-            for part in self.landed.untaken(window, held.get(window, frozenset()))
+            for part in self.landed.untaken(window, taken.get(window, frozenset()))
             if wanted(part)
         }
 
@@ -251,18 +251,18 @@ def _pending(
 ) -> set[tuple[str, str]]:
     if batches is None:
         return set()
-    held = {
+    taken = {
         window: frozenset(state.batches)
         for window, state in seen.states.items()
         if window in lasting or state.versions == versions(window)
     }
-    stale = seen.states.keys() - held.keys()
+    stale = seen.states.keys() - taken.keys()
 
     def wanted(part: LandedPart) -> bool:
         # As the sensor asks (``layers.table_news``).
         return table is None or seen.snapshot is None or table in part.rows_per_table or part.window in stale
 
-    return batches.not_in(held, batches.store.windows(), wanted)
+    return batches.not_in(taken, batches.store.windows(), wanted)
 
 
 def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
@@ -280,11 +280,11 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     """
     shown = Shown.of(folded.snapshot, seen.snapshot)
     missing = set(shown.newer)
-    held = {window: shown.in_window(window) for window in missing}
+    taken = {window: shown.in_window(window) for window in missing}
     name = contract.full_name
     unshown: set[tuple[str, str]] = set()
     if batches is not None:
-        unshown = batches.not_in(held, missing, lambda part: name in part.rows_per_table)
+        unshown = batches.not_in(taken, missing, lambda part: name in part.rows_per_table)
     pending = unshown | _pending(folded, _always(of_contract(contract)), batches, table=name)
     windows = missing | {window for window, _ in pending}
     state = seen.states.get(WHOLE_TABLE)

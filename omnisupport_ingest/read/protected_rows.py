@@ -70,9 +70,9 @@ class LandedProtection:
 
     def of(self, event: LandedEvent) -> LandedEvent:
         """The event with its row images protected."""
-        found = self.protections.by_table.get((event.source_schema, event.source_table))
-        if found is None or event.op not in ROW_OPS:
+        protection = self.protections.by_table.get((event.source_schema, event.source_table))
+        if protection is None or event.op not in ROW_OPS:
             return event
         return event._replace(
-            before=protect_image(event.before, found), after=protect_image(event.after, found)
+            before=protect_image(event.before, protection), after=protect_image(event.after, protection)
         )

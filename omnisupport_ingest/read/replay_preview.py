@@ -66,16 +66,18 @@ def preview_replay(
     contracts: Sequence[TableContract],
 ) -> ReplayPreview:
     """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
-    asked = [*windows, OUT_OF_RANGE]
-    events = raw.all_events(workspace, spark, source, asked)
+    wanted_windows = [*windows, OUT_OF_RANGE]
+    events = raw.all_events(workspace, spark, source, wanted_windows)
     marked = dedupe.mark_copies(to_judge(events))
-    judged = dedupe.judge(marked, with_rejected(marked, judging_rules_of(workspace, source, asked))).cache()
+    judged = dedupe.judge(
+        marked, with_rejected(marked, judging_rules_of(workspace, source, wanted_windows))
+    ).cache()
     try:
         verdicts = {
             row["verdict"]: row["count"]
             for row in judged.where(F.col("window") != OUT_OF_RANGE).groupBy("verdict").count().collect()
         }
-        tables = tuple(_table(workspace, spark, judged, contract, asked) for contract in contracts)
+        tables = tuple(_table(workspace, spark, judged, contract, wanted_windows) for contract in contracts)
     finally:
         judged.unpersist()
     return ReplayPreview(
@@ -98,19 +100,19 @@ def _table(
     of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
     events = judged.where((F.col("verdict") != DUPLICATE) & of_table)
     folded = hashed(fold_events(events.withColumn("withheld", F.col("verdict") == QUARANTINED), contract))
-    held = spark.createDataFrame([], folded_type(contract))
+    present = spark.createDataFrame([], folded_type(contract))
     if workspace.net_changes(contract).exists:
         net_changes = workspace.net_changes(contract).open()
         parts = net_changes.read(spark, [file for window in windows for file in net_changes.files(window)])
         # What a window holds is folded in parts.
-        held = merge_rows(parts, contract)
+        present = merge_rows(parts, contract)
     state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-    found = changed(held, folded, windows, state, "_cdc_key").cache()
+    differing = changed(present, folded, windows, state, "_cdc_key").cache()
     try:
-        counts = {row["window"]: row["count"] for row in found.groupBy("window").count().collect()}
-        first = found.orderBy("window", "key").limit(NAMED).collect() if counts else []
+        counts = {row["window"]: row["count"] for row in differing.groupBy("window").count().collect()}
+        first = differing.orderBy("window", "key").limit(NAMED).collect() if counts else []
     finally:
-        found.unpersist()
+        differing.unpersist()
     named: dict[str, list[str]] = {}
     for row in first:
         named.setdefault(row["window"], []).append(row["key"])

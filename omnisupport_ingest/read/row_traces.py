@@ -80,20 +80,20 @@ def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowStat
     ends = _table_ends(rows)
     keyed = rows.filter(pc.equal(rows["_cdc_key"], key))
     for batch in current_groups(keyed.combine_chunks().to_batches(), shape_of(contract), ends):
-        for found in batch.to_pylist():
-            if found["_cdc_kind"] == KEY:
-                return _row_state(found, contract, ends.of(key))
+        for row in batch.to_pylist():
+            if row["_cdc_kind"] == KEY:
+                return _row_state(row, contract, ends.of(key))
     return None
 
 
 def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> list[Trace]:
     """Every event of ``keys``, accepted or in quarantine, by window and position."""
     wanted = pa.array(sorted(set(keys)), pa.string())
-    found = (
+    events = (
         Trace(window, _position(row), row["op"], row["key"], withheld)
         for window, withheld, row in _rows(files, contract, pc.field("key").isin(wanted))
     )
-    return sorted(found, key=lambda trace: (trace.window, trace.position))
+    return sorted(events, key=lambda trace: (trace.window, trace.position))
 
 
 def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
@@ -122,25 +122,25 @@ def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[
     return spans
 
 
-def has_left(key: str, through: Position, found: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
+def has_left(key: str, through: Position, events: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
     """Whether what ended under ``key`` at ``through`` was a row that has another key since."""
     left = max((each.left for each in changes if each.old == key and each.left <= through), default=None)
     if left is None:
         return False
     span = Span(left, through)
-    return not any(each.key == key and each.op in _LIVING and span.holds(each.position) for each in found)
+    return not any(each.key == key and each.op in _LIVING and span.holds(each.position) for each in events)
 
 
-def _row_state(found: dict[str, Any], contract: TableContract, ends: TableEnds) -> RowState:
-    last = tuple(found["_cdc_position"].values())
-    unresolved = found["_cdc_unresolved"] or ()
+def _row_state(row: dict[str, Any], contract: TableContract, ends: TableEnds) -> RowState:
+    last = tuple(row["_cdc_position"].values())
+    unresolved = row["_cdc_unresolved"] or ()
     through = None
-    if found["_ended"]:
+    if row["_ended"]:
         above = (each.position for each in ends.endings if each.position > last)
-        through = last if found["_cdc_op"] == "d" else min(above)
-    mark, exact = contract.soft_delete_column, dict(found["_cdc_exact"] or ())
-    marked = mark is not None and (found[mark] is not None or mark in exact)
-    return RowState(last, found["_cdc_op"], through, EXISTENCE in unresolved, marked)
+        through = last if row["_cdc_op"] == "d" else min(above)
+    mark, exact = contract.soft_delete_column, dict(row["_cdc_exact"] or ())
+    marked = mark is not None and (row[mark] is not None or mark in exact)
+    return RowState(last, row["_cdc_op"], through, EXISTENCE in unresolved, marked)
 
 
 def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
@@ -158,14 +158,14 @@ def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table
 
 def _table_ends(rows: pa.Table) -> TableEnds:
     whole = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
-    places = zip(
+    facts = zip(
         columnar.positions(whole["_cdc_position"]),
         columnar.micros(whole["_cdc_source_ts"]),
         columnar.positions(whole["_cdc_doubt"]),
         whole["_cdc_scope"].to_pylist(),
         strict=True,
     )
-    return TableEnds.told(places)  # type: ignore[arg-type]
+    return TableEnds.told(facts)  # type: ignore[arg-type]
 
 
 def _rows(

@@ -60,12 +60,12 @@ def judged(change: SchemaChange, contract: TableContract, *, read_again: bool) -
     if change.column is not None:
         compatibility, edit, asks = _of_column(change, contract, column, columns, read_again)
     name = f" {change.column}" if change.column is not None else ""
-    told = " → ".join(each for each in (change.before, change.after) if each is not None)
+    description = " → ".join(each for each in (change.before, change.after) if each is not None)
     if change.kind == "column_renamed":
         name = ""
     return JudgedChange(
         change,
-        f"{KINDS[change.kind]}:{name}{f' {told}' if told else ''}",
+        f"{KINDS[change.kind]}:{name}{f' {description}' if description else ''}",
         compatibility,
         edit if asks else "",
         asks,

@@ -76,80 +76,83 @@ class Traced:
 
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
     """The ids of the keys that encrypted images of the row with ``key`` in the table."""
-    found = set()
+    ids = set()
     for _, _, _, batch in _landed(workspace, contract.source):
         of_row = batch.filter(_of_rows(batch, {(contract.schema, contract.table, key)}))
         for name in _IMAGES:
             images = of_row.column(name)
             for image in images.filter(pc.match_substring(images, MARK)).to_pylist():
-                found.add(key_id(image))
-    return {each for each in found if each is not None}
+                ids.add(key_id(image))
+    return {each for each in ids if each is not None}
 
 
 def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
     """What landing and raw of ``source`` hold that the keys ``ids`` encrypted, and plain of the same rows."""
-    found = Traced()
+    of_subject = Traced()
     columns = {
         (each.schema, each.table): each.subject.column
         for each in workspace.contracts.of_source(source)
         if each.subject is not None
     }
     counts: dict[tuple[str, Path], int] = {}
-    for place, path, window, name, here in _encrypted_by(workspace, source, ids):
-        counts[place, path] = counts.get((place, path), 0) + here.num_rows
-        for each in here.column(_KEY_ID).unique().to_pylist():
-            found.windows.setdefault(binascii.a2b_base64(each), set()).add(window)
-        for row, image in zip(_rows(here), here.column(name).to_pylist(), strict=True):
+    for layer, path, window, name, events in _encrypted_by(workspace, source, ids):
+        counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
+        for each in events.column(_KEY_ID).unique().to_pylist():
+            of_subject.windows.setdefault(binascii.a2b_base64(each), set()).add(window)
+        for row, image in zip(_rows(events), events.column(name).to_pylist(), strict=True):
             if row is None:
                 continue
-            found.rows.add(row)
+            of_subject.rows.add(row)
             text = (read_image(image) or {}).get(columns.get(row[:2], ""))
             if text is None:
-                found.unnamed.add(row)
+                of_subject.unnamed.add(row)
             else:
-                found.subjects.add(text)
-    found.encrypted = _holdings(workspace, counts)
-    found.plain = _holdings(workspace, _plain(workspace, source, found.rows))
-    return found
+                of_subject.subjects.add(text)
+    of_subject.encrypted = _holdings(workspace, counts)
+    of_subject.plain = _holdings(workspace, _plain(workspace, source, of_subject.rows))
+    return of_subject
 
 
 def by_other_keys(
-    workspace: Workspace, contract: TableContract, found: Traced, ids: Collection[bytes]
+    workspace: Workspace, contract: TableContract, of_subject: Traced, ids: Collection[bytes]
 ) -> list[Holding]:
-    """Landed images of the rows in ``found`` that keys beside ``ids`` encrypted which are not destroyed: from
-    when a row did not say whose it is, and of former and later keys of a row whose key is the subject."""
+    """Landed images of the rows of the subject that are encrypted by other keys than ``ids``.
+
+    Only keys that are not destroyed count. Such images landed while a row did not name its subject, or
+    belong to a former or later key of a row whose key is the subject.
+    """
     wanted: list[tuple[str, str, str]] = []
     for each in workspace.contracts.of_source(contract.source):
-        keys = {key for schema, table, key in found.rows if (schema, table) == (each.schema, each.table)}
+        keys = {key for schema, table, key in of_subject.rows if (schema, table) == (each.schema, each.table)}
         if each.subject is not None and each.key == (each.subject.column,):
             keys |= (moved := _moved(workspace, each, keys))
             wanted += [(each.source, each.subject.name, text) for key in moved for text in json.loads(key)]
         wanted += [(each.source, row_subject(each.full_name), key) for key in keys]
     others = workspace.subjects.living({*workspace.subjects.ids_of(wanted)} - {*ids})
     counts: dict[tuple[str, Path], int] = {}
-    for place, path, _, _, here in _encrypted_by(workspace, contract.source, others):
-        counts[place, path] = counts.get((place, path), 0) + here.num_rows
+    for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others):
+        counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
     return _holdings(workspace, counts)
 
 
 def cells_above_raw(
-    workspace: Workspace, contract: TableContract, found: Traced, *, whole_rows: bool
+    workspace: Workspace, contract: TableContract, of_subject: Traced, *, whole_rows: bool
 ) -> list[Holding]:
     """The files of the newest versions of the tables above raw that hold personal values of the subject.
 
     ``contract``: of a table of the subject. ``whole_rows``: while windows wait to be judged again, whatever
-    a row in ``found`` holds may be the subject's, also where it names another one by now.
+    a row in ``of_subject`` holds may be the subject's, also where it names another one by now.
     """
     holding = []
     for each in workspace.contracts.of_source(contract.source):
-        place, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
-        keys = {key for *of, key in found.rows if tuple(of) == place}
-        unnamed = {key for *of, key in found.unnamed if tuple(of) == place}
+        table_name, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
+        keys = {key for *of, key in of_subject.rows if tuple(of) == table_name}
+        unnamed = {key for *of, key in of_subject.unnamed if tuple(of) == table_name}
         named = _comparable(each, contract.subject)
         if not columns or not (keys or named):
             continue
         wanted = Wanted(
-            columns, named, found.subjects, unnamed, keys if whole_rows or named is None else set()
+            columns, named, of_subject.subjects, unnamed, keys if whole_rows or named is None else set()
         )
         for table in (workspace.deduped(each.source), workspace.quarantine(each.source)):
             holding += _cells(workspace, table, each, wanted, of_events=True)
@@ -172,27 +175,27 @@ class Wanted:
 
     def of_rows(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of ``rows`` (``_cdc_key``, and the column ``named``) are looked for."""
-        here = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.keys), pa.string()))
+        matching = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.keys), pa.string()))
         if self.named is None:
-            return here
-        said = rows[self.named].cast(pa.string())
+            return matching
+        subjects = rows[self.named].cast(pa.string())
         unnamed = pc.is_in(rows["_cdc_key"], pa.array(sorted(self.unnamed), pa.string()))
-        here = pc.or_(here, pc.and_(unnamed, said.is_null()))
-        return pc.or_(here, pc.is_in(said, pa.array(sorted(self.subjects), pa.string())))
+        matching = pc.or_(matching, pc.and_(unnamed, subjects.is_null()))
+        return pc.or_(matching, pc.is_in(subjects, pa.array(sorted(self.subjects), pa.string())))
 
     def of_image(self, key: str | None, image: Mapping[str, Any]) -> bool:
         """Whether an ``image`` of the row ``key`` is looked for."""
-        said = image.get(self.named) if self.named is not None else None
-        return key in self.keys or (key in self.unnamed if said is None else said in self.subjects)
+        subject = image.get(self.named) if self.named is not None else None
+        return key in self.keys or (key in self.unnamed if subject is None else subject in self.subjects)
 
     def may_have(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the events ``rows`` may have an image that is looked for."""
-        here = pc.is_in(rows["key"], pa.array(sorted({*self.keys, *self.unnamed}), pa.string()))
+        matching = pc.is_in(rows["key"], pa.array(sorted({*self.keys, *self.unnamed}), pa.string()))
         for subject in self.subjects if self.named is not None else ():
-            said = f"{json.dumps(self.named, ensure_ascii=False)}:{json.dumps(subject, ensure_ascii=False)}"
+            member = f"{json.dumps(self.named, ensure_ascii=False)}:{json.dumps(subject, ensure_ascii=False)}"
             for name in _IMAGES:
-                here = pc.or_(here, pc.fill_null(pc.match_substring(rows[name], said), False))
-        return here
+                matching = pc.or_(matching, pc.fill_null(pc.match_substring(rows[name], member), False))
+        return matching
 
 
 def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
@@ -218,10 +221,10 @@ def _cells(
 def _event_cells(path: str, contract: TableContract, wanted: Wanted) -> int:
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
-    here = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
+    matching = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
     if "source_table" in names:
-        here = pc.and_(here, pc.equal(rows["source_table"], contract.table))
-    rows = rows.filter(here)
+        matching = pc.and_(matching, pc.equal(rows["source_table"], contract.table))
+    rows = rows.filter(matching)
     keys = rows["key"].to_pylist()
     return sum(
         value is not None
@@ -234,8 +237,8 @@ def _event_cells(path: str, contract: TableContract, wanted: Wanted) -> int:
 
 
 def _row_cells(path: str, wanted: Wanted) -> int:
-    there = frozenset(pq.read_schema(path).names)
-    columns = sorted(wanted.columns & there)
+    present = frozenset(pq.read_schema(path).names)
+    columns = sorted(wanted.columns & present)
     named = [wanted.named] if wanted.named is not None else []
     rows = pq.read_table(path, columns=["_cdc_key", *columns, *named], partitioning=None)
     rows = rows.filter(wanted.of_rows(rows))
@@ -243,7 +246,7 @@ def _row_cells(path: str, wanted: Wanted) -> int:
 
 
 def _comparable(contract: TableContract, subject: Subject | None) -> str | None:
-    """The column in which rows of the lake name ``subject``s as the source does; null if they do not."""
+    """The column in which rows of the lake name ``subject``s as the source does; None if they do not."""
     if contract.subject is None or subject is None or contract.subject.name != subject.name:
         return None
     column = next(each for each in contract.source_columns if each.name == contract.subject.column)
@@ -257,12 +260,12 @@ def _encrypted_by(
     """Landed events with an image that one of the keys ``ids`` encrypted: with place, file, window and which
     image it is, and the id in the column ``_KEY_ID``."""
     wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
-    for place, path, window, batch in _landed(workspace, source) if len(wanted) else ():
+    for layer, path, window, batch in _landed(workspace, source) if len(wanted) else ():
         for name in _IMAGES:
-            told = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
-            here = pc.is_in(told, wanted)
-            if here.true_count:
-                yield place, path, window, name, batch.append_column(_KEY_ID, told).filter(here)
+            key_ids = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
+            matching = pc.is_in(key_ids, wanted)
+            if matching.true_count:
+                yield layer, path, window, name, batch.append_column(_KEY_ID, key_ids).filter(matching)
 
 
 def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str]) -> set[str]:
@@ -280,12 +283,12 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
             if key is not None:
                 ways.setdefault(key, set()).add(former)
                 ways.setdefault(former, set()).add(key)
-    found, left = set[str](), [*keys]
-    while left:
-        new = ways.get(left.pop(), set()) - found - {*keys}
-        found |= new
-        left += new
-    return found
+    moved, pending = set[str](), [*keys]
+    while pending:
+        new = ways.get(pending.pop(), set()) - moved - {*keys}
+        moved |= new
+        pending += new
+    return moved
 
 
 def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
@@ -294,11 +297,11 @@ def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str,
     files = [
         (LANDING, store.path_of(file), file.window) for each in store.manifests() for file in each.files
     ] + [(RAW, Path(file.uri), file.window) for file in (raw.all_files() if raw is not None else ())]
-    for place, path, window in files:
+    for layer, path, window in files:
         if path.exists():
             with pq.ParquetFile(path) as parquet:
                 for batch in parquet.iter_batches(columns=_READ):
-                    yield place, path, window, batch
+                    yield layer, path, window, batch
 
 
 def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
@@ -308,19 +311,19 @@ def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tup
         for each in workspace.contracts.of_source(source)
     }
     counts: dict[tuple[str, Path], int] = {}
-    for place, path, _, batch in _landed(workspace, source):
-        here = batch.filter(_of_rows(batch, rows))
-        for row in here.to_pylist():
+    for layer, path, _, batch in _landed(workspace, source):
+        events = batch.filter(_of_rows(batch, rows))
+        for row in events.to_pylist():
             personal = columns.get((row["source_schema"], row["source_table"]), frozenset())
             for name in _IMAGES:
                 image = read_image(row[name]) or {}
                 if any(value is not None and column in personal for column, value in image.items()):
-                    counts[place, path] = counts.get((place, path), 0) + 1
+                    counts[layer, path] = counts.get((layer, path), 0) + 1
     return counts
 
 
 def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:
-    """The row of each event; null of one without a key."""
+    """The row of each event; None for one without a key."""
     columns = (events.column(name).to_pylist() for name in _READ[:3])
     for schema, table, key in zip(*columns, strict=True):
         yield None if key is None else (schema, table, key)
@@ -339,6 +342,6 @@ def _of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:
 def _holdings(workspace: Workspace, counts: Mapping[tuple[str, Path], int]) -> list[Holding]:
     home = workspace.home.path
     return [
-        Holding(place, path.relative_to(home).as_posix(), sha256_of(path), count)
-        for (place, path), count in sorted(counts.items())
+        Holding(layer, path.relative_to(home).as_posix(), sha256_of(path), count)
+        for (layer, path), count in sorted(counts.items())
     ]

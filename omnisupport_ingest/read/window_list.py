@@ -38,7 +38,7 @@ class WindowLine:
 
     ``closes_at``: the watermark that closes it, None for the sentinel. ``events`` and ``batches`` are
     what landed in it, ``late_events`` those that landed after it had closed. ``accepted``,
-    ``duplicates`` and ``quarantined`` are null until the window was judged. ``generation`` counts how
+    ``duplicates`` and ``quarantined`` are None until the window was judged. ``generation`` counts how
     often deduped events were made again, from 1. ``replay``: what the last replay changed, None if
     there was none.
     """
@@ -74,7 +74,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     lateness, watermark = Lateness.of(workspace, source), landed.watermark
     pending = pending_windows(workspace, source)
     judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
-    parts = {window: held for window in landing.windows() if (held := landed.parts(window))}
+    parts = {window: of_window for window in landing.windows() if (of_window := landed.parts(window))}
     # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
     kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
     windows, sealed = {*parts, *kept}, Removed.open(workspace, source).sealed

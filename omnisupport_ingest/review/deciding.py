@@ -97,7 +97,7 @@ def decide(
     be decided so, ``ReviewIncomplete`` says what was not told.
     """
     reviewer, why = reviewer.strip(), why.strip()
-    _require_told(decision, events, reviewer, why)
+    _require_complete(decision, events, reviewer, why)
     wanted = list(dict.fromkeys(events))
     plan = _Plan(workspace, source, decision, wanted, reviewer, why)
     written = workspace.reviews(source).append(plan.rows)
@@ -125,15 +125,17 @@ class _Plan:
     def rows(self, entries: pa.Table) -> pa.Table:
         """The rows to record; ``ReviewRefused`` if any event cannot be decided so."""
         ledger = ReviewLedger.of_entries(entries)
-        found = whole_events(self._workspace, self._source, ledger, self._events)
-        held = {row.event: (row, values) for row, values in _copies_first(found)}
-        places = _Places(ledger, [held[event][0] for event in self._events if event in held])
+        copies = whole_events(self._workspace, self._source, ledger, self._events)
+        copy_of = {row.event: (row, values) for row, values in _copies_first(copies)}
+        positions = _ReleasedPositions(
+            ledger, [copy_of[event][0] for event in self._events if event in copy_of]
+        )
         refusals: list[Refusal] = []
         new: list[Quarantined | Review] = []
         self.unchanged = []
         for event in self._events:
-            latest, holding = ledger.latest(event), held.get(event)
-            cause = self._cause(event, holding, latest, places)
+            latest, holding = ledger.latest(event), copy_of.get(event)
+            cause = self._cause(event, holding, latest, positions)
             if cause is not None:
                 refusals.append(Refusal(event, *cause))
             elif latest is not None and latest.decision == self._decision:
@@ -144,7 +146,7 @@ class _Plan:
                 new.append(subject)
         if refusals:
             raise _refused(self._decision, len(self._events), refusals)
-        self.beside = self._beside(new, [row for row, _ in found])
+        self.beside = self._beside(new, [row for row, _ in copies])
         return self._table(new)
 
     def _cause(
@@ -152,7 +154,7 @@ class _Plan:
         event: EventRef,
         holding: tuple[Quarantined, dict[str, Any]] | None,
         latest: Review | None,
-        places: _Places,
+        positions: _ReleasedPositions,
     ) -> tuple[str, str] | None:
         """Why the event cannot be decided so, and what to do instead; None if it can be."""
         if holding is None:
@@ -165,29 +167,34 @@ class _Plan:
             return error.problem, error.fix
         if self._decision == DISCARD:
             return None
-        return self._unreleasable(row, values) or places.taken(row)
+        return self._unreleasable(row, values) or positions.taken(row)
 
     def _unreleasable(self, row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
         contract = self._workspace.contracts.find(self._source, row.source_schema, row.source_table)
         return _unreleasable(row, values) or _broken(row, contract)
 
-    def _beside(self, new: Iterable[Quarantined | Review], found: Iterable[Quarantined]) -> list[Quarantined]:
+    def _beside(self, new: Iterable[Quarantined | Review], rows: Iterable[Quarantined]) -> list[Quarantined]:
         if self._decision != RELEASE:
             return []
-        mine = set(self._events)
+        decided = set(self._events)
         return [
             other
-            for other in found
-            if other.event not in mine
+            for other in rows
+            if other.event not in decided
             and other.review is None
-            and any(other.same_place(subject) for subject in new)
+            and any(other.same_position(subject) for subject in new)
         ]
 
     def _table(self, new: Iterable[Quarantined | Review]) -> pa.Table:
         now = datetime.now(UTC)
-        told = {"decision": self._decision, "reviewer": self._reviewer, "why": self._why, "reviewed_at": now}
+        review = {
+            "decision": self._decision,
+            "reviewer": self._reviewer,
+            "why": self._why,
+            "reviewed_at": now,
+        }
         schema = arrow_schema(REVIEW_TYPE, without=(SEQUENCE,))
-        return pa.Table.from_pylist([{**_columns(subject), **told} for subject in new], schema=schema)
+        return pa.Table.from_pylist([{**_columns(subject), **review} for subject in new], schema=schema)
 
 
 def _columns(subject: Quarantined | Review) -> dict[str, Any]:
@@ -205,7 +212,7 @@ def _columns(subject: Quarantined | Review) -> dict[str, Any]:
     }
 
 
-class _Places:
+class _ReleasedPositions:
     """Positions at which an event is released already, or by the command in hand."""
 
     def __init__(self, ledger: ReviewLedger, rows: Iterable[Quarantined]) -> None:
@@ -213,22 +220,22 @@ class _Places:
         for review in ledger.in_force():
             if review.decision == RELEASE:
                 self._released.setdefault(review.event.position, []).append(review)
-        self._asked: dict[Position, list[Quarantined]] = {}
+        self._rows_at: dict[Position, list[Quarantined]] = {}
         for row in rows:
-            self._asked.setdefault(row.event.position, []).append(row)
+            self._rows_at.setdefault(row.event.position, []).append(row)
 
     def taken(self, row: Quarantined) -> tuple[str, str] | None:
         """Why ``row`` cannot be released beside another content of its position; None if it can be."""
         for review in self._released.get(row.event.position, ()):
-            if review.event != row.event and row.same_place(review):
+            if review.event != row.event and row.same_position(review):
                 return (
                     f"{review.event} stands at the same position with other content, and was released by "
                     f"{_by(review)}.",
                     f"Release one of them only. If that was the wrong one, discard it first: "
                     f"omnisupport-ingest quarantine discard {review.event} --reason TEXT",
                 )
-        for other in self._asked[row.event.position]:
-            if other.event != row.event and row.same_place(other):
+        for other in self._rows_at[row.event.position]:
+            if other.event != row.event and row.same_position(other):
                 return (
                     f"{other.event} stands at the same position with other content, and is asked for too.",
                     "Release one of them, and discard the others.",
@@ -236,15 +243,16 @@ class _Places:
         return None
 
 
-def _require_told(decision: str, events: Sequence[EventRef], reviewer: str, why: str) -> None:
+def _require_complete(decision: str, events: Sequence[EventRef], reviewer: str, why: str) -> None:
     if decision not in DECISIONS:
         raise ReviewIncomplete(f"{decision!r} is no decision.", fix=f"Use {' or '.join(DECISIONS)}.")
     if not events:
         raise ReviewIncomplete("No event is named.", fix="Name the ids that `quarantine list` shows.")
-    for told, what in ((reviewer, "who decides"), (why, "why")):
-        if not told:
+    for value, missing in ((reviewer, "who decides"), (why, "why")):
+        if not value:
             raise ReviewIncomplete(
-                f"It is not said {what}.", fix="Say it: the ledger keeps who, when and why of every decision."
+                f"It is not said {missing}.",
+                fix="Say it: the ledger keeps who, when and why of every decision.",
             )
 
 
@@ -309,31 +317,31 @@ def _window_in(table: LakeTable, event: EventRef) -> str | None:
     if not table.exists:
         return None
     epoch, commit_lsn, ordinal, event_hash = event.key
-    here = (
+    condition = (
         (pc.field("epoch") == epoch)
         & (pc.field("commit_lsn") == commit_lsn)
         & (pc.field("ordinal") == ordinal)
         & (pc.field("event_hash") == event_hash)
     )
     dataset = open_delta(table.folder).to_pyarrow_dataset()
-    windows = dataset.to_table(columns=["window"], filter=here).column("window").to_pylist()
+    windows = dataset.to_table(columns=["window"], filter=condition).column("window").to_pylist()
     return str(windows[0]) if windows else None
 
 
 def _copies_first(
-    found: Iterable[tuple[Quarantined, dict[str, Any]]],
+    copies: Iterable[tuple[Quarantined, dict[str, Any]]],
 ) -> list[tuple[Quarantined, dict[str, Any]]]:
     """Copies of an event before the event itself, which has the same name."""
-    return sorted(found, key=lambda pair: pair[0].reason != DUPLICATE_POSITION)
+    return sorted(copies, key=lambda pair: pair[0].reason != DUPLICATE_POSITION)
 
 
 def _by(review: Review) -> str:
     return f"{review.reviewer} on {review.reviewed_at:%Y-%m-%d at %H:%M} UTC"
 
 
-def _refused(decision: str, asked: int, refusals: Sequence[Refusal]) -> ReviewRefused:
+def _refused(decision: str, count: int, refusals: Sequence[Refusal]) -> ReviewRefused:
     done = _DONE[decision]
-    if asked == 1:
+    if count == 1:
         return ReviewRefused(
             f"{refusals[0].event} cannot be {done}. {refusals[0].problem}", fix=refusals[0].fix
         )
@@ -342,6 +350,6 @@ def _refused(decision: str, asked: int, refusals: Sequence[Refusal]) -> ReviewRe
         lines.append(f"  and {len(refusals) - _NAMED} more")
     fixes = list(dict.fromkeys(each.fix for each in refusals[:_NAMED]))
     return ReviewRefused(
-        f"{len(refusals)} of {asked} events cannot be {done}, so nothing was recorded:\n" + "\n".join(lines),
+        f"{len(refusals)} of {count} events cannot be {done}, so nothing was recorded:\n" + "\n".join(lines),
         fix="\n  ".join(["Leave them out; or, for each:", *fixes]),
     )

@@ -52,7 +52,7 @@ _KeySpan = tuple[str, Span]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SpanEvents:
     """What the lake holds of one span: ``events``, and the ``windows`` they are in.
 
     ``waiting``: windows with landed events of the table that are not judged yet and may be of the row.
@@ -89,9 +89,9 @@ def key_text(values: Sequence[str]) -> str:
 
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
     """What ``erase`` would erase, nothing recorded; ``ErasureRefused`` if it would refuse."""
-    held = _held(workspace, contract, _spans(workspace, contract, key))
+    events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key))
     ledger = ErasureLedger.open(workspace, contract.source)
-    return _erased(held, (), _recorded(ledger, contract, held))
+    return _erased(events_by_span, (), _recorded(ledger, contract, events_by_span))
 
 
 def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str) -> Erased:
@@ -101,19 +101,20 @@ def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by:
     ``ErasureRefused`` says why the row must not be erased, ``ErasureIncomplete`` what was not told.
     """
     erased_by, why = erased_by.strip(), why.strip()
-    for told, what in ((erased_by, "who erases"), (why, "why")):
-        if not told:
+    for value, missing in ((erased_by, "who erases"), (why, "why")):
+        if not value:
             raise ErasureIncomplete(
-                f"It is not said {what}.", fix="Say it: the ledger keeps who, when and why of every erasure."
+                f"It is not said {missing}.",
+                fix="Say it: the ledger keeps who, when and why of every erasure.",
             )
     spans = _spans(workspace, contract, key)
     command = _Command(workspace, contract, spans, erased_by, why)
     table = workspace.erasures(contract.source)
     written = [table.append(command.rows)]
-    held, before = command.held, command.before
+    events_by_span, before = command.events_by_span, command.before
     if written[0].num_rows:
         written.append(table.append(command.rows_missed))
-    return _erased(held, ErasureLedger.of_entries(pa.concat_tables(written)).erasures, before)
+    return _erased(events_by_span, ErasureLedger.of_entries(pa.concat_tables(written)).erasures, before)
 
 
 class _Command:
@@ -128,33 +129,36 @@ class _Command:
         why: str,
     ) -> None:
         self._workspace, self._contract, self._spans = workspace, contract, spans
-        self._told = {"erased_by": erased_by, "why": why, "erased_at": datetime.now(UTC)}
-        self.held: Mapping[_KeySpan, Held] = {}
+        self._columns = {"erased_by": erased_by, "why": why, "erased_at": datetime.now(UTC)}
+        self.events_by_span: Mapping[_KeySpan, SpanEvents] = {}
         self.before: tuple[Erasure, ...] = ()
 
     def rows(self, entries: pa.Table) -> pa.Table:
         """The rows to record; none if every span is recorded with all windows that hold events of it."""
         ledger = ErasureLedger.of_entries(entries)
-        self.held = _held(self._workspace, self._contract, self._spans)
-        self.before = _recorded(ledger, self._contract, self.held)
+        self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
+        self.before = _recorded(ledger, self._contract, self.events_by_span)
         complete = all(
-            known is not None and held.windows <= known
-            for held, known in ((held, _known(ledger, self._contract, at)) for at, held in self.held.items())
+            known is not None and span_events.windows <= known
+            for span_events, known in (
+                (span_events, _known(ledger, self._contract, span))
+                for span, span_events in self.events_by_span.items()
+            )
         )
-        return self._table({}) if complete else self._missing(ledger, self.held)
+        return self._table({}) if complete else self._missing(ledger, self.events_by_span)
 
     def rows_missed(self, entries: pa.Table) -> pa.Table:
         """The same once the erasure stands, for windows that were judged or landed in meanwhile."""
-        held = _held(self._workspace, self._contract, self._spans)
-        return self._missing(ErasureLedger.of_entries(entries), held)
+        events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
+        return self._missing(ErasureLedger.of_entries(entries), events_by_span)
 
-    def _missing(self, ledger: ErasureLedger, held: Mapping[_KeySpan, Held]) -> pa.Table:
+    def _missing(self, ledger: ErasureLedger, events_by_span: Mapping[_KeySpan, SpanEvents]) -> pa.Table:
         new = {}
-        for place, found in held.items():
-            known = _known(ledger, self._contract, place)
-            windows = (found.windows | found.waiting) - (known or frozenset())
+        for span, span_events in events_by_span.items():
+            known = _known(ledger, self._contract, span)
+            windows = (span_events.windows | span_events.waiting) - (known or frozenset())
             if windows or known is None:
-                new[place] = sorted(windows)
+                new[span] = sorted(windows)
         return self._table(new)
 
     def _table(self, new: Mapping[_KeySpan, list[str]]) -> pa.Table:
@@ -166,7 +170,7 @@ class _Command:
                 "after": None if span.after is None else dict(zip(_POSITION, span.after, strict=True)),
                 "through": dict(zip(_POSITION, span.through, strict=True)),
                 "windows": windows,
-                **self._told,
+                **self._columns,
             }
             for (name, span), windows in new.items()
         ]
@@ -183,10 +187,10 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; what has landed and is "
             "not taken in yet is known after the next run (omnisupport-ingest status).",
         )
-    changes, found = key_changes(files, contract), traces(files, contract, [key])
+    changes, of_key = key_changes(files, contract), traces(files, contract, [key])
     if state.through is None:
-        raise _alive(contract, state, found)
-    if has_left(key, state.through, found, changes):
+        raise _alive(contract, state, of_key)
+    if has_left(key, state.through, of_key, changes):
         raise ErasureRefused(
             f"The row of {contract.full_name} did not end under that key: its key was changed, and it has "
             "another one since.",
@@ -197,8 +201,8 @@ def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_Key
     return spans_of(key, state.through, changes)
 
 
-def _alive(contract: TableContract, state: RowState, found: Sequence[Trace]) -> ErasureRefused:
-    if state.doubtful or any(each.withheld and each.position == state.last for each in found):
+def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) -> ErasureRefused:
+    if state.doubtful or any(each.withheld and each.position == state.last for each in of_key):
         return ErasureRefused(
             f"Whether that row of {contract.full_name} has ended is not known: an event of it is in "
             "quarantine.",
@@ -218,30 +222,32 @@ def _alive(contract: TableContract, state: RowState, found: Sequence[Trace]) -> 
     )
 
 
-def _held(workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]) -> dict[_KeySpan, Held]:
+def _events_by_span(
+    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]
+) -> dict[_KeySpan, SpanEvents]:
     """What the lake holds of each span by now, and what has landed and is not judged."""
     files = EventFiles.newest(workspace, contract.source)
     assert files is not None, "a row that was found is in some table"
-    found = traces(files, contract, [name for name, _ in spans])
+    of_keys = traces(files, contract, [name for name, _ in spans])
     # Read after the events: what has landed is among these, or waits.
     waiting = _waiting(workspace, contract, files)
-    held = {}
+    events_by_span = {}
     for name, span in spans:
-        events = [each for each in found if each.key == name and span.holds(each.position)]
+        events = [each for each in of_keys if each.key == name and span.holds(each.position)]
         refuse_sealed(workspace, contract.source, {each.window for each in events})
-        held[name, span] = Held(
+        events_by_span[name, span] = SpanEvents(
             len(events),
             frozenset(each.window for each in events),
             frozenset(window for window, first in waiting if first <= span.through),
         )
-    return held
+    return events_by_span
 
 
 def _waiting(
     workspace: Workspace, contract: TableContract, files: EventFiles
 ) -> list[tuple[str, tuple[int, int, int]]]:
     """Windows that have landed events of the table which ``files`` has not, with their lowest position."""
-    found = []
+    waiting = []
     landing = workspace.landing(contract.source)
     landed = landing.landed()
     for window in landing.windows():
@@ -249,33 +255,33 @@ def _waiting(
         for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
             if contract.full_name in part.rows_per_table:
                 first = part.first
-                found.append((window, (first.epoch, first.commit_lsn.value, first.ordinal)))
-    return found
+                waiting.append((window, (first.epoch, first.commit_lsn.value, first.ordinal)))
+    return waiting
 
 
-def _known(ledger: ErasureLedger, contract: TableContract, place: _KeySpan) -> frozenset[str] | None:
+def _known(ledger: ErasureLedger, contract: TableContract, span: _KeySpan) -> frozenset[str] | None:
     """The windows that the ledger names for a span; None if it has none of it."""
-    recorded = ledger.of((contract.schema, contract.table, key_hash(place[0])), place[1])
+    recorded = ledger.of((contract.schema, contract.table, key_hash(span[0])), span[1])
     return frozenset(window for each in recorded for window in each.windows) if recorded else None
 
 
 def _recorded(
-    ledger: ErasureLedger, contract: TableContract, held: Mapping[_KeySpan, Held]
+    ledger: ErasureLedger, contract: TableContract, events_by_span: Mapping[_KeySpan, SpanEvents]
 ) -> tuple[Erasure, ...]:
     return tuple(
         each
-        for name, span in held
+        for name, span in events_by_span
         for each in ledger.of((contract.schema, contract.table, key_hash(name)), span)
     )
 
 
 def _erased(
-    held: Mapping[_KeySpan, Held], recorded: tuple[Erasure, ...], before: tuple[Erasure, ...]
+    events_by_span: Mapping[_KeySpan, SpanEvents], recorded: tuple[Erasure, ...], before: tuple[Erasure, ...]
 ) -> Erased:
     return Erased(
-        keys=len({name for name, _ in held}),
-        events=sum(each.events for each in held.values()),
-        windows=tuple(sorted({window for each in held.values() for window in each.windows})),
+        keys=len({name for name, _ in events_by_span}),
+        events=sum(each.events for each in events_by_span.values()),
+        windows=tuple(sorted({window for each in events_by_span.values() for window in each.windows})),
         recorded=recorded,
         before=before,
     )

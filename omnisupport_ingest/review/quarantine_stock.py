@@ -50,8 +50,8 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
 
 def stock_of(workspace: Workspace, source: str) -> Counter[str]:
     """Events in quarantine by reason, now, without reading one."""
-    held = QuarantineFiles.newest(workspace, source)
-    return _by_reason(file for file, _ in held.shown()) if held is not None else Counter()
+    files = QuarantineFiles.newest(workspace, source)
+    return _by_reason(file for file, _ in files.shown()) if files is not None else Counter()
 
 
 def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
@@ -61,10 +61,10 @@ def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
 
 
 def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    rows_of_reason: Counter[str] = Counter()
     for file in files:
-        found[dict(file.partition).get("reason") or "unknown"] += file.rows
-    return found
+        rows_of_reason[dict(file.partition).get("reason") or "unknown"] += file.rows
+    return rows_of_reason
 
 
 def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:

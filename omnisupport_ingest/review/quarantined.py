@@ -74,10 +74,10 @@ class Quarantined:
     def table(self) -> str:
         return f"{self.source_schema}.{self.source_table}"
 
-    def same_place(self, other: Quarantined | Review) -> bool:
+    def same_position(self, other: Quarantined | Review) -> bool:
         """Whether both stand at one position of one window, so that one of them at most can be true."""
-        mine = (self.event.position, self.identity_hash, self.window)
-        return mine == (other.event.position, other.identity_hash, other.window)
+        own = (self.event.position, self.identity_hash, self.window)
+        return own == (other.event.position, other.identity_hash, other.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,14 @@ def quarantined(
 
     ``ledger``: the reviews of ``source``, that the states are told by.
     """
-    found = [
+    rows = [
         row
         for file in _files(workspace, source)
         if where.window in (None, file.window) and where.reason in (None, file.reason)
         for row in _read(file, ledger)
         if where.takes(row)
     ]
-    return sorted(found, key=lambda row: (row.window, row.event))
+    return sorted(rows, key=lambda row: (row.window, row.event))
 
 
 def whole_events(
@@ -137,13 +137,13 @@ def whole_events(
     """
     positions = {event.position for event in events}
     lsns = pa.array(sorted({position.commit_lsn.value for position in positions}), pa.int64())
-    found = []
+    whole = []
     for file in _files(workspace, source):
         for values in _rows(file, QUARANTINE_TYPE.names, pc.field("commit_lsn").isin(lsns)):
             row = _quarantined(file, values, ledger)
             if row.event.position in positions:
-                found.append((row, values))
-    return sorted(found, key=lambda pair: (pair[0].window, pair[0].event))
+                whole.append((row, values))
+    return sorted(whole, key=lambda pair: (pair[0].window, pair[0].event))
 
 
 def is_malformed(values: Mapping[str, Any]) -> bool:
@@ -152,14 +152,14 @@ def is_malformed(values: Mapping[str, Any]) -> bool:
 
 
 def _files(workspace: Workspace, source: str) -> list[_File]:
-    held = QuarantineFiles.newest(workspace, source)
-    found: list[_File] = []
-    for file, state in held.shown() if held is not None else ():
+    quarantine_files = QuarantineFiles.newest(workspace, source)
+    files: list[_File] = []
+    for file, state in quarantine_files.shown() if quarantine_files is not None else ():
         with_reviews = [each for each in (state.versions if state else ()) if each.startswith(REVIEWS)]
         digest = with_reviews[0].removeprefix(REVIEWS) if with_reviews else None
         reason = dict(partition_in(file.path, _PARTITION))["reason"] or "unknown"
-        found.append(_File(file.uri, file.window, reason, digest))
-    return found
+        files.append(_File(file.uri, file.window, reason, digest))
+    return files
 
 
 def _read(file: _File, ledger: ReviewLedger) -> Iterator[Quarantined]:

@@ -71,10 +71,10 @@ class SubjectErased:
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
     """What ``erase_subject`` would erase; nothing is destroyed. ``ErasureRefused`` if it would refuse."""
     ids = _key_ids(workspace, contract, key)
-    found = traced(workspace, contract.source, ids)
-    cells = cells_above_raw(workspace, contract, found, whole_rows=False)
-    left = _Left(cells, (), by_other_keys(workspace, contract, found, ids))
-    return _erased(None, False, found, cells, 0, _remains(workspace, contract, found, left))
+    of_subject = traced(workspace, contract.source, ids)
+    cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
+    remaining = _Left(cells, (), by_other_keys(workspace, contract, of_subject, ids))
+    return _erased(None, False, of_subject, cells, 0, _remains(workspace, contract, of_subject, remaining))
 
 
 def erase_subject(
@@ -85,10 +85,10 @@ def erase_subject(
     ``erased_by`` and ``why`` are kept as they are told. ``ErasureRefused`` says why nothing was destroyed.
     """
     erased_by, why = erased_by.strip(), why.strip()
-    for told, what in ((erased_by, "who erases"), (why, "why")):
-        if not told:
+    for value, missing in ((erased_by, "who erases"), (why, "why")):
+        if not value:
             raise ErasureIncomplete(
-                f"It is not said {what}.", fix="Say it: the certificate has who, when and why."
+                f"It is not said {missing}.", fix="Say it: the certificate has who, when and why."
             )
     ids = _key_ids(workspace, contract, key)
     path = _certificate(workspace, contract, ids)
@@ -101,15 +101,15 @@ def erase_subject(
     }
     destroyed = workspace.subjects.destroy(ids)
     # Only now: what landed or was judged in the meantime is found as well.
-    found = traced(workspace, contract.source, ids)
-    workspace.subjects.name_windows(contract.source, found.windows)
-    waiting = _waiting(workspace, contract.source, found)
-    cells = cells_above_raw(workspace, contract, found, whole_rows=bool(waiting))
-    left = _Left(cells, waiting, by_other_keys(workspace, contract, found, ids))
+    of_subject = traced(workspace, contract.source, ids)
+    workspace.subjects.name_windows(contract.source, of_subject.windows)
+    waiting = _waiting(workspace, contract.source, of_subject)
+    cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
+    remaining = _Left(cells, waiting, by_other_keys(workspace, contract, of_subject, ids))
     pending = bool(cells or waiting)
-    swept = [] if pending else _sweep(workspace, contract, found)
-    remains = _remains(workspace, contract, found, left)
-    complete = not (pending or found.plain or left.by_other_keys)
+    swept = [] if pending else _sweep(workspace, contract, of_subject)
+    remains = _remains(workspace, contract, of_subject, remaining)
+    complete = not (pending or of_subject.plain or remaining.by_other_keys)
     document = {
         "format_version": FORMAT_VERSION,
         "state": "complete" if complete else "pending" if pending else "incomplete",
@@ -120,13 +120,13 @@ def erase_subject(
         **before,
         "looked_at": _now(),
         "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
-        "encrypted": _plainly(found.encrypted),
+        "encrypted": _plainly(of_subject.encrypted),
         "after": _after(workspace, before["before"], cells),
         "swept": sorted({*before["swept"], *swept}),
         "remains": remains,
     }
     _write(path, document)
-    return _erased(path, complete, found, cells, len(swept), remains)
+    return _erased(path, complete, of_subject, cells, len(swept), remains)
 
 
 def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -137,13 +137,13 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
             fix="Erase the row without --subject; or write encrypted in x-cdc.at_rest, for what lands from "
             "then on.",
         )
-    found = key_ids_of_row(workspace, contract, key)
+    row_ids = key_ids_of_row(workspace, contract, key)
     own, named = (contract.source, row_subject(contract.full_name), key), []
     if contract.key == (contract.subject.column,):
         named = [(contract.source, contract.subject.name, json.loads(key)[0])]
     ids = workspace.subjects.ids_of([own, *named])
-    others = workspace.subjects.living(found.difference(ids[:1]))
-    if not found and not traced(workspace, contract.source, ids).encrypted:
+    others = workspace.subjects.living(row_ids.difference(ids[:1]))
+    if not row_ids and not traced(workspace, contract.source, ids).encrypted:
         # A key that was mistyped must not be destroyed before its subject comes.
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
@@ -155,7 +155,7 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
             f"The row of {contract.full_name} has been of {len(others)} subjects.",
             fix="Erase each by a table of which the key is the subject.",
         )
-    return {*found, *ids}
+    return {*row_ids, *ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +168,13 @@ class _Left:
     by_other_keys: Sequence[Holding]
 
 
-def _waiting(workspace: Workspace, source: str, found: Traced) -> list[str]:
+def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]:
     """The windows with images of the subject that some layer has yet to make without their values.
 
     A run that is under way may have read them before the key was destroyed. What it writes is made again, as
     its windows have other versions by now.
     """
-    windows = {window for named in found.windows.values() for window in named}
+    windows = {window for named in of_subject.windows.values() for window in named}
     versions, deduped = RulesVersions(workspace, source), look(workspace.deduped(source))
     states = {window: deduped.state(window) if deduped is not None else None for window in windows}
     made_before = {
@@ -186,23 +186,23 @@ def _waiting(workspace: Workspace, source: str, found: Traced) -> list[str]:
     return sorted(windows & {*made_before, *waits.windows, *waits.late_windows})
 
 
-def _tables(workspace: Workspace, contract: TableContract, found: Traced) -> list[TableContract]:
+def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
     """The contracts of the tables that may hold rows of the subject."""
-    places, subject = {(schema, table) for schema, table, _ in found.rows}, contract.subject
+    table_names, subject = {(schema, table) for schema, table, _ in of_subject.rows}, contract.subject
     return [
         each
         for each in workspace.contracts.of_source(contract.source)
-        if (each.schema, each.table) in places
+        if (each.schema, each.table) in table_names
         or (subject is not None and each.subject is not None and each.subject.name == subject.name)
     ]
 
 
-def _sweep(workspace: Workspace, contract: TableContract, found: Traced) -> list[str]:
+def _sweep(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[str]:
     """Delete former versions of the tables that held the subject's values; their files, below the lake."""
     source = contract.source
     tables = [(workspace.deduped(source), frozenset[str]())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
-    for each in _tables(workspace, contract, found):
+    for each in _tables(workspace, contract, of_subject):
         tables += [(table, frozenset()) for table in tables_of(workspace, each)]
     return [
         f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
@@ -210,7 +210,7 @@ def _sweep(workspace: Workspace, contract: TableContract, found: Traced) -> list
 
 
 def _remains(
-    workspace: Workspace, contract: TableContract, found: Traced, left: _Left
+    workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Left
 ) -> tuple[dict[str, Any], ...]:
     """What of the subject is not gone, where, and why."""
     remains: list[dict[str, Any]] = []
@@ -221,32 +221,32 @@ def _remains(
 
     add(
         "encrypted images, which nobody can read",
-        [each.path for each in found.encrypted],
+        [each.path for each in of_subject.encrypted],
         "landing and raw are the record: files, checksums and the chain stay as they are",
     )
     add(
         "images that landed plain",
-        [each.path for each in found.plain],
+        [each.path for each in of_subject.plain],
         "they landed before the contract said encrypted; retention of landing and raw deletes them",
     )
     add(
         "cells that can be read",
-        [each.path for each in left.cells],
+        [each.path for each in remaining.cells],
         "their windows are not judged again yet, then give the command again; or retention has sealed them, "
         "or the row had the value from another subject",
     )
     add(
         "windows that wait to be judged",
-        left.waiting,
+        remaining.waiting,
         "what a run under way has read may be written still; give the command again when nothing is pending",
     )
     add(
         "images of its rows that another key encrypted",
-        [each.path for each in left.by_other_keys],
+        [each.path for each in remaining.by_other_keys],
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
     )
-    tables = _tables(workspace, contract, found)
+    tables = _tables(workspace, contract, of_subject)
     named = {f"{each.source}.{each.name}" for each in tables}
     add(
         "exports that were written before",
@@ -289,19 +289,19 @@ def _remains(
 
 def _after(workspace: Workspace, before: Sequence[dict[str, Any]], cells: Sequence[Holding]) -> list[Any]:
     """What became of the files that held cells, and which files hold cells now."""
-    left = {each.path: each.count for each in cells}
+    count_of = {each.path: each.count for each in cells}
     home = workspace.home.path
-    found = [
+    entries = [
         {
             "place": each["place"],
             "path": each["path"],
             "sha256": sha256_of(home / each["path"]) if (home / each["path"]).exists() else None,
-            "count": left.get(each["path"], 0),
+            "count": count_of.get(each["path"], 0),
         }
         for each in before
     ]
     known = {each["path"] for each in before}
-    return [*found, *_plainly([each for each in cells if each.path not in known])]
+    return [*entries, *_plainly([each for each in cells if each.path not in known])]
 
 
 def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> Path:
@@ -332,7 +332,7 @@ def _plainly(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
 def _erased(
     path: Path | None,
     complete: bool,
-    found: Traced,
+    of_subject: Traced,
     cells: Sequence[Holding],
     swept: int,
     remains: tuple[dict[str, Any], ...],
@@ -340,9 +340,9 @@ def _erased(
     return SubjectErased(
         path,
         complete,
-        sum(each.count for each in found.encrypted if each.place == "landing"),
+        sum(each.count for each in of_subject.encrypted if each.place == "landing"),
         sum(each.count for each in cells),
-        tuple(sorted({window for windows in found.windows.values() for window in windows})),
+        tuple(sorted({window for windows in of_subject.windows.values() for window in windows})),
         swept,
         remains,
     )

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.equality.checking import Asked, Checked, _remove_left_behind, check_source
+from omnisupport_ingest.equality.checking import Checked, CheckOptions, _remove_left_behind, check_source
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -53,7 +53,7 @@ class Story:
             if take_in:
                 self.take_in()
 
-        (checked,) = check_source(self.workspace, Asked((), rows, patience, advance))
+        (checked,) = check_source(self.workspace, CheckOptions((), rows, patience, advance))
         return checked
 
     def spoil(self, row: int) -> None:
@@ -89,7 +89,7 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     story.spoil(15_001)
     found = story.check("UPDATE notes SET title = 'three' WHERE id % 1000 = 1 AND id < 9000")
     assert (found.note.state, found.note.through) == (DIFFERS, through), found.note
-    assert found.found is not None and found.found.keys == (("15001",),)
+    assert found.differing is not None and found.differing.keys == (("15001",),)
 
     behind = story.check("UPDATE notes SET title = 'four' WHERE id = 3", take_in=False, patience=1.0)
     assert behind.note.state == NOT_COMPARABLE and "landing is at" in behind.note.why, behind.note
@@ -102,7 +102,7 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     assert opened.note.state == NOT_COMPARABLE and "under way" in opened.note.why, opened.note
     assert opened.note.waits_since == behind.note.waits_since, "it waits since the first time"
 
-    requested = request_repair(story.workspace, story.notes, found.found, "verify --repair")
+    requested = request_repair(story.workspace, story.notes, found.differing, "verify --repair")
     assert [str(each) for each in requested] == ["notes, keys 15001"]
     landed = sum(each.events for each in story.workspace.landing(SOURCE).landed().epochs)
     story.take_in()

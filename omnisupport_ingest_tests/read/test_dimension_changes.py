@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
 from omnisupport_ingest.cdc.erasing import Span, key_hash
-from omnisupport_ingest.cli.tail import _told, tail
+from omnisupport_ingest.cli.tail import _shown_changes, tail
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
@@ -111,7 +111,7 @@ def test_versions_before_a_policy_tell_no_plain_value(workspace: Workspace) -> N
     columns = tuple(replace(each, pii="mask") if each.name == "title" else each for each in plain.columns)
     contract = replace(plain, columns=columns)
     (update, insert) = changes_of(workspace, contract, 1) or ()
-    assert (update.before, update.not_told) == ({}, {"title"})
+    assert (update.before, update.hidden) == ({}, {"title"})
     assert "title" not in insert.row
     assert insert.row["id"] == 3
 
@@ -134,10 +134,10 @@ def test_an_erased_row_tells_nothing_but_its_key(
     monkeypatch.setattr(ErasureLedger, "open", lambda *_: ErasureLedger((erasure,)))
     (update, insert) = changes_of(workspace, contract, 1) or ()
     assert (update.before, update.row.get("title"), update.row["id"]) == ({}, None, 2)
-    assert update.not_told >= {"title", "body"}
+    assert update.hidden >= {"title", "body"}
     assert insert.row["title"] == "three"
     (again,) = changes_of(workspace, contract, 3) or ()
-    assert (again.row["title"], again.before, again.not_told) == ("deux", {}, {"title"})
+    assert (again.row["title"], again.before, again.hidden) == ("deux", {}, {"title"})
 
 
 def told(workspace: Workspace, version: int) -> list[tuple[str, int, dict[str, Any]]]:
@@ -198,6 +198,6 @@ def test_a_line_shows_what_is_unresolved_and_nothing_that_a_terminal_acts_on(wor
         row=change.row | {"title": "a\x1b[2Jb", "_cdc_unresolved": ["body"]},
         before={"title": None, "body": "x"},
     )
-    assert _told(odd, contract) == "title NULL → a�[2Jb, body x → (unresolved)"
-    first = replace(odd, kind="insert", before={}, row={"title": "new"}, not_told=frozenset({"body"}))
-    assert _told(first, contract) == "title new, body (not shown)"
+    assert _shown_changes(odd, contract) == "title NULL → a�[2Jb, body x → (unresolved)"
+    first = replace(odd, kind="insert", before={}, row={"title": "new"}, hidden=frozenset({"body"}))
+    assert _shown_changes(first, contract) == "title new, body (not shown)"

@@ -48,7 +48,7 @@ class LakeKeys(Protocol):
     def cuts(self, bounds: KeyBounds, parts: int, /) -> list[tuple[str, ...]]:
         """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
 
-    def places(self, bounds: KeyBounds, /) -> Mapping[str, int]:
+    def ordinals(self, bounds: KeyBounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
 
 
@@ -139,7 +139,7 @@ class _OneTable:
     def _settle(self, bounds: KeyBounds, told: TableComparison) -> None:
         """Land the deletes of a range, and the rows of it that the lake has not got."""
         table = self.events.table
-        known = self.lake.places(bounds)
+        known = self.lake.ordinals(bounds)
         there: set[str] = set()
         missed: list[str] = []
         for keys in self.reader.keys(table, bounds):
