@@ -119,7 +119,7 @@ class Table:
         statement = (
             f"UPDATE {self.name} AS t SET {assignments} FROM (VALUES %s) AS v({names}) WHERE {self._same_key}"
         )
-        execute_values(cursor, statement, [key + given for key, given in rows], page_size=len(rows))
+        execute_values(cursor, statement, [key + changed for key, changed in rows], page_size=len(rows))
         return int(cursor.rowcount)
 
     def delete(self, cursor: Cursor, keys: Sequence[Key]) -> int:
@@ -159,9 +159,9 @@ class Keys:
 
     def add(self, keys: Iterable[Key]) -> None:
         """Note rows that were inserted."""
-        made = list(keys)
-        self.live += made
-        self._live |= set(made)
+        added = list(keys)
+        self.live += added
+        self._live |= set(added)
 
     def some(self, rng: random.Random, count: int) -> list[Key]:
         """Up to ``count`` different live keys."""
@@ -237,9 +237,9 @@ class Actor:
         """The next row of the cursor."""
         return cast(tuple[object, ...], self.cursor.fetchone())
 
-    def rows_of(self, query: str, given: Sequence[object] = ()) -> list[Key]:
+    def rows_of(self, query: str, parameters: Sequence[object] = ()) -> list[Key]:
         """Every row that ``query`` finds."""
-        self.cursor.execute(query, given)
+        self.cursor.execute(query, parameters)
         return [tuple(row) for row in self.cursor.fetchall()]
 
     # Transactions. Keys are not restored by a rollback: what is to be rolled back leaves them alone.
@@ -283,9 +283,9 @@ class Actor:
         """Changes so far, those of the open transaction included."""
         return self.report.changes + self._open.changes
 
-    def record(self, what: WorkloadReport) -> None:
+    def record(self, report: WorkloadReport) -> None:
         """Count kinds beside the row counts that the methods below keep."""
-        self._open += what
+        self._open += report
 
     # Changes, counted.
 
@@ -309,7 +309,7 @@ class Actor:
         count = self.tables[table].change_key(self.cursor, old, new, at)
         self._changed(table, WorkloadReport(updates=count, key_changes=count))
 
-    def _changed(self, table: str, what: WorkloadReport) -> None:
-        if what.changes:
+    def _changed(self, table: str, report: WorkloadReport) -> None:
+        if report.changes:
             self._changed_tables.add(table)
-        self._open += what
+        self._open += report

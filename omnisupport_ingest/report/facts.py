@@ -207,7 +207,7 @@ def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMIT
 
     ``version``: the last one, at which its data files have ``size`` bytes.
     """
-    found: list[TableCommit] = []
+    commits: list[TableCommit] = []
     for number in range(version, max(-1, version - most), -1):
         try:
             text = at_hand(folder / "_delta_log" / f"{number:020d}.json").read_text()
@@ -215,9 +215,9 @@ def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMIT
             break
         commit, grown = _commit(number, [json.loads(line) for line in text.splitlines() if line], size)
         if commit is not None:
-            found.append(commit)
+            commits.append(commit)
         size -= grown
-    yield from reversed(found)
+    yield from reversed(commits)
 
 
 def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[TableCommit | None, int]:
@@ -228,12 +228,12 @@ def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[Tab
     note = info.get(NOTE)
     if not isinstance(note, dict):
         return None, added - removed
-    told = [each.get("position") for each in note.get("windows") or () if each.get("position")]
+    positions = [each.get("position") for each in note.get("windows") or () if each.get("position")]
     commit = TableCommit(
         version=version,
         at=datetime.fromtimestamp(info.get("timestamp", 0) / 1000, UTC),
         run_id=note.get("run_id"),
-        position=max((Position.parse(each) for each in told), default=None),
+        position=max((Position.parse(each) for each in positions), default=None),
         written=added,
         size=size,
     )

@@ -64,7 +64,7 @@ def to_landing(facts: SourceFacts) -> list[Latency]:
 
 def to_dimension(facts: SourceFacts) -> list[Latency]:
     """From commit to the version of the dimension that first showed the batch, of every table and span."""
-    found = []
+    latencies = []
     for table in facts.tables:
         if table.source_table is None:
             continue
@@ -75,22 +75,22 @@ def to_dimension(facts: SourceFacts) -> list[Latency]:
                 continue
             at = shown(batch)
             if at is not None:
-                found.append(Latency(at, (at - batch.first_commit).total_seconds(), events))
-    return sorted(found, key=lambda each: each.at)
+                latencies.append(Latency(at, (at - batch.first_commit).total_seconds(), events))
+    return sorted(latencies, key=lambda each: each.at)
 
 
 def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
     """When the dimension first showed a batch: its first commit at or above it, none of before it landed."""
-    told = [each for each in table.commits if each.position is not None]
+    commits = [each for each in table.commits if each.position is not None]
     highest: list[Position] = []
-    for each in told:
+    for each in commits:
         assert each.position is not None
         highest.append(max(highest[-1], each.position) if highest else each.position)
 
     def shown(batch: Batch) -> datetime | None:
         below = [each for name, each in batch.last.items() if name == table.source_table]
-        start = bisect.bisect_left(highest, below[0]) if below else len(told)
-        return next((each.at for each in told[start:] if each.at >= batch.landed_at), None)
+        start = bisect.bisect_left(highest, below[0]) if below else len(commits)
+        return next((each.at for each in commits[start:] if each.at >= batch.landed_at), None)
 
     return shown
 
@@ -117,13 +117,13 @@ def percentiles_over_time(latencies: Sequence[Latency]) -> list[Series]:
     if not latencies:
         return []
     bucket, apart = bucketing([each.at for each in latencies])
-    held: dict[float, list[Latency]] = defaultdict(list)
+    buckets: dict[float, list[Latency]] = defaultdict(list)
     for each in latencies:
-        held[bucket(each.at)].append(each)
+        buckets[bucket(each.at)].append(each)
     return [
         Series(
             f"p{rank}",
-            tuple((at, percentile(held[at], rank) or 0.0) for at in sorted(held)),
+            tuple((at, percentile(buckets[at], rank) or 0.0) for at in sorted(buckets)),
             apart,
         )
         for rank in PERCENTILES
@@ -180,14 +180,14 @@ def events_by_table(facts: SourceFacts) -> list[Series]:
             counted[table][bucket(each.landed_at)] += events
     ordered = sorted(counted, key=lambda table: -sum(counted[table].values()))
     shown = ordered if len(ordered) <= _TABLES_SHOWN else ordered[: _TABLES_SHOWN - 1]
-    found = [Series(table, tuple(sorted(counted[table].items())), apart) for table in shown]
+    series = [Series(table, tuple(sorted(counted[table].items())), apart) for table in shown]
     if rest := ordered[len(shown) :]:
         together: dict[float, int] = defaultdict(int)
         for table in rest:
             for at, events in counted[table].items():
                 together[at] += events
-        found.append(Series(f"{len(rest)} more", tuple(sorted(together.items())), apart))
-    return found
+        series.append(Series(f"{len(rest)} more", tuple(sorted(together.items())), apart))
+    return series
 
 
 def faults_by_window(facts: SourceFacts) -> list[Series]:
@@ -217,25 +217,25 @@ def growth(facts: SourceFacts) -> list[Series]:
 
 def runs(facts: SourceFacts) -> list[RunCost]:
     """Every run that the logs name, by its first commit."""
-    found: dict[str, RunCost] = {}
+    by_id: dict[str, RunCost] = {}
     for table in facts.tables:
         for each in table.commits:
             if each.run_id is None:
                 continue
-            held = found.get(each.run_id, RunCost(each.run_id, each.at, each.at, 0, 0))
-            found[each.run_id] = RunCost(
+            run = by_id.get(each.run_id, RunCost(each.run_id, each.at, each.at, 0, 0))
+            by_id[each.run_id] = RunCost(
                 each.run_id,
-                min(held.began, each.at),
-                max(held.ended, each.at),
-                held.commits + 1,
-                held.written + each.written,
+                min(run.began, each.at),
+                max(run.ended, each.at),
+                run.commits + 1,
+                run.written + each.written,
             )
-    return sorted(found.values(), key=lambda each: each.began)
+    return sorted(by_id.values(), key=lambda each: each.began)
 
 
 def cost_of_runs(facts: SourceFacts) -> tuple[list[Series], list[Series]]:
     """Of each run the seconds from its first commit to its last, and the bytes that it wrote."""
-    found = runs(facts)
-    times = tuple((each.began.timestamp(), each.seconds) for each in found)
-    written = tuple((each.began.timestamp(), float(each.written)) for each in found)
+    all_runs = runs(facts)
+    times = tuple((each.began.timestamp(), each.seconds) for each in all_runs)
+    written = tuple((each.began.timestamp(), float(each.written)) for each in all_runs)
     return [Series("first to last commit", times)], [Series("bytes written", written)]

@@ -107,8 +107,8 @@ class Figure:
 
 def collect(workspace: Workspace, *, most: int = MOST_BATCHES) -> list[SourceFacts]:
     """The facts of every source of which anything has landed. ``most``: batches to read of each."""
-    found = (source_facts(workspace, source, most=most) for source in workspace.contracts.sources())
-    return [each for each in found if each is not None]
+    facts = (source_facts(workspace, source, most=most) for source in workspace.contracts.sources())
+    return [each for each in facts if each is not None]
 
 
 def document(home: str, sources: Sequence[SourceFacts]) -> dict[str, Any]:
@@ -150,10 +150,10 @@ def _source_document(facts: SourceFacts) -> dict[str, Any]:
         "events": sum(each.events for each in facts.batches),
         **{
             f"{name}_seconds": {
-                f"p{rank}": None if (found := figures.percentile(held, rank)) is None else round(found, 3)
+                f"p{rank}": None if (value := figures.percentile(of_kind, rank)) is None else round(value, 3)
                 for rank in figures.PERCENTILES
             }
-            for name, held in latencies.items()
+            for name, of_kind in latencies.items()
         },
         "duplicates": sum(each.duplicates for each in facts.windows),
         "late": sum(each.late for each in facts.windows),
@@ -212,20 +212,20 @@ def _promised(promise: Promise) -> tuple[str, str, str, str, str]:
     )
 
 
-def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "batches", f"{found['batches']:,}"
-    yield "events landed", f"{found['events']:,}"
-    for name, told in (
+def _facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "batches", f"{document['batches']:,}"
+    yield "events landed", f"{document['events']:,}"
+    for name, label in (
         ("commit_to_landing", "commit to landing"),
         ("commit_to_dimension", "commit to dimension"),
     ):
-        seconds = found[f"{name}_seconds"]
+        seconds = document[f"{name}_seconds"]
         if seconds["p50"] is not None:
-            yield f"{told}, p50 / p95 / p99", " / ".join(_seconds(each) for each in seconds.values())
+            yield f"{label}, p50 / p95 / p99", " / ".join(_seconds(each) for each in seconds.values())
     for name in ("duplicates", "late", "withheld"):
-        yield f"{name} events" if name != "duplicates" else name, f"{found[name]:,}"
-    yield "runs", f"{found['runs']:,}"
-    yield "written by them", _bytes(float(found["bytes_written"]))
+        yield f"{name} events" if name != "duplicates" else name, f"{document[name]:,}"
+    yield "runs", f"{document['runs']:,}"
+    yield "written by them", _bytes(float(document["bytes_written"]))
 
 
 def _figures(facts: SourceFacts) -> Iterator[Figure]:

@@ -44,13 +44,13 @@ class Series:
 
     def stretches(self) -> Iterator[list[tuple[float, float]]]:
         """The points that a line joins."""
-        held: list[tuple[float, float]] = []
+        stretch: list[tuple[float, float]] = []
         for point in self.points:
-            if held and self.apart is not None and point[0] - held[-1][0] > self.apart:
-                yield held
-                held = []
-            held.append(point)
-        yield held
+            if stretch and self.apart is not None and point[0] - stretch[-1][0] > self.apart:
+                yield stretch
+                stretch = []
+            stretch.append(point)
+        yield stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ def chart(
     band: Band | None = None,
 ) -> str:
     """The chart as one ``<svg>`` element; empty where no series has a point."""
-    given = [each for each in series if each.points]
-    if not given:
+    drawn = [each for each in series if each.points]
+    if not drawn:
         return ""
-    xs = [point[0] for each in given for point in each.points]
-    top = max(point[1] for each in given for point in each.points) or 1.0
+    xs = [point[0] for each in drawn for point in each.points]
+    top = max(point[1] for each in drawn for point in each.points) or 1.0
     xs += [band.low, band.high] if band is not None else []
     low, high = min(xs), max(xs)
     if low == high:
@@ -116,8 +116,8 @@ def chart(
     across = _Scale(low if low > 0 or not x.log else 1, high, _LEFT, _WIDTH - _LEFT - _RIGHT, x.log)
     y_ticks = _ticks_of(y, top)
     up = _Scale(0, max(y_ticks[-1], top), _HEIGHT - _BOTTOM, -(_HEIGHT - _TOP - _BOTTOM), log=False)
-    places = _legend_places(given)
-    height = _HEIGHT + int(places[-1][1])
+    legend_positions = _legend_positions(drawn)
+    height = _HEIGHT + int(legend_positions[-1][1])
     root = ET.Element(
         "svg", {"viewBox": f"0 0 {_WIDTH} {height}", "role": "img", "aria-label": title, "class": "chart"}
     )
@@ -125,9 +125,9 @@ def chart(
     if band is not None:
         _mark(plane, band)
     _axes(plane, y_ticks)
-    for number, each in enumerate(given):
-        _draw(plane, each, marks, number, len(given))
-    _legend(root, given, places)
+    for number, each in enumerate(drawn):
+        _draw(plane, each, marks, number, len(drawn))
+    _legend(root, drawn, legend_positions)
     return ET.tostring(root, encoding="unicode")
 
 
@@ -187,20 +187,20 @@ def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> 
         ET.SubElement(mark, "title").text = f"{series.name}, {when}: {plane.y.text(b)}"
 
 
-def _legend_places(given: Sequence[Series]) -> list[tuple[float, float]]:
+def _legend_positions(series: Sequence[Series]) -> list[tuple[float, float]]:
     """Where each name stands in the legend: from the left, and how far below its first line."""
-    found, at, below = [], float(_LEFT), 0.0
-    for each in given:
+    positions, at, below = [], float(_LEFT), 0.0
+    for each in series:
         width = 13 + 6.2 * len(each.name) + 16
         if at > _LEFT and at + width > _WIDTH:
             at, below = float(_LEFT), below + _LEGEND_LINE
-        found.append((at, below))
+        positions.append((at, below))
         at += width
-    return found
+    return positions
 
 
-def _legend(root: ET.Element, given: Sequence[Series], places: Sequence[tuple[float, float]]) -> None:
-    for number, (each, (at, below)) in enumerate(zip(given, places, strict=True)):
+def _legend(root: ET.Element, series: Sequence[Series], positions: Sequence[tuple[float, float]]) -> None:
+    for number, (each, (at, below)) in enumerate(zip(series, positions, strict=True)):
         box = {"x": f"{at:.0f}", "y": f"{_HEIGHT - 12 + below:.0f}", "width": "9", "height": "9"}
         ET.SubElement(root, "rect", box | {"class": f"c{number % _COLOURS}"})
         _text(root, at + 13, _HEIGHT - 4 + below, each.name, "start")
@@ -217,8 +217,8 @@ def _ticks_of(axis: Axis, top: float) -> list[float]:
 def _x_ticks(across: _Scale, x: Axis) -> list[float]:
     if x.log:
         powers = range(math.floor(math.log10(across.low)), math.ceil(math.log10(across.high)) + 1)
-        told = [10.0**power * factor for power in powers for factor in (1, 2, 5)]
-        return [each for each in told if across.low <= each <= across.high]
+        values = [10.0**power * factor for power in powers for factor in (1, 2, 5)]
+        return [each for each in values if across.low <= each <= across.high]
     if not x.time:
         return [each for each in _steps(across.low, across.high) if across.low <= each <= across.high]
     span = across.high - across.low

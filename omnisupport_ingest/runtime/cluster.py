@@ -53,8 +53,8 @@ class SparkPropertiesRefused(IngestError):
 def is_local(settings: Settings) -> bool:
     """Whether Spark runs on this machine alone, in one process with its Python workers."""
     remote = settings.spark_remote
-    here = remote is None or by_socket(remote.get_secret_value())
-    return here and settings.spark_master.startswith("local")
+    local_server = remote is None or by_socket(remote.get_secret_value())
+    return local_server and settings.spark_master.startswith("local")
 
 
 def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[str, str]:
@@ -74,7 +74,7 @@ def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[
             f"{getattr(error, 'strerror', None) or 'it is no text'}.",
             fix="Name a file with a setting of Spark on each line, or unset the variable.",
         ) from error
-    found = {}
+    properties = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not (stripped := line.strip()) or stripped.startswith(("#", "!")):
             continue
@@ -91,8 +91,8 @@ def spark_properties(settings: Settings, decided: Collection[str] = ()) -> dict[
                 f"Line {number} of {path} sets {name}, which is the program's to decide.",
                 fix=f"Take it out and set {PREFIX}{variable}." if variable else "Take it out.",
             )
-        found[name] = _ESCAPE.sub(_meant, value)
-    return found
+        properties[name] = _ESCAPE.sub(_meant, value)
+    return properties
 
 
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")

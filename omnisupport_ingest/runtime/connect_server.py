@@ -84,10 +84,10 @@ async def hand_on(backend: Backend, client: asyncio.StreamReader, to_client: asy
     except OSError:
         to_client.close()
         return
-    ways = [asyncio.create_task(_pump(*each)) for each in ((client, to_server), (server, to_client))]
-    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    for way in ways:
-        way.cancel()
+    pumps = [asyncio.create_task(_pump(*each)) for each in ((client, to_server), (server, to_client))]
+    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+    for pump in pumps:
+        pump.cancel()
     for writer in (to_server, to_client):
         writer.close()
 
@@ -103,8 +103,8 @@ async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
     """Start the server, take clients to it until it ends; returns its exit code as a shell does."""
     ConnectAddress.forget(home.run)
     folder = socket_folder(home.run)
-    for left in folder.glob(_SOCKET.format("*")):
-        left.unlink()
+    for socket_file in folder.glob(_SOCKET.format("*")):
+        socket_file.unlink()
     # A fresh name, too: a client of the server before finds nothing, and does not come with an old token.
     path = folder / _SOCKET.format(secrets.token_hex(3))
     token, port = secrets.token_urlsafe(24), free_port()

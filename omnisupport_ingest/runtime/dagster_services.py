@@ -65,7 +65,7 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str
     port = require_port(settings.webserver_port, "OMNISUPPORT_WEBSERVER_PORT")
     start_dagster_without_ui(supervisor, settings, home)
     supervisor.start(webserver(settings, home, port))
-    supervisor.wait(lambda: _shows_location(port), what="The Dagster UI", seconds=_READY_SECONDS)
+    supervisor.wait(lambda: _shows_location(port), service="The Dagster UI", seconds=_READY_SECONDS)
     _require_guard(port)
     record_ui_port(home.run, port)
     return f"http://{LOOPBACK}:{port}"
@@ -80,7 +80,7 @@ def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: H
     # Not waited for: until it is ready, runs are started without it.
     supervisor.start(run_starter(settings, home))
     socket = code_server_socket(home)
-    supervisor.wait(lambda: socket_answers(socket), what="The Dagster code server", seconds=_READY_SECONDS)
+    supervisor.wait(lambda: socket_answers(socket), service="The Dagster code server", seconds=_READY_SECONDS)
     supervisor.start(daemon(settings, home))
 
 

@@ -127,10 +127,10 @@ class Guard:
                         selector.unregister(key.fd)
                 _reap_orphans(self._service.pid)
                 self._stop_if_asked()
-        left = end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
+        survivors = end_descendants(grace=0.0 if self._keeper_gone else _WAIT_SECONDS)
         self._drain(output)
-        if left:
-            self._log.write(f"{_told(left)}\n".encode())
+        if survivors:
+            self._log.write(f"{_survivors_line(survivors)}\n".encode())
         if self._service.returncode is None:
             return _as_a_shell_has_it(-signal.SIGKILL)
         self._pid_file.remove()
@@ -171,9 +171,9 @@ def keep(guard: int) -> int:
         ended, status = os.waitpid(-1, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(guard, signal.SIGKILL)
-    if left := end_descendants(grace=0.0):
+    if survivors := end_descendants(grace=0.0):
         # If it is the guard that is gone, nobody but the keeper can say it.
-        sys.stderr.write(f"{_told(left)}\n")
+        sys.stderr.write(f"{_survivors_line(survivors)}\n")
     return _as_a_shell_has_it(os.waitstatus_to_exitcode(status))
 
 
@@ -197,24 +197,24 @@ def end_descendants(*, grace: float) -> list[psutil.Process]:
     Returns what could not be ended within ``_GIVE_UP_SECONDS``.
     """
     if grace:
-        left = _descendants()
-        for process in left:
+        survivors = _descendants()
+        for process in survivors:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        psutil.wait_procs(left, timeout=grace)
+        psutil.wait_procs(survivors, timeout=grace)
     give_up = time.monotonic() + _GIVE_UP_SECONDS
-    while (left := _descendants()) and time.monotonic() < give_up:
-        for process in left:
+    while (survivors := _descendants()) and time.monotonic() < give_up:
+        for process in survivors:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=min(_WAIT_SECONDS, _GIVE_UP_SECONDS))
-    return left
+        psutil.wait_procs(survivors, timeout=min(_WAIT_SECONDS, _GIVE_UP_SECONDS))
+    return survivors
 
 
-def _told(left: list[psutil.Process]) -> str:
+def _survivors_line(survivors: list[psutil.Process]) -> str:
     """Which processes run on, for a person."""
     names = []
-    for process in left:
+    for process in survivors:
         with contextlib.suppress(psutil.Error):
             names.append(f"{process.pid} ({process.name()}, user {process.uids().real}, {process.status()})")
     return (
@@ -230,12 +230,12 @@ def _descendants() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             parents.setdefault(process.ppid(), []).append(process)
-    found: list[psutil.Process] = []
+    descendants: list[psutil.Process] = []
     below = parents.pop(os.getpid(), [])
     while below:
-        found += below
+        descendants += below
         below = [child for process in below for child in parents.pop(process.pid, [])]
-    return found
+    return descendants
 
 
 def _die_with_parent(parent: int, number: signal.Signals) -> None:

@@ -65,9 +65,9 @@ class HomeLock:
             # Looked for with the lock held; a service looks for its holder with its own held. So of two that
             # begin at the same time one at least sees the other.
             for file in sorted(self._home.run.glob(f"{service_lock('*')}.lock")):
-                if (found := NamedLock.holder(file)) is not None:
+                if (holder := NamedLock.holder(file)) is not None:
                     self.release()
-                    raise _in_use_by(self._home, found)
+                    raise _in_use_by(self._home, holder)
         return self
 
     def __exit__(
@@ -87,10 +87,10 @@ class HomeLock:
             self._held.release()
 
 
-def _in_use_by(home: Home, found: Holder) -> HomeInUse:
+def _in_use_by(home: Home, holder: Holder) -> HomeInUse:
     return HomeInUse(
-        f"{home.path} is in use by {found}.",
-        fix=f"{found.stop}, or set OMNISUPPORT_HOME to another folder.",
+        f"{home.path} is in use by {holder}.",
+        fix=f"{holder.stop}, or set OMNISUPPORT_HOME to another folder.",
     )
 
 

@@ -93,11 +93,11 @@ def _probe(executable: Path) -> _Probe | None:
     answer = _run([str(executable), "-XshowSettings:properties", "-version"])
     if answer is None:
         return None
-    found = dict(_PROPERTY.findall(answer))
+    properties = dict(_PROPERTY.findall(answer))
     try:
         # "17" since Java 9, "1.8" before it.
-        major = int(found["java.specification.version"].removeprefix("1."))
-        return _Probe(Path(found["java.home"]), found["java.version"], major)
+        major = int(properties["java.specification.version"].removeprefix("1."))
+        return _Probe(Path(properties["java.home"]), properties["java.version"], major)
     except (KeyError, ValueError):
         return None
 

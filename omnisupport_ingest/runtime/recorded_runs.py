@@ -81,14 +81,14 @@ def recorded(folder: Path, *, most: int = 5) -> Recorded | None:
     if not runs.is_file():
         return None
     return Recorded(
-        runs=tuple(_asked(runs, lambda each: _runs(each, most))),
-        sensors=tuple(_asked(ticks, _sensors)),
-        checks=tuple(_asked(folder / "history" / "runs" / "index.db", _checks)),
-        daemon_at=next(iter(_asked(runs, _heartbeat)), None),
+        runs=tuple(_query(runs, lambda each: _runs(each, most))),
+        sensors=tuple(_query(ticks, _sensors)),
+        checks=tuple(_query(folder / "history" / "runs" / "index.db", _checks)),
+        daemon_at=next(iter(_query(runs, _heartbeat)), None),
     )
 
 
-def _asked(file: Path, ask: Callable[[sqlite3.Connection], Iterator[Any]]) -> Sequence[Any]:
+def _query(file: Path, ask: Callable[[sqlite3.Connection], Iterator[Any]]) -> Sequence[Any]:
     if not file.is_file():
         return ()
     try:
@@ -99,12 +99,12 @@ def _asked(file: Path, ask: Callable[[sqlite3.Connection], Iterator[Any]]) -> Se
 
 
 def _runs(connection: sqlite3.Connection, most: int) -> Iterator[RunSeen]:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT run_id, pipeline_name, status, start_time, end_time, backfill_id FROM runs "
         "ORDER BY id DESC LIMIT ?",
         [most],
     )
-    for run_id, job, status, began, ended, backfill in found:
+    for run_id, job, status, began, ended, backfill in rows:
         name = "replay" if job.startswith("__") and backfill is not None else job
         yield RunSeen(run_id, name, status, _of_seconds(began), _of_seconds(ended))
 
@@ -117,12 +117,12 @@ def _sensors(connection: sqlite3.Connection) -> Iterator[SensorSeen]:
     rows = connection.execute(
         f"SELECT selector_id, status, timestamp, tick_body FROM job_ticks WHERE id IN ({newest})"
     )
-    found = []
+    sensors = []
     for selector, status, at, body in rows:
-        told = parse_json(body)
-        runs, said = selector not in stopped, told.get("skip_reason")
-        found.append(SensorSeen(told["job_name"], runs, status, _of_text(at), said))
-    yield from sorted(found, key=lambda each: each.name)
+        tick = parse_json(body)
+        runs, message = selector not in stopped, tick.get("skip_reason")
+        sensors.append(SensorSeen(tick["job_name"], runs, status, _of_text(at), message))
+    yield from sorted(sensors, key=lambda each: each.name)
 
 
 def _checks(connection: sqlite3.Connection) -> Iterator[CheckSeen]:
@@ -135,12 +135,12 @@ def _checks(connection: sqlite3.Connection) -> Iterator[CheckSeen]:
         f"evaluation_event FROM asset_check_executions WHERE id IN ({newest}) ORDER BY asset_key, check_name"
     )
     for key, name, status, at, event in rows:
-        said = None
+        message = None
         if status == "FAILED" and event is not None:
-            said = parse_json(event)["dagster_event"]["event_specific_data"].get("description")
+            message = parse_json(event)["dagster_event"]["event_specific_data"].get("description")
         moment = _of_text(at)
         if moment is not None:
-            yield CheckSeen("/".join(parse_json(key)), name, status == "SUCCEEDED", moment, said)
+            yield CheckSeen("/".join(parse_json(key)), name, status == "SUCCEEDED", moment, message)
 
 
 def _heartbeat(connection: sqlite3.Connection) -> Iterator[datetime]:

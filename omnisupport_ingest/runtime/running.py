@@ -19,7 +19,7 @@ _LARGEST_PORT = 65_535
 
 def running_services(run_folder: Path) -> dict[str, int]:
     """The supervised services that live, by name, with their process ids."""
-    found = {}
+    pids = {}
     for path in sorted(run_folder.glob("*.pid")):
         try:
             service = ProcessIdentity.parse(read_file(path, limit=_RECORD_BYTES).decode())
@@ -27,8 +27,8 @@ def running_services(run_folder: Path) -> dict[str, int]:
             # It is being written or removed.
             continue
         if service is not None and service.lives():
-            found[path.stem] = service.pid
-    return found
+            pids[path.stem] = service.pid
+    return pids
 
 
 def record_service(run_folder: Path, name: str) -> None:

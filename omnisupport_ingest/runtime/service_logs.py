@@ -50,11 +50,11 @@ class ServiceLog:
 
 def service_logs(home: Path) -> list[ServiceLog]:
     """The logs in the home at ``home``, those with nothing in them left out; the last written comes last."""
-    found = [ServiceLog(path.stem, path) for path in (home / "logs").glob("*.log")]
+    logs = [ServiceLog(path.stem, path) for path in (home / "logs").glob("*.log")]
     server = home / "postgres" / "postgres.log"
     if server.exists():
-        found.append(ServiceLog(SERVER, server))
-    with_content = [log for log in found if any(_size(part) for part in log.parts)]
+        logs.append(ServiceLog(SERVER, server))
+    with_content = [log for log in logs if any(_size(part) for part in log.parts)]
     return sorted(with_content, key=lambda log: (log.last_written, log.component))
 
 
@@ -65,28 +65,28 @@ def last_lines(log: ServiceLog, count: int) -> Iterator[str]:
         if wanted <= 0:
             break
         try:
-            start, found = _start_of_last(part, wanted)
+            start, lines_found = _start_of_last(part, wanted)
         except FileNotFoundError:
             continue
         starts.appendleft((part, start))
-        wanted -= found
+        wanted -= lines_found
     for part, start in starts:
         yield from _lines(part, start)
 
 
 def last_errors(log: ServiceLog, count: int) -> list[list[str]]:
     """The last ``count`` errors in ``log``, the oldest first, each with all of its lines."""
-    found: list[list[str]] = []
+    blocks: list[list[str]] = []
     for part in reversed(log.parts):
         entries = Entries()
-        here = deque[list[str]](maxlen=count - len(found))
+        newest = deque[list[str]](maxlen=count - len(blocks))
         for line in _lines(part, 0):
-            here.extend(entries.errors(line))
-        here.extend(entries.rest())
-        found = [*here, *found]
-        if len(found) >= count:
+            newest.extend(entries.errors(line))
+        newest.extend(entries.rest())
+        blocks = [*newest, *blocks]
+        if len(blocks) >= count:
             break
-    return found
+    return blocks
 
 
 class Follower:
@@ -122,11 +122,11 @@ class Follower:
         if self._file is None:
             return True
         try:
-            there = os.stat(self._path)
+            status = os.stat(self._path)
         except FileNotFoundError:
             return False
         # The server's log is emptied in place, the others are renamed.
-        return there.st_ino != os.fstat(self._file.fileno()).st_ino or there.st_size < self._file.tell()
+        return status.st_ino != os.fstat(self._file.fileno()).st_ino or status.st_size < self._file.tell()
 
     def _read(self) -> Iterator[str]:
         while self._file is not None and (piece := self._file.readline(_LONGEST_LINE)):
@@ -148,11 +148,11 @@ def _start_of_last(path: Path, count: int) -> tuple[int, int]:
             begin = max(0, at - _BLOCK)
             file.seek(begin)
             block = file.read(at - begin)
-            found = len(block)
-            while (found := block.rfind(b"\n", 0, found)) >= 0:
+            line_end = len(block)
+            while (line_end := block.rfind(b"\n", 0, line_end)) >= 0:
                 seen += 1
                 if seen == count:
-                    return begin + found + 1, count
+                    return begin + line_end + 1, count
             at = begin
         return 0, seen + 1
 

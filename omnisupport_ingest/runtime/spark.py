@@ -216,8 +216,8 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
 
 
 def _send_package(spark: SparkSession, folder: Path) -> None:
-    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="package-", dir=folder) as made:
-        spark.addArtifacts(str(package_archive(Path(made))), pyfile=True)
+    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="package-", dir=folder) as scratch:
+        spark.addArtifacts(str(package_archive(Path(scratch))), pyfile=True)
 
 
 def _try_again_only_for_a_while(spark: SparkSession, *, elsewhere: bool) -> None:

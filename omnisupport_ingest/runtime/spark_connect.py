@@ -49,7 +49,7 @@ def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) 
         recorded.extend([address] if address else [])
         return address is not None
 
-    supervisor.wait(ready, what="The Spark Connect server", seconds=_READY_SECONDS)
+    supervisor.wait(ready, service="The Spark Connect server", seconds=_READY_SECONDS)
     _do_first_job(settings, recorded[0])
     return recorded[0]
 

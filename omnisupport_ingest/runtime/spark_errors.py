@@ -107,22 +107,23 @@ def _java_memory(settings: Settings) -> SparkOutOfMemory:
     )
 
 
-def _worker_memory(what: str, settings: Settings) -> SparkOutOfMemory:
+def _worker_memory(problem: str, settings: Settings) -> SparkOutOfMemory:
     if settings.spark_remote is not None:
         return SparkOutOfMemory(
-            f"{what}, on the server that {PREFIX}SPARK_REMOTE names.",
+            f"{problem}, on the server that {PREFIX}SPARK_REMOTE names.",
             fix="Give its workers more memory (spark.executor.pyspark.memory, "
             f"spark.executor.memoryOverhead), or fewer cores, and start again. {_STAYS}",
         )
     if not is_local(settings):
         return SparkOutOfMemory(
-            f"{what}, on the cluster {settings.spark_master}.",
+            f"{problem}, on the cluster {settings.spark_master}.",
             fix="Give its workers more memory (spark.executor.pyspark.memory, "
             f"spark.executor.memoryOverhead), or fewer cores, in the file of {PREFIX}SPARK_PROPERTIES, and "
             f"start again. {_STAYS}",
         )
     return SparkOutOfMemory(
-        f"{what}. As many work at a time as {PREFIX}SPARK_MASTER says: {settings.spark_master}; beside them "
+        f"{problem}. As many work at a time as {PREFIX}SPARK_MASTER says: {settings.spark_master}; beside "
+        "them "
         f"Spark itself may use {PREFIX}SPARK_DRIVER_MEMORY: {settings.spark_driver_memory}.",
         fix=f"Give the machine more memory, or set {PREFIX}SPARK_MASTER=local[1] so that one works at a "
         f"time, or {PREFIX}SPARK_DRIVER_MEMORY to less; then start again. {_STAYS}",

@@ -86,7 +86,7 @@ def start_standalone(
         supervisor.start(launch.service(name, "Worker", options, own, _host(number)))
     supervisor.wait(
         lambda: _registered(page) == workers,
-        what=f"The Spark cluster of {workers} workers",
+        service=f"The Spark cluster of {workers} workers",
         seconds=_READY_SECONDS,
     )
     return settings.model_copy(update={"spark_master": master, "spark_properties": properties})

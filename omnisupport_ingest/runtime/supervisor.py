@@ -114,14 +114,14 @@ class Supervisor:
             elif (code := running.guard.poll()) is not None:
                 self._ended(running, code, now)
 
-    def wait(self, ready: Callable[[], bool], *, what: str, seconds: float) -> None:
+    def wait(self, ready: Callable[[], bool], *, service: str, seconds: float) -> None:
         """Return when ``ready()``; ``ServiceFailed`` if a service ends or ``seconds`` pass first."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.check()
             if time.monotonic() > deadline:
                 raise ServiceFailed(
-                    f"{what} did not become ready within {seconds:.0f} seconds.",
+                    f"{service} did not become ready within {seconds:.0f} seconds.",
                     fix=f"Look at the logs in {self._home.logs}, then run the same command again.",
                 )
             time.sleep(_POLL_SECONDS)

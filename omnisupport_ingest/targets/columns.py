@@ -75,26 +75,27 @@ def create_sql(schema: str, table: str, columns: Sequence[TargetColumn]) -> str:
 
 
 def missing_columns(
-    schema: str, table: str, columns: Sequence[TargetColumn], there: dict[str, str]
+    schema: str, table: str, columns: Sequence[TargetColumn], live_types: dict[str, str]
 ) -> list[TargetColumn]:
-    """The columns that the table is to get; it has those ``there`` (name → type).
+    """The columns that the table is to get; it has those ``live_types`` (name → type).
 
     ``TargetRefused`` with the SQL to run where one has another type. A column that the contract names no
     more stays, with the values it has.
     """
     name = qualified(schema, table)
     for each in columns:
-        found = there.get(each.name, each.pg_type)
-        if found != each.pg_type:
+        live_type = live_types.get(each.name, each.pg_type)
+        if live_type != each.pg_type:
             column = identifier(each.name)
             raise TargetRefused(
-                f"The column {each.name} of the target {schema}.{table} is {found}, and the contract makes "
+                f"The column {each.name} of the target {schema}.{table} is {live_type}, and the contract "
+                "makes "
                 f"it {each.pg_type}.",
                 fix=f"Run there: ALTER TABLE {name} ALTER COLUMN {column} TYPE {each.pg_type} "
                 f"USING {column}::{each.pg_type};  -- then sync again. Or, to have it all sent anew: "
                 f"DROP TABLE {name};",
             )
-    return [each for each in columns if each.name not in there]
+    return [each for each in columns if each.name not in live_types]
 
 
 def copy_line(columns: Sequence[TargetColumn]) -> str:

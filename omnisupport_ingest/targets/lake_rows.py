@@ -71,8 +71,8 @@ class CurrentState:
                 f"The lake has no current state of {contract.source}.{contract.name} yet.",
                 fix="Let the pipeline take in what has landed (omnisupport-ingest up, or materialize).",
             )
-        there = {field.name for field in snapshot.handle.schema().fields}
-        missing = [name for name in contract.column_names if name not in there]
+        present = {field.name for field in snapshot.handle.schema().fields}
+        missing = [name for name in contract.column_names if name not in present]
         if missing:
             raise NotThereYet(
                 f"The current state of {contract.source}.{contract.name} was made before its contract named "
@@ -114,7 +114,7 @@ class Difference:
     def __init__(
         self,
         contract: TableContract,
-        came: Sequence[str],
+        added: Sequence[str],
         known: Sequence[str] | Path,
         scratch: Path,
         *,
@@ -126,7 +126,7 @@ class Difference:
             self._connection.execute(f"SET {setting}")
         self._connection.execute("SET arrow_large_buffer_size = true")
         names = ", ".join(_KNOWN)
-        self._connection.execute(f"CREATE VIEW came AS {self._rows(came)}")
+        self._connection.execute(f"CREATE VIEW came AS {self._rows(added)}")
         self._connection.execute(f"CREATE VIEW known AS SELECT {names} FROM {self._known(known)}")
         here, there = (", ".join(f"{side}.{name}" for name in POSITION) for side in "ck")
         other = f"c._cdc_row_hash IS DISTINCT FROM k._cdc_row_hash OR ({here}) IS DISTINCT FROM ({there})"
@@ -154,12 +154,12 @@ class Difference:
 
     def highest(self) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None]:
         """The highest position of the files that came, and of what was known; None where there is none."""
-        found = []
+        highest = []
         for view in ("came", "known"):
-            found += self._connection.execute(
+            highest += self._connection.execute(
                 f"SELECT max(row({', '.join(POSITION)})) FROM {view}"
             ).fetchall()
-        return found[0][0], found[1][0]
+        return highest[0][0], highest[1][0]
 
     def lines(self) -> Iterator[bytes]:
         """The changed rows as lines for COPY, in blocks."""

@@ -150,23 +150,23 @@ def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
         state = CurrentState.of(workspace, contract)
         with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
             with connection.cursor() as cursor:
-                held = _held(cursor, policy)
+                synced = _held(cursor, policy)
             connection.rollback()
     except IngestError as error:
         return TargetLag(table, name, problem=error.problem, fix=error.fix)
-    if held is None:
+    if synced is None:
         return TargetLag(table, name, rows=sum(file.rows for file in state.snapshot.all_files()))
-    since = _since(state, held)
+    since = _since(state, synced)
     rows = None
     if since is not None:
         with _scratch(workspace) as scratch, Difference(contract, *since, scratch) as difference:
             rows = sum(difference.counts())
-    same = held.table_id == state.snapshot.table_id
+    same = synced.table_id == state.snapshot.table_id
     seconds = None
-    if state.watermark is not None and held.watermark is not None:
-        seconds = max(0.0, (state.watermark - held.watermark).total_seconds())
-    versions = state.snapshot.version - held.version if same else None
-    return TargetLag(table, name, versions, rows, seconds, held.synced_at, held.position)
+    if state.watermark is not None and synced.watermark is not None:
+        seconds = max(0.0, (state.watermark - synced.watermark).total_seconds())
+    versions = state.snapshot.version - synced.version if same else None
+    return TargetLag(table, name, versions, rows, seconds, synced.synced_at, synced.position)
 
 
 class _Sync:
@@ -185,15 +185,15 @@ class _Sync:
             # Two syncs of one target wait for one another; the second then sees what the first has done.
             lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
             cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
-            held = _held(cursor, self._policy)
+            synced = _held(cursor, self._policy)
             # Opened under the lock: nobody has written a later version.
             state = CurrentState.of(self._workspace, self._contract)
-            self._refuse_shared(held)
-            new, added = self._shape(cursor, held)
-            if held is not None and not anew:
-                self._refuse_older(state, held)
-            since = None if held is None or new or added or compare or anew else _since(state, held)
-            if since == ((), ()) and held is not None and held.version == state.snapshot.version:
+            self._refuse_shared(synced)
+            new, added = self._shape(cursor, synced)
+            if synced is not None and not anew:
+                self._refuse_older(state, synced)
+            since = None if synced is None or new or added or compare or anew else _since(state, synced)
+            if since == ((), ()) and synced is not None and synced.version == state.snapshot.version:
                 self._connection.rollback()
                 return self._done(state, (0, 0, 0), whole=False)
             came: Any = state.files
@@ -203,13 +203,13 @@ class _Sync:
             elif not new:
                 before = self._of_target(cursor, scratch)
             with Difference(self._contract, came, before, scratch, again=bool(added)) as difference:
-                if since is None and held is not None and not anew:
-                    self._refuse_behind(state, held, difference)
+                if since is None and synced is not None and not anew:
+                    self._refuse_behind(state, synced, difference)
                 counts = self._merge(cursor, difference, again=bool(added))
             self._commit(cursor, state)
             return self._done(state, counts, whole=since is None, added=added)
 
-    def _shape(self, cursor: Any, held: Held | None) -> tuple[bool, tuple[str, ...]]:
+    def _shape(self, cursor: Any, synced: Held | None) -> tuple[bool, tuple[str, ...]]:
         """Make or widen the table; whether it is new, and the columns it got."""
         policy = self._policy
         cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
@@ -227,7 +227,7 @@ class _Sync:
         if not there:
             cursor.execute(create_sql(policy.schema, policy.table, self._columns))
             return True, ()
-        if held is None:
+        if synced is None:
             raise TargetRefused(
                 f"The target {policy.schema}.{policy.table} is there already, and was not made by a sync.",
                 fix=f"Name another table in x-cdc.target of {self._contract.path}, or, if nobody needs it: "
@@ -245,32 +245,32 @@ class _Sync:
                 )
         return False, tuple(column.name for column in added)
 
-    def _refuse_shared(self, held: Held | None) -> None:
+    def _refuse_shared(self, synced: Held | None) -> None:
         """Two tables in one target would delete each other's rows."""
         mine = (self._contract.source, self._contract.name)
-        if held is not None and (held.source, held.contract) != mine:
+        if synced is not None and (synced.source, synced.contract) != mine:
             raise TargetRefused(
                 f"The target {self._policy.schema}.{self._policy.table} is that of "
-                f"{held.source}.{held.contract}.",
+                f"{synced.source}.{synced.contract}.",
                 fix=f"Name another schema or table in x-cdc.target of {self._contract.path}.",
             )
 
-    def _refuse_older(self, state: CurrentState, held: Held) -> None:
-        if held.table_id == state.snapshot.table_id and state.snapshot.version < held.version:
-            raise self._ahead(f"version {held.version}, and the lake is at {state.snapshot.version}")
+    def _refuse_older(self, state: CurrentState, synced: Held) -> None:
+        if synced.table_id == state.snapshot.table_id and state.snapshot.version < synced.version:
+            raise self._ahead(f"version {synced.version}, and the lake is at {state.snapshot.version}")
 
-    def _refuse_behind(self, state: CurrentState, held: Held, difference: Difference) -> None:
+    def _refuse_behind(self, state: CurrentState, synced: Held, difference: Difference) -> None:
         """Of a table that was made anew, or has another past, the position must not be an earlier one."""
-        same = held.table_id == state.snapshot.table_id
-        if same and entry_of(state.snapshot, held.version) in (held.entry, None):
+        same = synced.table_id == state.snapshot.table_id
+        if same and entry_of(state.snapshot, synced.version) in (synced.entry, None):
             return
         here, there = difference.highest()
         if there is not None and (here is None or here < there):
             raise self._ahead("later events than the current state of the lake, which was made anew")
 
-    def _ahead(self, what: str) -> TargetAhead:
+    def _ahead(self, state: str) -> TargetAhead:
         return TargetAhead(
-            f"The target {self._policy.schema}.{self._policy.table} has {what}.",
+            f"The target {self._policy.schema}.{self._policy.table} has {state}.",
             fix="Let the pipeline catch up. If the lake is right as it is: omnisupport-ingest target sync "
             f"{self._contract.source}.{self._contract.name} --anew",
         )
@@ -343,11 +343,11 @@ class _Sync:
         )
 
 
-def _since(state: CurrentState, held: Held) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _since(state: CurrentState, synced: Held) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The files that came and went since what the target has; None if that is of another past."""
-    if held.table_id != state.snapshot.table_id or entry_of(state.snapshot, held.version) != held.entry:
+    if synced.table_id != state.snapshot.table_id or entry_of(state.snapshot, synced.version) != synced.entry:
         return None
-    return state.since(held.version)
+    return state.since(synced.version)
 
 
 def _held(cursor: Any, policy: TargetPolicy) -> Held | None:

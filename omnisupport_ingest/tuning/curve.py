@@ -63,27 +63,27 @@ def drawn(points: Sequence[Point]) -> str:
 
 def _by_age(points: Sequence[Point]) -> list[Series]:
     at = [each.setting.seconds for each in points]
-    found = _percentiles("commit to durable batch", at, [each.landing for each in points])
+    series = _percentiles("commit to durable batch", at, [each.landing for each in points])
     far = [each.dimension for each in points if each.dimension is not None]
-    return found + (_percentiles("commit to dimension", at, far) if len(far) == len(at) else [])
+    return series + (_percentiles("commit to dimension", at, far) if len(far) == len(at) else [])
 
 
 def _by_size(points: Sequence[Point]) -> list[Series]:
-    found = []
-    for way, by_size in (("cut by age", False), ("cut by size", True)):
+    series = []
+    for label, by_size in (("cut by age", False), ("cut by size", True)):
         ordered = sorted(
             (each for each in points if each.setting.by_size is by_size),
             key=lambda each: each.events_per_batch,
         )
         at = [each.events_per_batch for each in ordered]
-        found += _percentiles(way, at, [each.latency for each in ordered])
-    return found
+        series += _percentiles(label, at, [each.latency for each in ordered])
+    return series
 
 
-def _percentiles(way: str, at: Sequence[float], told: Sequence[Percentiles]) -> list[Series]:
+def _percentiles(label: str, at: Sequence[float], percentiles: Sequence[Percentiles]) -> list[Series]:
     """A line for each of three percentiles, over the places ``at`` on the x axis."""
     return [
-        Series(f"{way}, {rank}", tuple(zip(at, (getattr(each, rank) for each in told), strict=True)))
+        Series(f"{label}, {rank}", tuple(zip(at, (getattr(each, rank) for each in percentiles), strict=True)))
         for rank in ("p50", "p95", "p99")
     ]
 

@@ -107,11 +107,11 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
 
     ``settings``: of whoever asks, of which only those are taken that change what is measured.
     """
-    place = Path(tempfile.mkdtemp(prefix=".omnisupport-tune-", dir=folder))
+    path = Path(tempfile.mkdtemp(prefix=".omnisupport-tune-", dir=folder))
     try:
-        with _out_of_sight(place):
+        with _out_of_sight(path):
             ours = Settings(
-                home=place / "home",
+                home=path / "home",
                 source=DEFAULT.name,
                 contracts_dir=program_file(DEFAULT.contracts),
                 decision_table=program_file(_DECISIONS),
@@ -121,7 +121,7 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
             record_in_force(ours, home)
             yield from _platform(ours, home, load, say)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Scratch]:
@@ -147,24 +147,24 @@ def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[
 
 def _ends_of(home: Home) -> str:
     """The last lines of every log."""
-    found = []
+    log_ends = []
     for path in sorted(home.logs.glob("*.log")):
         lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-        found += [f"  {path.stem}: {each}" for each in lines]
-    return "\n".join(found)
+        log_ends += [f"  {path.stem}: {each}" for each in lines]
+    return "\n".join(log_ends)
 
 
 @contextmanager
 def _out_of_sight(folder: Path) -> Iterator[None]:
     """Work in ``folder`` without any ``OMNISUPPORT_…``, so that no process finds settings of others."""
     before = Path.cwd()
-    held = {name: os.environ.pop(name) for name in list(os.environ) if name.upper().startswith(PREFIX)}
+    removed = {name: os.environ.pop(name) for name in list(os.environ) if name.upper().startswith(PREFIX)}
     os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(before)
-        os.environ.update(held)
+        os.environ.update(removed)
 
 
 def measure(platform: Scratch, setting: Setting) -> Point:
@@ -175,7 +175,7 @@ def measure(platform: Scratch, setting: Setting) -> Point:
     )
     supervisor.start(services.capture(tried))
     try:
-        supervisor.wait(lambda: _captures(platform), what="Capture", seconds=_READY_SECONDS)
+        supervisor.wait(lambda: _captures(platform), service="Capture", seconds=_READY_SECONDS)
         if platform.load.to_dimension:
             # The snapshots, which the runs would be busy with.
             _wait_for_all(platform)
@@ -227,8 +227,8 @@ def _point(platform: Scratch, setting: Setting, began: datetime, traffic: _Traff
 
 
 def _percentiles(latencies: Sequence[figures.Latency]) -> Percentiles:
-    found = [figures.percentile(latencies, rank) for rank in figures.PERCENTILES]
-    return Percentiles(*(each or 0.0 for each in found))
+    values = [figures.percentile(latencies, rank) for rank in figures.PERCENTILES]
+    return Percentiles(*(each or 0.0 for each in values))
 
 
 def _traffic(platform: Scratch) -> _Traffic:
@@ -269,8 +269,8 @@ def _wait_for_all(platform: Scratch) -> None:
         landed = pending.stream_end is not None and pending.stream_end >= until
         return landed and (pending.nothing or not platform.load.to_dimension)
 
-    what = "Every layer" if platform.load.to_dimension else "Landing"
-    platform.supervisor.wait(all_there, what=what, seconds=_DONE_SECONDS)
+    layers = "Every layer" if platform.load.to_dimension else "Landing"
+    platform.supervisor.wait(all_there, service=layers, seconds=_DONE_SECONDS)
 
 
 def _processor_seconds(platform: Scratch) -> float:

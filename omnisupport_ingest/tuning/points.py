@@ -96,13 +96,13 @@ class Bounds:
         """Each reason why ``point`` cannot be recommended, in words; nothing if it can."""
         if point.rate < LEAST_TRAFFIC * point.rate_asked:
             yield f"{point.rate:,.0f} of {point.rate_asked:,.0f} changes/s reached"
-        for found, most, unit in (
+        for measured, most, unit in (
             (point.batches_per_hour, self.batches_per_hour, "batches/h"),
             (point.files_per_hour, self.files_per_hour, "files/h"),
             (100 * point.cpu, 100 * self.cpu, "% of a core"),
         ):
-            if found > most:
-                yield f"{found:,.0f} {unit}, at most {most:,.0f}"
+            if measured > most:
+                yield f"{measured:,.0f} {unit}, at most {most:,.0f}"
 
 
 def recommend(points: Iterable[Point], bounds: Bounds) -> Point | None:

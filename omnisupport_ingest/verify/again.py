@@ -53,7 +53,7 @@ def contents(settings: Settings) -> Contents:
     """The content hash of every window that has rows, in every table of the home of ``settings``."""
     workspace = Workspace.open(settings)
     nothing = str(ContentHash())
-    found = {}
+    hashes = {}
     for table in _tables(workspace):
         snapshot = look(table)
         if snapshot is None:
@@ -61,8 +61,8 @@ def contents(settings: Settings) -> Contents:
         for window in (*snapshot.windows(), WHOLE_TABLE):
             state = snapshot.state(window)
             if state is not None and state.checkpoint.content_hash != nothing:
-                found[table.spec.path, window] = state.checkpoint.content_hash
-    return found
+                hashes[table.spec.path, window] = state.checkpoint.content_hash
+    return hashes
 
 
 def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> MadeAgain:

@@ -51,19 +51,19 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
         for file in files_named(raw, window, state.inputs)
     ]
     distinct = "count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))"
-    found: dict[str, Counts] = {}
+    counts: dict[str, Counts] = {}
     for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
-        found[table] = found.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
+        counts[table] = counts.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
     for table, events in _ask(
         "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
     ):
-        found[table] = found.get(table, Counts()) + Counts(quarantined=events)
+        counts[table] = counts.get(table, Counts()) + Counts(quarantined=events)
     for file in judged.deduped.all_files():
         if file.window in sealed:
             continue
         table = dict(file.partition)["source_table"] or ""
-        found[table] = found.get(table, Counts()) + Counts(deduped=file.rows)
-    return found
+        counts[table] = counts.get(table, Counts()) + Counts(deduped=file.rows)
+    return counts
 
 
 def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:

@@ -55,14 +55,14 @@ def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
 
 
 def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for table in _tables(workspace, source):
         snapshot = look(table)
         # A table without news has no part of an open window.
         state = snapshot.state(window) if snapshot is not None else None
         if state is not None:
-            found[table.spec.path] = state.checkpoint.content_hash
-    return found
+            hashes[table.spec.path] = state.checkpoint.content_hash
+    return hashes
 
 
 def _tables(workspace: Workspace, source: str) -> Iterator[LakeTable]:

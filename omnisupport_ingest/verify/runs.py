@@ -57,11 +57,11 @@ class RunRequest:
     @property
     def arguments(self) -> list[str]:
         """The request as arguments of the command ``ingest-run``."""
-        found = [self.source, self.windows.first, self.windows.last]
-        found += ["--cursor", self.cursor] if self.cursor else []
-        found += ["--replay", json.dumps(dict(self.replay))] if self.replay is not None else []
-        found += ["--tables", json.dumps(self.tables)] if self.tables is not None else []
-        return found
+        arguments = [self.source, self.windows.first, self.windows.last]
+        arguments += ["--cursor", self.cursor] if self.cursor else []
+        arguments += ["--replay", json.dumps(dict(self.replay))] if self.replay is not None else []
+        arguments += ["--tables", json.dumps(self.tables)] if self.tables is not None else []
+        return arguments
 
     @property
     def span(self) -> str:

@@ -51,18 +51,18 @@ def start_source(
     from omnisupport_ingest.sources.postgres.session.dsn import embedded_server
 
     server = embedded_server(settings, home)
-    found = holder(home, EMBEDDED_SERVER)
-    if found is not None and found.command == POSTGRES:
+    lock_holder = holder(home, EMBEDDED_SERVER)
+    if lock_holder is not None and lock_holder.command == POSTGRES:
         # Its end would take the server away from under what is about to be started.
         raise HomeInUse(
-            f"The embedded PostgreSQL of {home.path} is run by {found}.",
-            fix=f"{found.stop}, then start again.",
+            f"The embedded PostgreSQL of {home.path} is run by {lock_holder}.",
+            fix=f"{lock_holder.stop}, then start again.",
         )
     say("Starting PostgreSQL …")
     supervisor.start(_own(POSTGRES, settings, "--service", grace=60.0))
     supervisor.wait(
         lambda: _is_kept(home) and server.running and _accepts(server),
-        what="PostgreSQL",
+        service="PostgreSQL",
         seconds=_START_SECONDS,
     )
     embedded_domain(settings).prepare(server.dsn(), seed)
@@ -135,8 +135,8 @@ def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> S
 
 def _is_kept(home: Home) -> bool:
     """Whether the service of this supervisor runs the server, not an earlier one that is ending it."""
-    found = holder(home, EMBEDDED_SERVER)
-    return found is not None and found.pid == running_services(home.run).get(POSTGRES)
+    lock_holder = holder(home, EMBEDDED_SERVER)
+    return lock_holder is not None and lock_holder.pid == running_services(home.run).get(POSTGRES)
 
 
 def _accepts(server: EmbeddedPostgres) -> bool:

@@ -158,4 +158,4 @@ def test_up_watches_the_inbox_once_somebody_has_made_it(home: Path) -> None:
         services.watch_inbox_when_used(supervisor, settings, opened)
         services.watch_inbox_when_used(supervisor, settings, opened)
         assert supervisor.names == (services.WATCHER,)
-        supervisor.wait((folder / "landed" / "sample.jsonl").exists, what="The watcher", seconds=PATIENCE)
+        supervisor.wait((folder / "landed" / "sample.jsonl").exists, service="The watcher", seconds=PATIENCE)

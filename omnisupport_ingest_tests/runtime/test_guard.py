@@ -189,7 +189,12 @@ def test_what_cannot_be_killed_is_given_up_and_named(monkeypatch: pytest.MonkeyP
         os.setuid(NOBODY)
         mortal = subprocess.Popen(["sleep", "600"])
         left = guard.end_descendants(grace=0.0)
-        told = [own.pid, [process.pid for process in left], guard._told(left), psutil.pid_exists(mortal.pid)]
+        told = [
+            own.pid,
+            [process.pid for process in left],
+            guard._survivors_line(left),
+            psutil.pid_exists(mortal.pid),
+        ]
         os.write(writing, json.dumps(told).encode())
         os._exit(0)
     os.close(writing)

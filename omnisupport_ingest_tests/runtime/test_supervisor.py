@@ -167,7 +167,7 @@ def test_a_service_inherits_no_open_file_of_the_supervisor(home: Home, tmp_path:
 def test_waiting_ends_with_an_error_when_time_is_up(home: Home) -> None:
     with Supervisor(home) as supervisor, pytest.raises(ServiceFailed, match="Spark did not become ready"):
         supervisor.start(Service("one", SLEEP))
-        supervisor.wait(lambda: False, what="Spark", seconds=0.3)
+        supervisor.wait(lambda: False, service="Spark", seconds=0.3)
 
 
 def test_a_log_rotates_by_size_and_keeps_so_many(tmp_path: Path) -> None:

@@ -45,26 +45,26 @@ class Network(Actor):
 
     def add_posts(self, user: object, count: int, content: str | None = None) -> list[Key]:
         """Insert ``count`` posts, of ``user`` or, where None, of the famous; ``content`` where given."""
-        made = [self.new_post_key() for _ in range(count)]
-        rows = [self.rows.post(key[0], self.famous("users") if user is None else user) for key in made]
+        post_keys = [self.new_post_key() for _ in range(count)]
+        rows = [self.rows.post(key[0], self.famous("users") if user is None else user) for key in post_keys]
         if content is not None:
             at = TABLES["posts"].columns.index("content")
             rows = [(*row[:at], content, *row[at + 1 :]) for row in rows]
         self.insert("posts", rows)
-        self.keys["posts"].add(made)
-        return made
+        self.keys["posts"].add(post_keys)
+        return post_keys
 
     def new_pairs(self, table: str, count: int) -> list[Key]:
         """Up to ``count`` keys of follows or likes that there are not: somebody, and somebody or a post."""
         target = "users" if table == "follows" else "posts"
-        found: dict[Key, None] = {}
+        pairs: dict[Key, None] = {}
         for _ in range(_TRIES * count):
             pair = (self.anybody(), self.famous(target))
             if pair not in self.keys[table] and (target == "posts" or pair[0] != pair[1]):
-                found[pair] = None
-            if len(found) == count:
+                pairs[pair] = None
+            if len(pairs) == count:
                 break
-        return list(found)
+        return list(pairs)
 
     def add_pairs(self, table: str, pairs: list[Key]) -> None:
         """Insert follows or likes with the keys ``pairs``."""

@@ -134,10 +134,11 @@ def somebody_is_forgotten(network: Network) -> None:
             ("follows", ("follower_id", "followee_id")),
             ("posts", ("user_id",)),
         ):
-            of = TABLES[table]
+            named_table = TABLES[table]
             named = " OR ".join(f"{column} = %s" for column in columns)
             keys = network.rows_of(
-                f"SELECT {of.key_columns} FROM {of.name} WHERE {named} ORDER BY {of.key_columns}",
+                f"SELECT {named_table.key_columns} FROM {named_table.name} WHERE {named} ORDER BY "
+                f"{named_table.key_columns}",
                 user * len(columns),
             )
             network.delete(table, keys)

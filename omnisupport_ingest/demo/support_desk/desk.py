@@ -67,9 +67,9 @@ class Desk(Actor):
 
     def with_long_body(self, table: str, count: int) -> list[Key]:
         """The first ``count`` keys of rows whose body is stored out of line; fewer if there are fewer."""
-        of = self.tables[table]
+        named_table = self.tables[table]
         return self.rows_of(
-            f"SELECT {of.key_columns} FROM {of.name} WHERE octet_length(body) > %s "
-            f"ORDER BY {of.key_columns} DESC LIMIT %s",
+            f"SELECT {named_table.key_columns} FROM {named_table.name} WHERE octet_length(body) > %s "
+            f"ORDER BY {named_table.key_columns} DESC LIMIT %s",
             (LONG_TEXT, count),
         )

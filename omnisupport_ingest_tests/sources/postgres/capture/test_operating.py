@@ -319,11 +319,11 @@ def test_restart_is_nothing_that_a_supervisor_starts_again_and_stands_in_the_log
     home = Home.open(settings.home, settings.window_size)
     with Supervisor(home, report=told.append) as supervisor:
         supervisor.start(services.capture(settings))
-        supervisor.wait(shop.landed, what="the snapshot", seconds=PATIENCE)
+        supervisor.wait(shop.landed, service="the snapshot", seconds=PATIENCE)
         shop.sql("INSERT INTO items VALUES (3, 'three')")
         assert shop.run("source", "restart").code == 0
         shop.sql("INSERT INTO items VALUES (4, 'four')")
-        supervisor.wait(lambda: landed_rows(shop) == 2, what="the rows", seconds=PATIENCE)
+        supervisor.wait(lambda: landed_rows(shop) == 2, service="the rows", seconds=PATIENCE)
         supervisor.check()
         logged = shop.run("logs", "--component", "capture")
         assert logged.code == 0 and "capture | A restart of the capture of shop was asked for." in logged.out

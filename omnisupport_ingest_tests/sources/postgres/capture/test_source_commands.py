@@ -154,15 +154,15 @@ def test_pause_is_nothing_that_a_supervisor_starts_again(shop: Shop) -> None:
     home = Home.open(settings.home, settings.window_size)
     with Supervisor(home, report=told.append) as supervisor:
         supervisor.start(services.capture(settings))
-        supervisor.wait(shop.landed, what="the snapshot", seconds=PATIENCE)
+        supervisor.wait(shop.landed, service="the snapshot", seconds=PATIENCE)
         assert shop.run("source", "pause").code == 0
         shop.sql("INSERT INTO items VALUES (3, 'three')")
         log = supervisor.log_of(services.CAPTURE)
-        supervisor.wait(lambda: "is paused since" in log.read_text(), what="the pause", seconds=PATIENCE)
+        supervisor.wait(lambda: "is paused since" in log.read_text(), service="the pause", seconds=PATIENCE)
         supervisor.check()
         assert landed_rows(shop) == 0
         assert shop.run("source", "resume").code == 0
-        supervisor.wait(lambda: landed_rows(shop) == 1, what="the row", seconds=PATIENCE)
+        supervisor.wait(lambda: landed_rows(shop) == 1, service="the row", seconds=PATIENCE)
     assert told == []
 
 

@@ -51,11 +51,11 @@ def test_the_platform_tries_again_until_the_password_is_right(shop: Shop) -> Non
     try:
         with Supervisor(home, report=told.append) as supervisor:
             supervisor.start(services.capture(settings))
-            supervisor.wait(shop.landed, what="the snapshot", seconds=PATIENCE)
+            supervisor.wait(shop.landed, service="the snapshot", seconds=PATIENCE)
             shop.sql(f"ALTER ROLE {ROLE} PASSWORD '{NEW}'", CUT)
             refused = f"capture ended with exit code {SourceRefused.exit_code}"
-            supervisor.wait(lambda: refused in "".join(told), what="the refusal", seconds=PATIENCE)
+            supervisor.wait(lambda: refused in "".join(told), service="the refusal", seconds=PATIENCE)
             shop.sql(f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'", "INSERT INTO items VALUES (3, 'three')")
-            supervisor.wait(lambda: landed_rows(shop) == 1, what="the row", seconds=PATIENCE)
+            supervisor.wait(lambda: landed_rows(shop) == 1, service="the row", seconds=PATIENCE)
     finally:
         shop.sql(f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")
