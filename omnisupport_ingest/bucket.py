@@ -206,18 +206,18 @@ class BucketStorage:
     def digest(self, path: Path) -> tuple[int, str]:
         import obstore
 
-        size, found = 0, hashlib.sha256()
+        size, digest = 0, hashlib.sha256()
         with self._answers():
             try:
                 blocks = obstore.get(self._store, self.key(path)).stream(min_chunk_size=8 * 1024 * 1024)
             except FileNotFoundError:
                 blocks = None
             for block in blocks or ():
-                found.update(block)
+                digest.update(block)
                 size += len(block)
         if blocks is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", str(path))
-        return size, found.hexdigest()
+        return size, digest.hexdigest()
 
     def listed(self, folder: Path) -> Iterator[Kept]:
         return self._listed(folder, None)
@@ -252,12 +252,12 @@ class BucketStorage:
                 return
             manifests = folder / "manifests"
             if look is None or now - look.all_at >= _LOOK_AT_ALL_SECONDS:
-                found = list(self._records(folder))
+                records = list(self._records(folder))
                 look = _Look(now, now, "")
             else:
-                found = list(self._listed(manifests, look.highest))
-            self._bring_all([each for each in found if self._is_news(each)])
-            names = [each.path.name for each in found if each.path.parent == manifests]
+                records = list(self._listed(manifests, look.highest))
+            self._bring_all([each for each in records if self._is_news(each)])
+            names = [each.path.name for each in records if each.path.parent == manifests]
             streams = [name for name in names if _STREAM.match(name)]
             self._looked[folder] = replace(look, at=now, highest=max([look.highest, *streams]))
 

@@ -136,10 +136,10 @@ class _Armed:
 def _armed_by(text: str) -> _Armed | None:
     if not text:
         return None
-    found = _FAILPOINT.fullmatch(text)
-    if found is None:
+    match = _FAILPOINT.fullmatch(text)
+    if match is None:
         raise ValueError(f"{VARIABLE}={text} is not GATE.before or GATE.after, with @TEXT or :N behind it")
-    return _Armed(found["point"], found["of"] or "", int(found["pass"] or 1))
+    return _Armed(match["point"], match["of"] or "", int(match["pass"] or 1))
 
 
 _armed = _armed_by(os.environ.get(VARIABLE, ""))

@@ -116,7 +116,7 @@ def texts_only(text: str) -> Any:
     try:
         document = _TEXTS.decode(text)
     except (ValueError, RecursionError) as problem:
-        raise Unreadable(_told(problem)) from None
+        raise Unreadable(_reason_of(problem)) from None
     if "\\ud" in text or "\\uD" in text:
         _refuse_halves(document)
     return document
@@ -152,7 +152,7 @@ def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any
     except _Twice:
         raise
     except (ValueError, ArithmeticError, RecursionError) as problem:
-        raise Unreadable(_told(problem)) from None
+        raise Unreadable(_reason_of(problem)) from None
     # Text that is UTF-8 can hold half of a pair only as an escape.
     if _HALF.search(text):
         _refuse_halves(document)
@@ -194,16 +194,16 @@ def _refuse_halves(document: Any) -> None:
 
 
 def _texts(document: Any) -> Iterator[str]:
-    left = [document]
-    while left:
-        value = left.pop()
+    pending = [document]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict):
             yield from value
-            left.extend(value.values())
+            pending.extend(value.values())
         elif isinstance(value, list):
-            left.extend(value)
+            pending.extend(value)
 
 
 class _Twice(ValueError):
@@ -217,11 +217,11 @@ class _NoNumber(ValueError):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         seen: set[str] = set()
         raise _Twice(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
-    return found
+    return members
 
 
 def _finite(digits: str) -> float:
@@ -250,7 +250,7 @@ _DIGITS = (_decoder(Decimal), _decoder(Decimal, _whole))
 _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
-def _told(problem: Exception) -> str:
+def _reason_of(problem: Exception) -> str:
     """The problem without any value: Python's messages about JSON have none but those told here."""
     if isinstance(problem, json.JSONDecodeError | _NoNumber):
         return str(problem)

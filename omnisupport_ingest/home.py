@@ -194,28 +194,29 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
     else ``record``, which is put there. Where that is, only the home's own copy says."""
     bucket, prefix = parse_storage(url)
     with gate("home.marker", "store"):
-        held = open_storage(path, url).first(
+        content = open_storage(path, url).first(
             path / "home.json", json.dumps(record, indent=2).encode() + b"\n"
         )
-    made: dict[str, object] = parse_json(held)
-    return made | {"storage": f"{bucket}/{prefix}".rstrip("/")}
+    marker: dict[str, object] = parse_json(content)
+    return marker | {"storage": f"{bucket}/{prefix}".rstrip("/")}
 
 
 def _require_storage(path: Path, url: str) -> None:
     """``StorageRefused`` if the home keeps landing and lake elsewhere than at ``url``."""
     bucket, prefix = parse_storage(url)
-    asked, held = f"{bucket}/{prefix}".rstrip("/"), recorded_storage(path)
-    if held == asked:
+    given_url, recorded_url = f"{bucket}/{prefix}".rstrip("/"), recorded_storage(path)
+    if recorded_url == given_url:
         return
-    if held is None:
+    if recorded_url is None:
         raise StorageRefused(
-            f"{path} has its landing and lake in its own folders, but OMNISUPPORT_STORAGE is {asked}.",
-            fix=f"To copy them there, stop what runs on the home: `omnisupport-ingest home copy {asked}`. Or "
-            "begin with an empty home (OMNISUPPORT_HOME), or leave OMNISUPPORT_STORAGE out.",
+            f"{path} has its landing and lake in its own folders, but OMNISUPPORT_STORAGE is {given_url}.",
+            fix=f"To copy them there, stop what runs on the home: `omnisupport-ingest home copy {given_url}`."
+            " Or begin with an empty home (OMNISUPPORT_HOME), or leave OMNISUPPORT_STORAGE out.",
         )
     raise StorageRefused(
-        f"{path} has its landing and lake in {held}, but OMNISUPPORT_STORAGE is {asked}.",
-        fix=f"Set OMNISUPPORT_STORAGE={held}, or leave it out: a home knows its own; or use another home.",
+        f"{path} has its landing and lake in {recorded_url}, but OMNISUPPORT_STORAGE is {given_url}.",
+        fix=f"Set OMNISUPPORT_STORAGE={recorded_url}, or leave it out: a home knows its own; or use "
+        "another home.",
     )
 
 
@@ -239,8 +240,8 @@ def _read_marker(marker: Path, window: WindowSize, *, earlier: bool) -> WindowGr
         record = parse_json(read_file(marker))
         version = from_note(_Version, record).format_version
         if version <= FORMAT_VERSION:
-            made = from_note(_Marker, record)
-            grid = WindowGrid(WindowSize.parse(made.window), made.first_window)
+            marker_record = from_note(_Marker, record)
+            grid = WindowGrid(WindowSize.parse(marker_record.window), marker_record.first_window)
     except PermissionError:
         raise
     except (OSError, ValueError, IngestError) as error:

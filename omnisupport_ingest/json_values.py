@@ -101,11 +101,11 @@ class _Reader:
         for name in members.keys() - hints.keys():
             if not self.tolerant:
                 raise FieldProblem(prefix + name, "is not a field of this format version")
-        given = {name: hint for name, hint in hints.items() if name in members}
-        for name in hints.keys() - given.keys():
+        present = {name: hint for name, hint in hints.items() if name in members}
+        for name in hints.keys() - present.keys():
             if not self.tolerant or name not in _with_default(kind):
                 raise FieldProblem(prefix + name, "is missing")
-        values = {name: self.read(hint, members[name], prefix + name) for name, hint in given.items()}
+        values = {name: self.read(hint, members[name], prefix + name) for name, hint in present.items()}
         try:
             return kind(**values)
         except FieldProblem:

@@ -122,11 +122,11 @@ def _date(text: str) -> _Ordered:
     """Of PostgreSQL's ISO text: the year may have more than four digits, or be one before Christ."""
     if text in ("infinity", "-infinity"):
         return (-1,) if text.startswith("-") else (1,)
-    found = _DATE.fullmatch(text)
-    if found is None:
+    match = _DATE.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text[:60]!r} is no date")
-    year, month, day = (int(part) for part in found.groups()[:3])
-    return 0, -year if found[4] else year, month, day
+    year, month, day = (int(part) for part in match.groups()[:3])
+    return 0, -year if match[4] else year, month, day
 
 
 def _integer(text: str) -> int:

@@ -112,9 +112,9 @@ class NamedLock:
         # Not inherited by child processes, which would keep the lock after this one has died.
         descriptor = open_lock(path)
         if not try_lock(descriptor, seconds=LOOK_SECONDS):
-            found = _read(descriptor)
+            holder = _read(descriptor)
             os.close(descriptor)
-            raise LockTaken(found)
+            raise LockTaken(holder)
         record = {
             "pid": os.getpid(),
             "command": command,

@@ -63,9 +63,9 @@ class ProcessIdentity:
     @classmethod
     def current(cls) -> Self:
         """Return the identity of the process that calls."""
-        found = cls.of(os.getpid())
-        assert found is not None, "the caller runs"
-        return found
+        identity = cls.of(os.getpid())
+        assert identity is not None, "the caller runs"
+        return identity
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -300,7 +300,7 @@ class Settings(BaseSettings):
 
     @field_validator("storage")
     @classmethod
-    def _is_a_place(cls, value: str | None) -> str | None:
+    def _storage_is_a_url(cls, value: str | None) -> str | None:
         if value is not None:
             parse_storage(value)
         return value
@@ -403,8 +403,8 @@ def env_with(text: str, values: Mapping[str, str]) -> str:
     from dotenv.parser import parse_stream
 
     waiting, parts = dict(values), []
-    for found in parse_stream(io.StringIO(text)):
-        part, name = found.original.string, (found.key or "").upper()
+    for binding in parse_stream(io.StringIO(text)):
+        part, name = binding.original.string, (binding.key or "").upper()
         if name in values:
             waiting.pop(name, None)
             # The lines before it that are empty belong to it.

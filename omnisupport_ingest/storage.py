@@ -140,10 +140,10 @@ class LocalStorage:
 
     def version(self, path: Path) -> tuple[object, ...] | None:
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def digest(self, path: Path) -> tuple[int, str]:
         with path.open("rb") as file:
@@ -158,9 +158,9 @@ class LocalStorage:
                 # Another process's draft may be gone by now.
                 with suppress(FileNotFoundError):
                     file = Path(path, name)
-                    found = file.stat()
-                    if stat.S_ISREG(found.st_mode):
-                        yield Kept(file, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+                    status = file.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield Kept(file, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
     def sources(self) -> list[str]:
         return []
@@ -190,9 +190,9 @@ def storage_of(path: Path | str) -> Storage:
     for room in _ROOMS:
         at = text.find(room)
         while at >= 0:
-            found = _behind.get(text[:at]) or _met(text[:at])
-            if found is not None:
-                return found if found.is_local or _belongs(text[at + 1 :].split("/")) else LOCAL
+            storage = _behind.get(text[:at]) or _met(text[:at])
+            if storage is not None:
+                return storage if storage.is_local or _belongs(text[at + 1 :].split("/")) else LOCAL
             at = text.find(room, at + 1)
     return LOCAL
 
@@ -207,21 +207,21 @@ def parse_storage(url: str) -> tuple[str, str]:
 
     Credentials are the provider's own chain's (environment, instance): one in the URL is refused, unshown.
     """
-    found = _URL.fullmatch(url.strip())
-    if found is None:
+    match = _URL.fullmatch(url.strip())
+    if match is None:
         raise StorageRefused(
             "OMNISUPPORT_STORAGE is no place for landing and lake.",
             fix="Give s3://BUCKET/PREFIX (or gs://, az://: built in the same way, not tested), without "
             "credentials, options or spaces: keys come from the environment, as the provider documents it. "
             "For a folder leave it out: landing and lake are in OMNISUPPORT_HOME then.",
         )
-    prefix = (found["prefix"] or "").strip("/")
+    prefix = (match["prefix"] or "").strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise StorageRefused(
             "The prefix of OMNISUPPORT_STORAGE has an empty step, or one of dots.",
             fix="Give s3://BUCKET/PREFIX with plain names.",
         )
-    return f"{found['scheme']}://{found['bucket']}", prefix
+    return f"{match['scheme']}://{match['bucket']}", prefix
 
 
 def open_storage(home: Path, url: str) -> Storage:
@@ -253,11 +253,11 @@ def _belongs(parts: Sequence[str]) -> bool:
     return _LOCAL_ONLY.isdisjoint(parts)
 
 
-def require_folders(folder: Path, what: str) -> None:
-    """``StorageRefused`` if an object store keeps ``folder``, where ``what`` cannot be done yet."""
+def require_folders(folder: Path, command: str) -> None:
+    """``StorageRefused`` if an object store keeps ``folder``, where ``command`` cannot be done yet."""
     if not storage_of(folder / "any").is_local:
         raise StorageRefused(
-            f"{what} is not there yet for a home whose landing and lake are in an object store.",
+            f"{command} is not there yet for a home whose landing and lake are in an object store.",
             fix="Nothing was removed. `sweep` works there, and withdraws what no table names any more; "
             "docs/storage.md lists what works.",
         )
@@ -286,10 +286,10 @@ def replace(path: Path, content: bytes) -> None:
     storage_of(path).replace(path, content)
 
 
-def place_at_hand(place: str) -> str:
+def place_at_hand(path: str) -> str:
     """The same of a path as text, as files of tables have it."""
-    storage = storage_of(place)
-    return place if storage.is_local else os.fspath(storage.at_hand(Path(place)))
+    storage = storage_of(path)
+    return path if storage.is_local else os.fspath(storage.at_hand(Path(path)))
 
 
 def at_hand(path: Path) -> Path:

@@ -157,13 +157,13 @@ class WindowGrid:
 
     def ranges(self, keys: Iterable[str]) -> list[WindowRange]:
         """The fewest gapless ranges that hold exactly ``keys`` (repeats allowed, any order)."""
-        found: list[WindowRange] = []
+        ranges: list[WindowRange] = []
         for key in sorted(set(keys)):
-            if found and self.end_of(found[-1].last) == self.start_of(key):
-                found[-1] = WindowRange(found[-1].first, key)
+            if ranges and self.end_of(ranges[-1].last) == self.start_of(key):
+                ranges[-1] = WindowRange(ranges[-1].first, key)
             else:
-                found.append(WindowRange(key, key))
-        return found
+                ranges.append(WindowRange(key, key))
+        return ranges
 
 
 def without_sentinel(keys: Sequence[str]) -> list[str]:

@@ -140,10 +140,10 @@ def leave_publication(connection: Connection, publication: str, contract: TableC
 
     None: it is not in it any more.
     """
-    found, name = read_publication(connection, publication), (contract.schema, contract.table)
-    if found is None or found.all_tables or not found.covers(name):
+    published, name = read_publication(connection, publication), (contract.schema, contract.table)
+    if published is None or published.all_tables or not published.covers(name):
         return None
-    if not found.ours:
+    if not published.ours:
         return drop_statement(publication, [name])
     remove_table(connection, publication, name)
     return None

@@ -49,12 +49,12 @@ def show(table: str | None, as_json: bool) -> None:
     if not chosen:
         names = ", ".join(each.spec.path for each in tables)
         raise click.UsageError(f"{table} is not a table of this lake. There are: {names}")
-    found = checkpoints.read(chosen)
+    listed = checkpoints.read(chosen)
     if as_json:
-        echo_json([each.to_json() for each in found])
+        echo_json([each.to_json() for each in listed])
         return
-    _print(found)
-    click.echo(f"{counted(len(found), 'checkpoint')}.")
+    _print(listed)
+    click.echo(f"{counted(len(listed), 'checkpoint')}.")
 
 
 @checkpoint.command()
@@ -157,8 +157,8 @@ def _names(table: str, path: str) -> bool:
     return path == table or path.endswith(f"/{table}")
 
 
-def _print(found: Sequence[Checkpoint]) -> None:
-    for path, checkpoints in groupby(found, key=lambda each: each.table):
+def _print(listed: Sequence[Checkpoint]) -> None:
+    for path, checkpoints in groupby(listed, key=lambda each: each.table):
         heading(path)
         rows = [
             [

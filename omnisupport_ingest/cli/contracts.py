@@ -115,12 +115,12 @@ def validate(as_json: bool) -> int:
     from omnisupport_ingest.contracts.in_force import in_force
 
     settings = open_settings()
-    found = _read_all(settings.contracts_dir or in_force(settings).contracts)
+    reading = _read_all(settings.contracts_dir or in_force(settings).contracts)
     if as_json:
-        echo_json(_reading_document(found))
+        echo_json(_reading_document(reading))
     else:
-        _show_reading(found)
-    return FINDINGS if found.problems else 0
+        _show_reading(reading)
+    return FINDINGS if reading.problems else 0
 
 
 @contracts.command()
@@ -181,12 +181,12 @@ def diff(tables: tuple[str, ...], source: str | None, as_json: bool) -> int:
     """
     from omnisupport_ingest.cli.contracts_diff import compare, document, show
 
-    found = compare(log_of(open_settings(), source), tables)
+    compared = compare(log_of(open_settings(), source), tables)
     if as_json:
-        echo_json(document(found))
+        echo_json(document(compared))
     else:
-        show(found)
-    return FINDINGS if found.matters else 0
+        show(compared)
+    return FINDINGS if compared.matters else 0
 
 
 @contracts.command()
@@ -210,11 +210,11 @@ def retype(name: str, yes: bool) -> int:
 
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [name])
-    found = other_types(workspace, contract)
-    if not found:
+    retyped = other_types(workspace, contract)
+    if not retyped:
         click.echo(f"The tables of {name} have the types of its contract.")
         return 0
-    for path, columns in found.items():
+    for path, columns in retyped.items():
         click.echo(f"{path}: {', '.join(map(str, columns))}")
     click.echo("Each is made again whole from deduped_events; the source is not read.")
     if not yes:
@@ -245,12 +245,12 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
     """
     from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, show_changes
 
-    found = changes_of(open_workspace(), tables)
+    judged = changes_of(open_workspace(), tables)
     if as_json:
-        echo_json({"changes": [document_of(source, each) for source, each in found]})
+        echo_json({"changes": [document_of(source, each) for source, each in judged]})
     else:
-        show_changes(found)
-    return FINDINGS if any(each.asks for _, each in found) else 0
+        show_changes(judged)
+    return FINDINGS if any(each.asks for _, each in judged) else 0
 
 
 @contracts.command()
@@ -279,15 +279,15 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     settings = log_of(open_settings(), source)
     workspace = open_workspace(settings)
     (contract,) = tables_named(workspace, [name])
-    found = proposing.propose(settings, workspace, contract, every=all_columns)
-    same = proposing.is_in_file(contract, found)
+    proposal = proposing.propose(settings, workspace, contract, every=all_columns)
+    same = proposing.is_in_file(contract, proposal)
     if writes and not same:
-        proposing.write(contract, found)
+        proposing.write(contract, proposal)
     if as_json:
-        echo_json(proposing.proposal_document(contract, found, written=writes and not same))
+        echo_json(proposing.proposal_document(contract, proposal, written=writes and not same))
     else:
-        proposing.show_proposal(contract, found, written=writes, same=same)
-    return FINDINGS if found.for_a_person else 0
+        proposing.show_proposal(contract, proposal, written=writes, same=same)
+    return FINDINGS if proposal.for_a_person else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ def _read_all(folder: Path) -> _Reading:
     return _Reading(folder, usable, tuple(problems))
 
 
-def _show_reading(found: _Reading) -> None:
+def _show_reading(reading: _Reading) -> None:
     """Print the contracts, then the problems on standard error."""
     rows = [
         [
@@ -329,19 +329,19 @@ def _show_reading(found: _Reading) -> None:
             str(len(contract.columns)),
             ", ".join(contract.key),
         ]
-        for contract in found.contracts
+        for contract in reading.contracts
     ]
     if rows:
         show_table(["contract", "table", "version", "columns", "key"], rows, right=("columns",))
-    for problem in found.problems:
+    for problem in reading.problems:
         say_err(f"Error: {problem}")
-    valid = f"{counted(len(found.contracts), 'contract')} in {found.folder} are valid"
-    click.echo(f"{valid}, {len(found.problems)} are not." if found.problems else f"{valid}.")
+    valid = f"{counted(len(reading.contracts), 'contract')} in {reading.folder} are valid"
+    click.echo(f"{valid}, {len(reading.problems)} are not." if reading.problems else f"{valid}.")
 
 
-def _reading_document(found: _Reading) -> dict[str, Any]:
+def _reading_document(reading: _Reading) -> dict[str, Any]:
     return {
-        "folder": str(found.folder),
+        "folder": str(reading.folder),
         "contracts": [
             {
                 "source": contract.source,
@@ -353,7 +353,7 @@ def _reading_document(found: _Reading) -> dict[str, Any]:
                 "path": contract.path,
                 "fingerprint": contract.fingerprint,
             }
-            for contract in found.contracts
+            for contract in reading.contracts
         ],
-        "problems": [{"problem": each.problem, "fix": each.fix} for each in found.problems],
+        "problems": [{"problem": each.problem, "fix": each.fix} for each in reading.problems],
     }

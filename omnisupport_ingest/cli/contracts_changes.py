@@ -64,21 +64,21 @@ def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
     }
 
 
-def show_changes(found: Sequence[tuple[str, JudgedChange]]) -> None:
+def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
     """Print the changes, the oldest first, each that asks for something with what."""
-    for source, each in found:
+    for source, each in judged:
         change = each.change
-        place = change.first_commit or change.below
+        position = change.first_commit or change.below
         rows = "rows not known" if change.rows is None else f"about {change.rows:,} rows"
         seen = "first row at" if change.first_commit is not None else "before"
         click.echo(
             f"{render.clock(change.noticed_at.isoformat())}  {source}.{change.table}  {each.what}  "
-            f"({each.compatibility}; {seen} {place}, {rows})"
+            f"({each.compatibility}; {seen} {position}, {rows})"
         )
         if each.asks:
             click.echo(f"  To do: {each.edit}")
-    asks = sum(each.asks for _, each in found)
-    click.echo(f"{render.counted(len(found), 'schema change')}, {asks or 'none'} to be looked after.")
+    asks = sum(each.asks for _, each in judged)
+    click.echo(f"{render.counted(len(judged), 'schema change')}, {asks or 'none'} to be looked after.")
 
 
 def propose(
@@ -99,19 +99,19 @@ def propose(
             table=contract.full_name,
         )
     changes = [each for each in record.all() if each.table == contract.name]
-    found = next_contract(document, form, changes, every=every)
+    proposal = next_contract(document, form, changes, every=every)
     # Read as it will be read from the file: what is written can be used.
-    contract_of(found.document, Path(contract.path))
-    return found
+    contract_of(proposal.document, Path(contract.path))
+    return proposal
 
 
-def is_in_file(contract: TableContract, found: NextContract) -> bool:
+def is_in_file(contract: TableContract, proposal: NextContract) -> bool:
     """Whether the file of ``contract`` says what is proposed."""
-    there: bool = read_document(Path(contract.path), ContractError) == found.document
-    return there
+    same: bool = read_document(Path(contract.path), ContractError) == proposal.document
+    return same
 
 
-def write(contract: TableContract, found: NextContract) -> None:
+def write(contract: TableContract, proposal: NextContract) -> None:
     """Replace the file of ``contract`` by what is proposed; durable on return.
 
     ``ContractError`` if the file is one of an installed program.
@@ -124,42 +124,42 @@ def write(contract: TableContract, found: NextContract) -> None:
             "contracts use FOLDER",
         )
     with gate("contract.file", contract.path):
-        replace(Path(contract.path), document_text(found.document).encode())
+        replace(Path(contract.path), document_text(proposal.document).encode())
 
 
-def show_proposal(contract: TableContract, found: NextContract, *, written: bool, same: bool) -> None:
+def show_proposal(contract: TableContract, proposal: NextContract, *, written: bool, same: bool) -> None:
     """Print the steps with their reasons, what is left to a person, and the document if it is not written."""
-    version = found.document["x-cdc"]["version"]
-    for step in found.steps:
+    version = proposal.document["x-cdc"]["version"]
+    for step in proposal.steps:
         click.echo(f"{step.compatibility:9} {step.at}: {step.what}: {step.why}.")
-    for each in found.for_a_person:
+    for each in proposal.for_a_person:
         click.echo(f"by hand   {each}")
     if same:
         click.echo(f"{contract.path} says what its table is: version {version}.")
         return
-    if not found.steps:
+    if not proposal.steps:
         click.echo("The contract has learned by itself what follows; its file does not have it yet.")
     if written:
         click.echo(
-            f"Written: {contract.path}, version {version}, {found.compatibility or 'as it is in force'}."
+            f"Written: {contract.path}, version {version}, {proposal.compatibility or 'as it is in force'}."
         )
         click.echo("Capture takes it in when it starts again: omnisupport-ingest source restart")
         return
-    click.echo(document_text(found.document), nl=False)
+    click.echo(document_text(proposal.document), nl=False)
     click.echo(
-        f"Version {version} would be {found.compatibility or 'the one in force'}. To write it: --write"
+        f"Version {version} would be {proposal.compatibility or 'the one in force'}. To write it: --write"
     )
 
 
-def proposal_document(contract: TableContract, found: NextContract, *, written: bool) -> dict[str, Any]:
+def proposal_document(contract: TableContract, proposal: NextContract, *, written: bool) -> dict[str, Any]:
     """The proposal for ``--json``."""
     return {
         "table": contract.name,
         "path": contract.path,
-        "version": found.document["x-cdc"]["version"],
-        "compatibility": found.compatibility,
-        "steps": [asdict(step) for step in found.steps],
-        "for_a_person": list(found.for_a_person),
+        "version": proposal.document["x-cdc"]["version"],
+        "compatibility": proposal.compatibility,
+        "steps": [asdict(step) for step in proposal.steps],
+        "for_a_person": list(proposal.for_a_person),
         "written": written,
-        "document": found.document,
+        "document": proposal.document,
     }

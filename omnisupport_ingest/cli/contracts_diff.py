@@ -37,7 +37,9 @@ class Compared:
     @property
     def matters(self) -> bool:
         """Whether there is a finding that is more than a note."""
-        return any(finding.severity is not Severity.NOTES for _, found in self.tables for finding in found)
+        return any(
+            finding.severity is not Severity.NOTES for _, findings in self.tables for finding in findings
+        )
 
 
 def compare(settings: Settings, only: Sequence[str]) -> Compared:
@@ -49,11 +51,11 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
     compared = []
     for contract in contracts:
         table = live.get((contract.schema, contract.table))
-        found = [*contract_findings(contract, table)]
+        findings = [*contract_findings(contract, table)]
         if table is not None and table.in_the_wal and publication is not None:
-            found += _not_published(contract, publication)
-        found.sort(key=lambda finding: list(Severity).index(finding.severity))
-        compared.append((contract, tuple(found)))
+            findings += _not_published(contract, publication)
+        findings.sort(key=lambda finding: list(Severity).index(finding.severity))
+        compared.append((contract, tuple(findings)))
     return Compared(settings.source, settings.publication, publication is not None, tuple(compared))
 
 
@@ -93,15 +95,15 @@ def _not_published(contract: TableContract, publication: Publication) -> list[Fi
 def show(compared: Compared) -> None:
     """Print what differs for each contract, and a summary."""
     width = max(len(contract.name) for contract, _ in compared.tables)
-    for contract, found in compared.tables:
-        if not found:
+    for contract, findings in compared.tables:
+        if not findings:
             click.echo(f"{contract.name:{width}}  as {contract.full_name} is")
-        for finding in found:
+        for finding in findings:
             click.echo(f"{contract.name:{width}}  {_WORDS[finding.severity]}: {finding.problem}")
             if finding.fix:
                 click.echo(f"{'':{width}}    Fix: {finding.fix}")
     differing = sum(
-        any(finding.severity is not Severity.NOTES for finding in found) for _, found in compared.tables
+        any(finding.severity is not Severity.NOTES for finding in findings) for _, findings in compared.tables
     )
     if not compared.published:
         click.echo(f"Publication {compared.publication} is not there yet; capture makes it.")
@@ -129,9 +131,9 @@ def document(compared: Compared) -> dict[str, Any]:
                         "problem": finding.problem,
                         "fix": finding.fix or None,
                     }
-                    for finding in found
+                    for finding in findings
                 ],
             }
-            for contract, found in compared.tables
+            for contract, findings in compared.tables
         ],
     }

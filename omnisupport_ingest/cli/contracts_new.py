@@ -66,16 +66,16 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
     """Write a contract for each table that ``request`` names; the outcomes have its order."""
     settings = request.settings
     folder = request.out or settings.contracts_dir or own_folder(settings)
-    there = _contracts_in(folder, settings.source)
+    contracts = _contracts_in(folder, settings.source)
     with closing(connect_to_source(settings)) as connection:
         live, candidates = read_live_tables(connection), cursor_candidates(connection)
     chosen, outcomes = _choose(request.tables, live)
-    taken = {table: contract.name for table, contract in there.items()}
+    taken = {table: contract.name for table, contract in contracts.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
     folder.mkdir(parents=True, exist_ok=True)
     for table in chosen:
         key = table.schema, table.table
-        known = there.get(key)
+        known = contracts.get(key)
         path = Path(known.path) if known is not None else _free_path(folder, names[key], settings.source)
         make = partial(
             draft,
@@ -112,9 +112,9 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
     if kept is not None:
         return Outcome(table.full_name, "kept", path, kept)
     try:
-        made = make()
+        proposal = make()
         # Read as it will be read from the file: what is written can be used.
-        document = with_notes(made.document)
+        document = with_notes(proposal.document)
         contract = contract_of(document, path)
     except ContractError as error:
         if "x-cdc.owner" in error.problem:
@@ -124,7 +124,7 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
     with gate("contract.file", path):
         replace(path, document_text(document).encode())
-    return Outcome(table.full_name, "written", path, contract, made.left_out)
+    return Outcome(table.full_name, "written", path, contract, proposal.left_out)
 
 
 def own_folder(settings: Settings) -> Path:
@@ -148,8 +148,8 @@ def warn_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> Non
 
 
 def _contracts_in(folder: Path, source: str) -> dict[TableName, TableContract]:
-    found = (load_contract(path) for path in sorted(folder.glob("*.json")))
-    return {(contract.schema, contract.table): contract for contract in found if contract.source == source}
+    loaded = (load_contract(path) for path in sorted(folder.glob("*.json")))
+    return {(contract.schema, contract.table): contract for contract in loaded if contract.source == source}
 
 
 def _free_path(folder: Path, name: str, source: str) -> Path:

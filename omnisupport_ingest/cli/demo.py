@@ -131,19 +131,19 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
     Exit code: 0 nothing differs, 1 a difference or a named problem, 2 usage or settings, 3 the home has
     another domain, 4 Java or PostgreSQL is missing, 6 the home is in use, 7 a service failed.
     """
-    there = Settings(**_place_of(domain))
-    if there.source_dsn is not None:
+    home_settings = Settings(**_home_overrides(domain))
+    if home_settings.source_dsn is not None:
         raise click.UsageError(
             "demo makes tables and changes rows: it runs on the embedded PostgreSQL only. "
             "Unset OMNISUPPORT_SOURCE_DSN."
         )
-    if fresh and has_home(there):
-        remove_home(open_home(open_settings(**_place_of(domain))))
-    given = _settings_of(domain)
-    if not has_home(there) and "window" not in there.model_fields_set:
+    if fresh and has_home(home_settings):
+        remove_home(open_home(open_settings(**_home_overrides(domain))))
+    overrides = _settings_of(domain)
+    if not has_home(home_settings) and "window" not in home_settings.model_fields_set:
         # The window size is fixed when a home is made.
-        given["window"] = WINDOW
-    settings = open_settings(**given)
+        overrides["window"] = WINDOW
+    settings = open_settings(**overrides)
     home = open_home(settings)
     # If the next command finds the home by itself, nothing need be typed before it.
     again = (
@@ -159,7 +159,7 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
         return run(Demo(settings, home, supervisor, changes, seed, again, workers))
 
 
-def _place_of(domain: str | None) -> dict[str, Any]:
+def _home_overrides(domain: str | None) -> dict[str, Any]:
     """The setting of the home of ``domain``; empty without a domain, or if the environment names a home."""
     from omnisupport_ingest.demo.domains import domain_called, home_of
 
@@ -172,24 +172,24 @@ def _settings_of(domain: str | None) -> dict[str, Any]:
     """The settings that ``--domain`` stands for; ``HomeMismatch`` if the home has another domain."""
     from omnisupport_ingest.demo.domains import DEFAULT, domain_called
 
-    place = _place_of(domain)
+    overrides = _home_overrides(domain)
     if domain is None:
-        return place
-    chosen, given = domain_called(domain), Settings(**place)
-    there = recorded(given)
-    if there is None:
-        folder = given.contracts_dir or default_contracts_dir(chosen.contracts)
-        return place | {"source": chosen.name, "contracts_dir": folder}
-    has = there.source or DEFAULT.name
+        return overrides
+    chosen, settings = domain_called(domain), Settings(**overrides)
+    recorded_settings = recorded(settings)
+    if recorded_settings is None:
+        folder = settings.contracts_dir or default_contracts_dir(chosen.contracts)
+        return overrides | {"source": chosen.name, "contracts_dir": folder}
+    has = recorded_settings.source or DEFAULT.name
     if has != chosen.name:
-        folder = given.home.expanduser().absolute()
+        folder = settings.home.expanduser().absolute()
         raise HomeMismatch(
             f"The home {folder} has the source {has}, and --domain is {chosen.name}: a home keeps its "
             "domain.",
             fix=f"Unset OMNISUPPORT_HOME, or set it to another folder: {chosen.name} gets a home of its own. "
             f"Or leave --domain out, to go on with {has}.",
         )
-    return place | {"source": chosen.name}
+    return overrides | {"source": chosen.name}
 
 
 def run(demo: Demo) -> int:
@@ -265,11 +265,11 @@ def replay_a_window(demo: Demo) -> StartedReplay:
 
     workspace, source = demo.workspace, demo.settings.source
 
-    def found() -> bool:
+    def complete() -> bool:
         pending_or_stuck(workspace, source)
         return bool(replayable(workspace, source))
 
-    _wait(demo, found, "the first window in every layer")
+    _wait(demo, complete, "the first window in every layer")
     graph = build_definitions(workspace).resolve_asset_graph()
     with _instance(demo) as instance:
 
@@ -392,13 +392,13 @@ def _instance(demo: Demo) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def _wait(demo: Demo, done: Callable[[], bool], what: str) -> None:
+def _wait(demo: Demo, done: Callable[[], bool], step: str) -> None:
     deadline = time.monotonic() + _STEP_SECONDS
     while not done():
         demo.supervisor.check()
         if time.monotonic() > deadline:
             raise DemoStuck(
-                f"Waited {_STEP_SECONDS:.0f} s for {what}.",
+                f"Waited {_STEP_SECONDS:.0f} s for {step}.",
                 fix=f"Read the logs in {demo.home.logs}; then run the demo again, it goes on from here.",
             )
         time.sleep(_LOOK_SECONDS)

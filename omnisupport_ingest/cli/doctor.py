@@ -42,18 +42,18 @@ def doctor(archive: Path | None, as_json: bool) -> int:
 
     Exit code: 0 nothing to do, 1 a warning or a problem, 2 usage or settings.
     """
-    found = list(diagnoses())
-    bad = [each for each in found if each.level in (Level.WARNING, Level.PROBLEM)]
+    diagnosed = list(diagnoses())
+    bad = [each for each in diagnosed if each.level in (Level.WARNING, Level.PROBLEM)]
     if archive is not None:
         from omnisupport_ingest.cli.doctor_archive import write_archive
 
         if not archive.absolute().parent.is_dir():
             raise click.UsageError(f"{archive.absolute().parent} is not a folder.")
-        write_archive(archive.absolute(), found)
+        write_archive(archive.absolute(), diagnosed)
     if as_json:
-        render.echo_json(document(found))
+        render.echo_json(document(diagnosed))
     else:
-        _show(found, bad)
+        _show(diagnosed, bad)
         if archive is not None:
             click.echo(f"Wrote {archive}. Look through it before you send it.")
     return FINDINGS if bad else 0
@@ -86,21 +86,21 @@ def diagnoses() -> Iterator[Diagnosis]:
     yield from doctor_home.home(settings, workspace)
 
 
-def document(found: list[Diagnosis]) -> dict[str, object]:
+def document(diagnosed: list[Diagnosis]) -> dict[str, object]:
     """The findings as JSON values."""
-    levels = {level.value: sum(each.level is level for each in found) for level in Level}
+    levels = {level.value: sum(each.level is level for each in diagnosed) for level in Level}
     return {
         "levels": levels,
         "findings": [
             {"area": each.area, "level": each.level.value, "seen": each.seen, "fix": each.fix}
-            for each in found
+            for each in diagnosed
         ],
     }
 
 
-def _show(found: list[Diagnosis], bad: list[Diagnosis]) -> None:
+def _show(diagnosed: list[Diagnosis], bad: list[Diagnosis]) -> None:
     lines = []
-    for each in found:
+    for each in diagnosed:
         fix = f"\nFix: {each.fix}" if each.fix else ""
         lines.append(
             (each.level.value.upper() if each in bad else each.level.value, f"{each.area}: {each.seen}{fix}")

@@ -47,25 +47,25 @@ _PACKAGES = (
 )
 
 
-def write_archive(path: Path, found: list[Diagnosis]) -> None:
+def write_archive(path: Path, diagnosed: list[Diagnosis]) -> None:
     """Write the ZIP file ``path`` in one step, for its owner only."""
     from omnisupport_ingest.cli.doctor import document
 
     settings = open_settings()
     contents: dict[str, Any] = {
-        "doctor.json": document(found),
+        "doctor.json": document(diagnosed),
         "versions.json": _versions(),
-        "settings.json": settings_told(settings),
+        "settings.json": shown_settings(settings),
     }
     if has_home(settings):
         contents |= dict(_of_home(settings))
     hide = _Hiding(settings)
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():
-            told = without_words(content)
-            archive.writestr(name, hide(json.dumps(told, indent=2, ensure_ascii=False, default=str)))
-    replace(path, held.getvalue())
+            reported = without_words(content)
+            archive.writestr(name, hide(json.dumps(reported, indent=2, ensure_ascii=False, default=str)))
+    replace(path, buffer.getvalue())
 
 
 def without_words(content: Any) -> Any:
@@ -80,25 +80,25 @@ def without_words(content: Any) -> Any:
     return content
 
 
-def settings_told(settings: Settings) -> dict[str, Any]:
+def shown_settings(settings: Settings) -> dict[str, Any]:
     """The settings that are set, and their values unless they are secret or may carry a name of a person."""
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for name in sorted(settings.model_fields_set):
         value = getattr(settings, name)
         # A command line may have a password among its arguments.
         secret = isinstance(value, SecretStr) or name in ("alarm_command", "pii_keys")
-        told[name] = _HIDDEN if secret else value if isinstance(value, (int, float)) else str(value)
-    return told
+        shown[name] = _HIDDEN if secret else value if isinstance(value, (int, float)) else str(value)
+    return shown
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ("omnisupport-ingest", *_PACKAGES):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -115,7 +115,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
     known = recorded(home / "dagster", most=50)
     if known is not None:
         yield "runs.json", [asdict(each) for each in known.runs]
-    yield "logs.json", {each.name: log_told(each) for each in sorted((home / "logs").glob("*.log"))}
+    yield "logs.json", {each.name: log_summary(each) for each in sorted((home / "logs").glob("*.log"))}
     try:
         contracts = open_workspace(settings).contracts.all
     except IngestError:
@@ -134,7 +134,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
     )
 
 
-def log_told(path: Path) -> dict[str, Any]:
+def log_summary(path: Path) -> dict[str, Any]:
     """How long a log is, and which classes of errors it names; no word of it else."""
     lines, classes = 0, Counter[str]()
     with path.open(errors="replace") as log:
@@ -165,9 +165,9 @@ class _Hiding:
                 text = value.get_secret_value()
                 secrets |= {
                     text,
-                    *(part for found in _PASSWORD.findall(text) for part in (found, unquote(found))),
+                    *(part for secret in _PASSWORD.findall(text) for part in (secret, unquote(secret))),
                 }
-                users |= {name for found in _USER.findall(text) for name in (found, unquote(found))}
+                users |= {name for secret in _USER.findall(text) for name in (secret, unquote(secret))}
         # A role may be called as a person is. Its name may be any word: it goes where it is named as one.
         names = "|".join(map(re.escape, sorted(users, key=len, reverse=True)))
         self._user = re.compile(rf'(\b(?:user|role) (?:\\?")?)(?:{names})(?![\w.-])') if users else None

@@ -65,9 +65,9 @@ def _recent(workspace: Workspace) -> Iterator[SourceFacts]:
     from omnisupport_ingest.report.facts import source_facts
 
     for source in sources_in_use(workspace):
-        found = source_facts(workspace, source, most=_BATCHES_READ)
-        if found is not None:
-            yield found
+        facts = source_facts(workspace, source, most=_BATCHES_READ)
+        if facts is not None:
+            yield facts
 
 
 def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
@@ -84,8 +84,8 @@ def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:
             "Set it below x-cdc.lateness.allowed of every contract.",
         )
     sources = len(workspace.contracts.sources())
-    told = f"{render.counted(len(contracts), 'table')} of {render.counted(sources, 'source')}"
-    yield Diagnosis("contracts", Level.OK, f"{told}, keys for personal data are there")
+    counts = f"{render.counted(len(contracts), 'table')} of {render.counted(sources, 'source')}"
+    yield Diagnosis("contracts", Level.OK, f"{counts}, keys for personal data are there")
 
 
 # --- the source, its slot and its clock --------------------------------------------------------------------
@@ -115,14 +115,14 @@ def _log(settings: Settings, workspace: Workspace, name: str) -> Iterator[Diagno
         )
         return
     tables = workspace.contracts.of_source(name)
-    found = source_status(dsn, settings, workspace.home, tables)
+    status = source_status(dsn, settings, workspace.home, tables)
     levels = {Danger.WELL: Level.NOTE, Danger.ALARM: Level.PROBLEM}
-    for each in found.warnings:
+    for each in status.warnings:
         yield Diagnosis("source", levels.get(each.level, Level.WARNING), f"{name}: {each.problem}", each.fix)
-    if found.server is not None:
-        if not found.warnings:
-            slot = "its slot is there" if found.server.slot is not None else "no slot yet"
-            yield Diagnosis("source", Level.OK, f"{name}: PostgreSQL {found.server.version}, {slot}")
+    if status.server is not None:
+        if not status.warnings:
+            slot = "its slot is there" if status.server.slot is not None else "no slot yet"
+            yield Diagnosis("source", Level.OK, f"{name}: PostgreSQL {status.server.version}, {slot}")
         if not isinstance(dsn, IngestError):
             yield from clocks(name, _server_clock(dsn), datetime.now(UTC))
 
@@ -139,15 +139,15 @@ def _server_clock(dsn: str) -> datetime:
     return moment
 
 
-def clocks(name: str, server: datetime, here: datetime) -> Iterator[Diagnosis]:
+def clocks(name: str, server: datetime, local: datetime) -> Iterator[Diagnosis]:
     """Whether the clock of the server and that of this machine agree, the answer's way included."""
-    apart = (server - here).total_seconds()
+    apart = (server - local).total_seconds()
     if abs(apart) > _SKEW_SECONDS:
-        way = "ahead of" if apart > 0 else "behind"
+        direction = "ahead of" if apart > 0 else "behind"
         yield Diagnosis(
             "clocks",
             Level.WARNING,
-            f"{name}: the server's clock is {abs(apart):.1f} s {way} this machine's.",
+            f"{name}: the server's clock is {abs(apart):.1f} s {direction} this machine's.",
             "Set both by NTP, or raise OMNISUPPORT_MAX_CLOCK_SKEW_SECONDS above that.",
         )
     else:

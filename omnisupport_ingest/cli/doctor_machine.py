@@ -79,7 +79,7 @@ def _versions() -> Iterator[Diagnosis]:
             "make install",
         )
         return
-    found, wrong = 0, []
+    tested, wrong = 0, []
     for each in map(Requirement, wanted):
         if each.marker is not None and not each.marker.evaluate({"extra": ""}):
             continue
@@ -88,11 +88,11 @@ def _versions() -> Iterator[Diagnosis]:
         except importlib.metadata.PackageNotFoundError:
             wrong.append((each, "is not installed"))
             continue
-        found += 1
+        tested += 1
         if not each.specifier.contains(version, prereleases=True):
             wrong.append((each, f"is {version}, outside the tested range {each.specifier}"))
     if not wrong:
-        yield Diagnosis("versions", Level.OK, f"{found} packages are in their tested ranges")
+        yield Diagnosis("versions", Level.OK, f"{tested} packages are in their tested ranges")
     for requirement, how in wrong:
         yield Diagnosis(
             "versions",
@@ -167,7 +167,7 @@ def _port(settings: Settings) -> Iterator[Diagnosis]:
 
 def contradictions(settings: Settings) -> Iterator[Diagnosis]:
     """Settings that contradict each other, or have no effect beside another one."""
-    told = settings.model_fields_set
+    set_fields = settings.model_fields_set
     if settings.slot_warning_bytes > settings.slot_alarm_bytes:
         yield Diagnosis(
             "settings",
@@ -177,7 +177,9 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
             "Set the warning below the alarm.",
         )
     if settings.spark_remote is not None:
-        idle = sorted({"spark_master", "spark_properties", "spark_driver_memory", "spark_local_dir"} & told)
+        idle = sorted(
+            {"spark_master", "spark_properties", "spark_driver_memory", "spark_local_dir"} & set_fields
+        )
         for name in idle:
             yield Diagnosis(
                 "settings",

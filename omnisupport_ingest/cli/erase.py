@@ -86,7 +86,7 @@ def erase(
     contract = table_named(table, workspace.contracts.of_source(of_source))
     text = key_text(key_named(contract, key))
     if subject:
-        erase_subject(workspace, contract, text, Asked(by, why, dry_run, as_json))
+        erase_subject(workspace, contract, text, EraseOptions(by, why, dry_run, as_json))
         return
     if dry_run:
         erased = look_up(workspace, contract, text)
@@ -157,12 +157,12 @@ def _before(erased: Erased) -> str:
 
 def _row(contract: TableContract, erased: Erased) -> str:
     keys = f", with {counted(erased.keys - 1, 'former key')}" if erased.keys > 1 else ""
-    place = f" in window{'s' * (len(erased.windows) > 1)} {some(erased.windows)}" if erased.windows else ""
-    return f"one row of {contract.full_name}{keys}, {counted(erased.events, 'event')}{place}"
+    windows = f" in window{'s' * (len(erased.windows) > 1)} {some(erased.windows)}" if erased.windows else ""
+    return f"one row of {contract.full_name}{keys}, {counted(erased.events, 'event')}{windows}"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EraseOptions:
     """The options of the command."""
 
     by: str | None
@@ -171,23 +171,23 @@ class Asked:
     as_json: bool
 
 
-def erase_subject(workspace: Workspace, contract: TableContract, key: str, asked: Asked) -> None:
+def erase_subject(workspace: Workspace, contract: TableContract, key: str, options: EraseOptions) -> None:
     """Erase whom the row with ``key`` is of, and print what came of it."""
     from omnisupport_ingest.review.subject_erasure import erase_subject as erase
     from omnisupport_ingest.review.subject_erasure import look_up_subject
 
-    if asked.dry_run:
+    if options.dry_run:
         erased = look_up_subject(workspace, contract, key)
     else:
         require_folders(workspace.home.lake, "Erasing a person's keys with a certificate")
-        erased = erase(workspace, contract, key, erased_by=deciding_person(asked.by), why=asked.why or "")
+        erased = erase(workspace, contract, key, erased_by=deciding_person(options.by), why=options.why or "")
     runs = platform_runs(workspace.home)
-    if asked.as_json:
+    if options.as_json:
         echo_json(
             {
                 "source": contract.source,
                 "table": contract.full_name,
-                "dry_run": asked.dry_run,
+                "dry_run": options.dry_run,
                 "certificate": str(erased.certificate) if erased.certificate else None,
                 "complete": erased.complete,
                 "images_encrypted": erased.images,

@@ -72,49 +72,49 @@ def explain(table: str, key: tuple[str, ...], column: str | None, source: str | 
             f"{contract.full_name} has no column {column!r} in the lake. There are: "
             f"{', '.join(contract.column_names)}"
         )
-    found = look_up(workspace, contract, key_text(key_named(contract, key)))
+    explanation = look_up(workspace, contract, key_text(key_named(contract, key)))
     if as_json:
-        render.echo_json(_document(found, column))
+        render.echo_json(_document(explanation, column))
     else:
-        _show(found, column)
+        _show(explanation, column)
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------
 
 
-def _document(found: Explanation, column: str | None) -> dict[str, Any]:
-    origins = found.origins
+def _document(explanation: Explanation, column: str | None) -> dict[str, Any]:
+    origins = explanation.origins
     return {
-        "source": found.contract.source,
-        "table": found.contract.full_name,
-        "key": found.key,
+        "source": explanation.contract.source,
+        "table": explanation.contract.full_name,
+        "key": explanation.key,
         "row": None
         if origins is None
         else {
-            "last_event": _id(found, origins.last),
-            "deleted_by": _id(found, origins.ended_by) if origins.ended_by else None,
-            "marked_deleted_by": _id(found, found.marked.event)
-            if found.marked is not None and found.marked.event is not None
+            "last_event": _id(explanation, origins.last),
+            "deleted_by": _id(explanation, origins.ended_by) if origins.ended_by else None,
+            "marked_deleted_by": _id(explanation, explanation.marked.event)
+            if explanation.marked is not None and explanation.marked.event is not None
             else None,
             "existence_resolved": origins.existence,
-            "dimension_shows_last_event": found.up_to_date,
+            "dimension_shows_last_event": explanation.up_to_date,
         },
-        "columns": [_origin_document(found, each) for each in _origins(found, column)],
-        "events": [_event_document(found, each, column) for each in found.events],
+        "columns": [_origin_document(explanation, each) for each in _origins(explanation, column)],
+        "events": [_event_document(explanation, each, column) for each in explanation.events],
         "copies": [
             {
-                "position": _place(each.position),
+                "position": _position_text(each.position),
                 "window": each.window,
                 "batch_id": each.batch_id,
                 "landed_at": each.landed_at.isoformat(),
                 "role": "duplicate" if each.duplicate else "not judged yet",
                 "copies": each.copies,
             }
-            for each in found.copies
+            for each in explanation.copies
         ],
         "erasures": [
             {"by": each.erased_by, "why": each.why, "at": each.erased_at.isoformat()}
-            for each in found.erasures
+            for each in explanation.erasures
         ],
         "path": [
             {
@@ -125,26 +125,26 @@ def _document(found: Explanation, column: str | None) -> dict[str, Any]:
                 "committed_at": each.committed_at.isoformat(),
                 "generation": each.generation,
             }
-            for each in found.checkpoints
+            for each in explanation.checkpoints
         ],
-        "batches_not_judged": list(found.waiting),
+        "batches_not_judged": list(explanation.waiting),
     }
 
 
-def _origin_document(found: Explanation, origin: Origin) -> dict[str, Any]:
-    policy = found.contract.column(origin.column)
+def _origin_document(explanation: Explanation, origin: Origin) -> dict[str, Any]:
+    policy = explanation.contract.column(origin.column)
     return {
         "column": origin.column,
         "resolved": origin.resolved,
         "value": origin.value,
         "personal_data_policy": policy.pii if policy.personal else None,
-        "decided_by": _id(found, origin.event) if origin.event is not None else None,
+        "decided_by": _id(explanation, origin.event) if origin.event is not None else None,
         "from_old_key": origin.old_key,
     }
 
 
-def _event_document(found: Explanation, event: KeyEvent, column: str | None) -> dict[str, Any]:
-    landed, ref = found.landed[event.batch_id], found.ref(event)
+def _event_document(explanation: Explanation, event: KeyEvent, column: str | None) -> dict[str, Any]:
+    landed, ref = explanation.landed[event.batch_id], explanation.ref(event)
     document = {
         "id": str(ref),
         "op": event.op,
@@ -159,46 +159,48 @@ def _event_document(found: Explanation, event: KeyEvent, column: str | None) -> 
         "file_name": event.facts["file_name"],
         "file_row": event.facts["file_row"],
         "lake_file": event.facts["lake_file"],
-        "late": (event.window, event.position) in found.late,
+        "late": (event.window, event.position) in explanation.late,
         "quarantine_reason": event.facts.get("reason"),
         "quarantine_state": event.facts.get("review_state"),
-        "reviews": [review_document(each) for each in found.reviews.get(ref, ())],
+        "reviews": [review_document(each) for each in explanation.reviews.get(ref, ())],
     }
     if column is not None:
-        document["role"] = _role(found, event, column)
+        document["role"] = _role(explanation, event, column)
     return document
 
 
-def _id(found: Explanation, event: KeyEvent) -> str:
-    return str(found.ref(event))
+def _id(explanation: Explanation, event: KeyEvent) -> str:
+    return str(explanation.ref(event))
 
 
 # --- for people --------------------------------------------------------------------------------------------
 
 
-def _show(found: Explanation, column: str | None) -> None:
-    render.heading(f"{found.contract.full_name} of {found.contract.source}, key {found.key}")
-    render.facts(_row_facts(found))
+def _show(explanation: Explanation, column: str | None) -> None:
+    render.heading(
+        f"{explanation.contract.full_name} of {explanation.contract.source}, key {explanation.key}"
+    )
+    render.facts(_row_facts(explanation))
     if column is None:
-        _show_columns(found)
+        _show_columns(explanation)
         click.echo()
         render.heading("Events")
-        _show_events(found, None)
+        _show_events(explanation, None)
         return
-    origin = next(iter(_origins(found, column)), None)
+    origin = next(iter(_origins(explanation, column)), None)
     click.echo()
     if origin is None:
         click.echo(f"{column}: no event of a row is in the lake.")
     else:
-        render.heading(f"{column} = {_value(found, origin)}")
-        render.facts(_origin_facts(found, origin), indent=2, label=17)
+        render.heading(f"{column} = {_value(explanation, origin)}")
+        render.facts(_origin_facts(explanation, origin), indent=2, label=17)
     click.echo()
     render.heading("Every event of the key, in the order of the log")
-    _show_events(found, column)
+    _show_events(explanation, column)
 
 
-def _row_facts(found: Explanation) -> Iterator[tuple[str, str]]:
-    origins = found.origins
+def _row_facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    origins = explanation.origins
     if origins is None:
         yield "row", "no event of a row was judged yet"
     else:
@@ -206,50 +208,54 @@ def _row_facts(found: Explanation) -> Iterator[tuple[str, str]]:
             state = "not known to exist: a delete of it is in quarantine"
         elif origins.ended_by is not None:
             state = f"deleted by {_event(origins.ended_by)}; columns show the last known values"
-        elif found.marked is not None and found.marked.event is not None:
-            state = f"deleted: {found.marked.column} was set by {_event(found.marked.event)}"
+        elif explanation.marked is not None and explanation.marked.event is not None:
+            state = f"deleted: {explanation.marked.column} was set by {_event(explanation.marked.event)}"
         else:
             state = "lives"
         yield "row", state
         yield "last event", _event(origins.last)
-        shown = "shows the last event" if found.up_to_date else "does not show the last event"
-        yield "dimension", shown if found.shown is not None else "has no such row"
-    for each in found.erasures:
+        shown = "shows the last event" if explanation.up_to_date else "does not show the last event"
+        yield "dimension", shown if explanation.shown is not None else "has no such row"
+    for each in explanation.erasures:
         yield "erased", f"by {each.erased_by}, {render.clock(each.erased_at)}: {each.why}"
-    if found.waiting:
-        batches = render.counted(len(found.waiting), "batch")
-        yield "waiting", f"{batches} of the table landed and not judged yet: {render.some(found.waiting, 2)}"
+    if explanation.waiting:
+        batches = render.counted(len(explanation.waiting), "batch")
+        yield (
+            "waiting",
+            f"{batches} of the table landed and not judged yet: {render.some(explanation.waiting, 2)}",
+        )
 
 
-def _origins(found: Explanation, column: str | None) -> list[Origin]:
+def _origins(explanation: Explanation, column: str | None) -> list[Origin]:
     from omnisupport_ingest.read.cell_origins import Origin
 
-    if found.origins is None:
+    if explanation.origins is None:
         return []
-    names = found.contract.column_names if column is None else (column,)
+    names = explanation.contract.column_names if column is None else (column,)
     # The key stands in every event; that of the last one is as good as any.
     return [
-        found.origins.columns.get(name) or Origin(name, found.origins.last, resolved=True) for name in names
+        explanation.origins.columns.get(name) or Origin(name, explanation.origins.last, resolved=True)
+        for name in names
     ]
 
 
-def _show_columns(found: Explanation) -> None:
+def _show_columns(explanation: Explanation) -> None:
     rows = [
         [
             origin.column,
-            "key" if origin.column in found.contract.key else _value(found, origin),
-            "-" if origin.event is None else _place(origin.event.position),
+            "key" if origin.column in explanation.contract.key else _value(explanation, origin),
+            "-" if origin.event is None else _position_text(origin.event.position),
             "-" if origin.event is None else operation_name(origin.event.op),
         ]
-        for origin in _origins(found, None)
+        for origin in _origins(explanation, None)
     ]
     if rows:
         click.echo()
         render.table(["column", "value", "decided at", "by"], rows)
 
 
-def _value(found: Explanation, origin: Origin) -> str:
-    if origin.column in found.contract.key:
+def _value(explanation: Explanation, origin: Origin) -> str:
+    if origin.column in explanation.contract.key:
         return "part of the key"
     if not origin.resolved:
         return "unresolved"
@@ -257,8 +263,8 @@ def _value(found: Explanation, origin: Origin) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _origin_facts(found: Explanation, origin: Origin) -> Iterator[tuple[str, str]]:
-    policy = found.contract.column(origin.column)
+def _origin_facts(explanation: Explanation, origin: Origin) -> Iterator[tuple[str, str]]:
+    policy = explanation.contract.column(origin.column)
     if policy.personal:
         yield "personal", f"the policy is {policy.pii}: this is what the lake holds"
     event = origin.event
@@ -267,10 +273,10 @@ def _origin_facts(found: Explanation, origin: Origin) -> Iterator[tuple[str, str
         return
     if not origin.resolved:
         yield "unresolved", f"{_event(event)} is in quarantine ({event.facts['reason']})"
-        yield "", f"Look: omnisupport-ingest quarantine show {found.ref(event)}"
+        yield "", f"Look: omnisupport-ingest quarantine show {explanation.ref(event)}"
     else:
         yield "decided by", _event(event) + (", under the old key of the row" if origin.old_key else "")
-    facts, landed = event.facts, found.landed[event.batch_id]
+    facts, landed = event.facts, explanation.landed[event.batch_id]
     if facts["tx_id"] is not None:
         yield "transaction", f"{facts['tx_id']}, change LSN {_lsn(facts['lsn'])}"
     yield "landing", f"batch {event.batch_id}, landed {render.clock(event.landed_at)}"
@@ -279,10 +285,10 @@ def _origin_facts(found: Explanation, origin: Origin) -> Iterator[tuple[str, str
             yield "", part
     if facts["file_name"] is not None and facts["file_row"] is not None:
         yield "", f"{facts['file_name']}, line {facts['file_row']}"
-    for each in found.checkpoints:
+    for each in explanation.checkpoints:
         if each.window in ("", event.window):
             yield each.layer, f"{_window(each.window)}run {each.run_id}, {render.clock(each.committed_at)}"
-    for review in found.reviews.get(found.ref(event), ()):
+    for review in explanation.reviews.get(explanation.ref(event), ()):
         yield (
             "review",
             f"{review.decision} by {review.reviewer}, {render.clock(review.reviewed_at)}: {review.why}",
@@ -293,30 +299,30 @@ def _window(window: str) -> str:
     return f"window {window}, " if window else ""
 
 
-def _show_events(found: Explanation, column: str | None) -> None:
+def _show_events(explanation: Explanation, column: str | None) -> None:
     rows = [
         [
-            _place(each.position),
+            _position_text(each.position),
             operation_name(each.op),
             render.clock(each.source_ts)[:19],
             each.batch_id,
-            _why(found, each, column),
+            _why(explanation, each, column),
         ]
-        for each in found.events
+        for each in explanation.events
         if each.key is not None or column is not None or each.op == "t"
     ]
-    for copy in found.copies:
+    for copy in explanation.copies:
         times = f" ({copy.copies} times)" if copy.copies > 1 else ""
-        what = f"duplicate: one at this position is kept{times}" if copy.duplicate else "not judged yet"
+        reason = f"duplicate: one at this position is kept{times}" if copy.duplicate else "not judged yet"
         landed = render.clock(copy.landed_at)[:19]
-        rows.append([_place(copy.position), "copy", landed, copy.batch_id, what])
+        rows.append([_position_text(copy.position), "copy", landed, copy.batch_id, reason])
     render.table(["position", "event", "committed (UTC)", "batch", "what became of it"], rows)
 
 
-def _why(found: Explanation, event: KeyEvent, column: str | None) -> str:
+def _why(explanation: Explanation, event: KeyEvent, column: str | None) -> str:
     parts = []
     if column is not None:
-        role = _role(found, event, column)
+        role = _role(explanation, event, column)
         parts.append(_WHY.get(role, role))
     elif event.withheld:
         parts.append("in quarantine")
@@ -324,27 +330,27 @@ def _why(found: Explanation, event: KeyEvent, column: str | None) -> str:
         parts.append("accepted")
     if event.withheld:
         parts.append(f"{event.facts['reason']}, {event.facts['review_state'] or 'open'}")
-    if (event.window, event.position) in found.late:
+    if (event.window, event.position) in explanation.late:
         parts.append("late")
-    for review in found.reviews.get(found.ref(event), ()):
+    for review in explanation.reviews.get(explanation.ref(event), ()):
         parts.append(f"{review.decision} by {review.reviewer}")
     return "; ".join(parts)
 
 
-def _role(found: Explanation, event: KeyEvent, column: str) -> str:
-    if found.origins is None:
+def _role(explanation: Explanation, event: KeyEvent, column: str) -> str:
+    if explanation.origins is None:
         return "quarantined" if event.withheld else "accepted"
-    if column in found.contract.key:
+    if column in explanation.contract.key:
         return "part of the key"
-    return found.origins.role(event, column).value
+    return explanation.origins.role(event, column).value
 
 
 def _event(event: KeyEvent) -> str:
-    at = _place(event.position)
+    at = _position_text(event.position)
     return f"{operation_name(event.op)} at {at}, committed {render.clock(event.source_ts)}"
 
 
-def _place(position: tuple[int, int, int]) -> str:
+def _position_text(position: tuple[int, int, int]) -> str:
     from omnisupport_ingest.position import Lsn, Position
 
     return str(Position(position[0], Lsn(position[1]), position[2]))

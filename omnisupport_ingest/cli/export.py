@@ -176,10 +176,10 @@ def as_of(
     settings = workspace.settings
     reading = open_reading(workspace, _chosen(workspace, tables), at, epoch=epoch)
     if out is None:
-        found = count_tables(reading, session(settings))
+        tables_as_of = count_tables(reading, session(settings))
     else:
         out.mkdir(mode=0o700, exist_ok=True)
-        found = write_tables(
+        tables_as_of = write_tables(
             workspace,
             reading,
             session(settings),
@@ -189,22 +189,22 @@ def as_of(
         )
     source = reading.contracts[0].source
     if as_json:
-        echo_json(_document(source, reading.below, found))
+        echo_json(_document(source, reading.below, tables_as_of))
         return
     click.echo(f"{source} as it was before {reading.below} (epoch {reading.below.epoch}).")
-    _print_tables(found)
+    _print_tables(tables_as_of)
 
 
 def _chosen(workspace: Workspace, tables: Sequence[str]) -> list[TableContract]:
     if tables:
         return tables_named(workspace, tables)
-    found = list(workspace.contracts.of_source(workspace.settings.source))
-    if not found:
+    contracts = list(workspace.contracts.of_source(workspace.settings.source))
+    if not contracts:
         raise click.UsageError(f"No contract is of the source {workspace.settings.source}: name a --table.")
-    return found
+    return contracts
 
 
-def _document(source: str, below: Position, found: Sequence[TableAsOf]) -> dict[str, object]:
+def _document(source: str, below: Position, tables_as_of: Sequence[TableAsOf]) -> dict[str, object]:
     return {
         "source": source,
         "epoch": below.epoch,
@@ -218,20 +218,20 @@ def _document(source: str, below: Position, found: Sequence[TableAsOf]) -> dict[
                 "path": each.path,
                 "bytes": each.bytes,
             }
-            for each in found
+            for each in tables_as_of
         },
     }
 
 
-def _print_tables(found: Sequence[TableAsOf]) -> None:
+def _print_tables(tables_as_of: Sequence[TableAsOf]) -> None:
     columns = ["table", "rows", "softly deleted"]
-    rows = [[each.table, f"{each.live:,}", f"{each.deleted:,}"] for each in found]
-    if any(each.path for each in found):
+    rows = [[each.table, f"{each.live:,}", f"{each.deleted:,}"] for each in tables_as_of]
+    if any(each.path for each in tables_as_of):
         columns += ["bytes", "file"]
-        for row, each in zip(rows, found, strict=True):
+        for row, each in zip(rows, tables_as_of, strict=True):
             row += [f"{each.bytes or 0:,}", each.path or ""]
     show_table(columns, rows, right=("rows", "softly deleted", "bytes"))
-    if unresolved := sum(each.unresolved for each in found):
+    if unresolved := sum(each.unresolved for each in tables_as_of):
         _warn_of_unresolved(unresolved)
 
 

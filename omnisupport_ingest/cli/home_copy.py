@@ -59,12 +59,12 @@ def copy(url: str) -> None:
     from omnisupport_ingest.sources.postgres.session.lease import take_lease
 
     settings = open_settings()
-    found = existing_home(settings)
+    source_home = existing_home(settings)
     with ExitStack() as alone:
-        alone.enter_context(HomeLock(found, "home copy"))
-        for source in sorted(each.name for each in found.landing.iterdir() if each.is_dir()):
-            alone.enter_context(take_lease(found.run, source))
-        done = copy_home(found, url)
+        alone.enter_context(HomeLock(source_home, "home copy"))
+        for source in sorted(each.name for each in source_home.landing.iterdir() if each.is_dir()):
+            alone.enter_context(take_lease(source_home.run, source))
+        done = copy_home(source_home, url)
     size = f"{done.bytes / 1e6:,.1f} MB"
     click.echo(
         f"{counted(done.files, 'file')}, {size}: read back from {url}, each with the SHA-256 of its file."
@@ -80,36 +80,36 @@ class Copied:
     bytes: int
 
 
-def copy_home(found: Home, url: str) -> Copied:
+def copy_home(home: Home, url: str) -> Copied:
     """Put what is kept to ``url``, compare, and have the home say so.
 
     Raises:
         StorageRefused: the home is in an object store already, or another one is at ``url``.
         CopyDiffers: an object is not its file, or has none. The home is as it was then.
     """
-    held = recorded_storage(found.path)
-    if held is not None:
+    recorded = recorded_storage(home.path)
+    if recorded is not None:
         raise StorageRefused(
-            f"{found.path} has its landing and lake in {held} already.",
+            f"{home.path} has its landing and lake in {recorded} already.",
             fix="Copy a bucket to another with the tools of its provider.",
         )
-    storage = open_storage(found.path, url)
-    if storage.version(found.path / "home.json") is not None:
+    storage = open_storage(home.path, url)
+    if storage.version(home.path / "home.json") is not None:
         raise StorageRefused(
             "A home is kept there already, and a copy would mix the two.",
             fix="Give a prefix that nothing was put to.",
         )
-    every = (each for folder in (found.landing, found.lake) for each in LOCAL.listed(folder))
-    files = [each for each in every if is_kept(found.path, each.path)]
+    every = (each for folder in (home.landing, home.lake) for each in LOCAL.listed(folder))
+    files = [each for each in every if is_kept(home.path, each.path)]
     storage.upload(each.path for each in files)
-    _require_equal(storage, found, files)
-    found.move_to(storage, url)
+    _require_equal(storage, home, files)
+    home.move_to(storage, url)
     return Copied(len(files), sum(each.bytes for each in files))
 
 
-def _require_equal(storage: Storage, found: Home, files: Sequence[Kept]) -> None:
-    there = {each.path for folder in (found.landing, found.lake) for each in storage.listed(folder)}
-    strangers = sorted(there - {each.path for each in files})
+def _require_equal(storage: Storage, home: Home, files: Sequence[Kept]) -> None:
+    copied = {each.path for folder in (home.landing, home.lake) for each in storage.listed(folder)}
+    strangers = sorted(copied - {each.path for each in files})
     if strangers:
         raise _differs(f"there is no {strangers[0]} for its object", "Give a prefix that nothing was put to.")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -125,5 +125,5 @@ def _is_equal(storage: Storage, path: Path) -> bool:
         return False
 
 
-def _differs(what: str, fix: str) -> CopyDiffers:
-    return CopyDiffers(f"The copy is not equal to the home: {what}. The home is as it was.", fix=fix)
+def _differs(difference: str, fix: str) -> CopyDiffers:
+    return CopyDiffers(f"The copy is not equal to the home: {difference}. The home is as it was.", fix=fix)

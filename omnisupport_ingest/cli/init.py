@@ -107,6 +107,6 @@ def _write(folder: Path) -> Iterator[Path]:
         path = folder / name
         with gate("contract.file", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            made = create_exclusively(path, content.encode())
-        if made:
+            created = create_exclusively(path, content.encode())
+        if created:
             yield path

@@ -95,18 +95,18 @@ def land(
 
     Exit code: 0 landed, 1 a file is refused, 2 usage, settings, or a source that takes no files.
     """
-    given = _Given(files, source, new_epoch, once, inbox)
-    _check_usage(given, watch=watch, as_json=as_json)
-    options = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
-    handling = {name: value for name, value in options.items() if value is not None}
+    inputs = _Inputs(files, source, new_epoch, once, inbox)
+    _check_usage(inputs, watch=watch, as_json=as_json)
+    event_options = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
+    handling = {name: value for name, value in event_options.items() if value is not None}
     settings = open_settings()
     if watch:
         return _watch(settings, handling, inbox, once=once)
-    return _land_files(settings, handling, given, as_json=as_json)
+    return _land_files(settings, handling, inputs, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Inputs:
     """What the command is given: files of a source, or an inbox to watch."""
 
     files: tuple[Path, ...]
@@ -116,26 +116,28 @@ class _Given:
     inbox: Path | None
 
 
-def _check_usage(given: _Given, *, watch: bool, as_json: bool) -> None:
-    if watch and (given.files or given.source or given.new_epoch or as_json):
+def _check_usage(inputs: _Inputs, *, watch: bool, as_json: bool) -> None:
+    if watch and (inputs.files or inputs.source or inputs.new_epoch or as_json):
         raise click.UsageError("--watch takes neither files nor --source, --new-epoch and --json.")
-    if not watch and (given.once or given.inbox):
+    if not watch and (inputs.once or inputs.inbox):
         raise click.UsageError("--once and --inbox go with --watch.")
-    if not watch and (not given.files or not given.source):
+    if not watch and (not inputs.files or not inputs.source):
         raise click.UsageError("Name files and their --source, or use --watch.")
-    if given.new_epoch is not None and not given.new_epoch.strip():
+    if inputs.new_epoch is not None and not inputs.new_epoch.strip():
         raise click.UsageError("--new-epoch needs the reason, which is recorded.")
 
 
-def _land_files(settings: Settings, handling: dict[str, str], given: _Given, *, as_json: bool) -> int | None:
+def _land_files(
+    settings: Settings, handling: dict[str, str], inputs: _Inputs, *, as_json: bool
+) -> int | None:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
 
     open_home(settings)
-    workspace, source, new_epoch = Workspace.open(settings), given.source or "", given.new_epoch
+    workspace, source, new_epoch = Workspace.open(settings), inputs.source or "", inputs.new_epoch
     documents: list[dict[str, Any]] = []
     refused = False
-    for path in given.files:
+    for path in inputs.files:
         try:
             landing = _land(workspace, handling, path, source, new_epoch)
         except SourceRefused:

@@ -104,7 +104,7 @@ def show(source: str | None, batch_id: str, as_json: bool) -> None:
     if as_json:
         echo_json(to_plain(manifest))
         return
-    click.echo(f"{manifest.batch_id}: {_what(manifest)}")
+    click.echo(f"{manifest.batch_id}: {_description(manifest)}")
     facts(_facts(manifest), indent=2, label=17)
 
 
@@ -188,8 +188,8 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
     seen = {batch.batch_id for batch in batches}
     printer = _Printer(store)
     removed = Removed.in_lake(existing_home(open_settings()).lake, store.source)
-    left = list(filter(Present(store, removed).has_all, batches))
-    for batch, event in last_events(store, left, count, operations=OPERATIONS, table=table):
+    present = list(filter(Present(store, removed).has_all, batches))
+    for batch, event in last_events(store, present, count, operations=OPERATIONS, table=table):
         printer.print(batch, event)
     if not follow:
         return
@@ -348,14 +348,14 @@ def _facts(batch: Manifest) -> Iterator[tuple[str, str]]:
         yield "table", f"{relation.schema}.{relation.table}: {columns}, key {key}"
 
 
-def _what(batch: Manifest) -> str:
+def _description(batch: Manifest) -> str:
     if batch.chunk is not None:
         scope = "" if batch.chunk.scope is None else f", keys {batch.chunk.scope}"
-        of = f"the snapshot of {batch.chunk.table}{scope}"
-        return f"the end of {of}" if batch.chunk.boundary else f"{batch.rows:,} rows of {of}"
+        snapshot = f"the snapshot of {batch.chunk.table}{scope}"
+        return f"the end of {snapshot}" if batch.chunk.boundary else f"{batch.rows:,} rows of {snapshot}"
     if batch.file is not None:
-        what = "a delivery of files" if batch.file.offsets is None else "records of Kafka topics"
-        return f"{what}, {counted(batch.rows, 'event')}"
+        kind = "a delivery of files" if batch.file.offsets is None else "records of Kafka topics"
+        return f"{kind}, {counted(batch.rows, 'event')}"
     return (
         f"a span of the stream, {counted(batch.rows, 'event')}"
         if batch.rows

@@ -68,19 +68,19 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) ->
     from omnisupport_ingest.runtime.service_logs import service_logs
 
     home = existing_home(open_settings())
-    found = service_logs(home.path)
-    names = sorted(log.component for log in found)
+    all_logs = service_logs(home.path)
+    names = sorted(log.component for log in all_logs)
     for name in components:
         if name not in names:
-            there = f"There are: {', '.join(names)}." if names else "There are no logs yet."
-            raise click.UsageError(f"There is no log of a component {name!r}. {there}")
-    if not found:
+            listed = f"There are: {', '.join(names)}." if names else "There are no logs yet."
+            raise click.UsageError(f"There is no log of a component {name!r}. {listed}")
+    if not all_logs:
         say_err(
             f"There are no logs in {home.path / 'logs'} yet. The services of "
             "`omnisupport-ingest up` and `omnisupport-ingest demo` write them, and the runs of `sync` and "
             "`materialize`."
         )
-    chosen = [log for log in found if not components or log.component in components]
+    chosen = [log for log in all_logs if not components or log.component in components]
     width = max((len(log.component) for log in chosen), default=0)
     # Following begins before the last lines are read: a line may be shown twice, but none is missed.
     with ExitStack() as opened:

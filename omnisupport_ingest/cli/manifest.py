@@ -128,19 +128,19 @@ def _events(workspace: Workspace, seed: SeedManifest) -> _Steps:
 
 
 def _replay(
-    workspace: Workspace, seed: SeedManifest, what: ReplayOf, *, dry_run: bool, as_json: bool
+    workspace: Workspace, seed: SeedManifest, replay: ReplayOf, *, dry_run: bool, as_json: bool
 ) -> None:
     from omnisupport_ingest.cli.replay import ReplayRequest, replay_windows, windows_between
     from omnisupport_ingest.sources.manifests.examine import windows_of_batches
 
     source = seed.contract.source
-    if what.first is not None:
-        windows = windows_between(workspace, source, what.first, what.last or what.first)
+    if replay.first is not None:
+        windows = windows_between(workspace, source, replay.first, replay.last or replay.first)
     else:
         windows, faults = windows_of_batches(seed, workspace.landing(source))
         for fault in faults:
             say_err(f"{fault.action}: {fault.problem}. {fault.fix}")
-    reason = None if dry_run else what.reason
+    reason = None if dry_run else replay.reason
     request = ReplayRequest.of(workspace, source, seed.contract.full_name, windows)
     replay_windows(request, reason, as_json=as_json)
 
@@ -170,8 +170,8 @@ def _show(seed: SeedManifest, examined: Examined, delivery: Delivery | None, *, 
 
 
 def _all_before(examined: Examined) -> bool:
-    found = sum(count for (kind, _), count in examined.counts.items() if kind == "duplicate_delivery")
-    return found > 0 and found >= examined.batches
+    duplicates = sum(count for (kind, _), count in examined.counts.items() if kind == "duplicate_delivery")
+    return duplicates > 0 and duplicates >= examined.batches
 
 
 def _document(seed: SeedManifest, examined: Examined, delivery: Delivery | None) -> dict[str, Any]:

@@ -125,8 +125,8 @@ def _require_dimensions(home: Home, workspace: Workspace) -> None:
     for source in _folders(home.lake, _CURRENT_STATE):
         for table in sorted(each for each in source.iterdir() if each.is_dir()):
             contract = contracts.get((source.parent.name, table.name))
-            made = look(workspace.dimension(contract)) if contract is not None else None
-            if made is None or made.state(WHOLE_TABLE) is None:
+            dimension = look(workspace.dimension(contract)) if contract is not None else None
+            if dimension is None or dimension.state(WHOLE_TABLE) is None:
                 raise NotRebuilt(
                     f"{table} and all other tables of the earlier version stay: "
                     + ("no contract names it." if contract is None else f"dim_{table.name} was not made."),
@@ -138,12 +138,12 @@ def _require_dimensions(home: Home, workspace: Workspace) -> None:
 
 def _remove(home: Home, pattern: str) -> int:
     """Remove the folders of each source that ``pattern`` names; returns how many."""
-    found = list(_folders(home.lake, pattern))
-    for folder in found:
+    folders = list(_folders(home.lake, pattern))
+    for folder in folders:
         with gate("lake.earlier", f"{folder.parent.name}/{folder.name}"):
             shutil.rmtree(folder)
             sync_folder(folder.parent)
-    return len(found)
+    return len(folders)
 
 
 def _folders(lake: Path, pattern: str) -> Iterator[Path]:

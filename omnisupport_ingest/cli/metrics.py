@@ -50,32 +50,32 @@ class Metric:
 _Found = Callable[[dict[str, Any]], float | None]
 
 
-def _home(name: str, text: str, found: _Found) -> Metric:
+def _home(name: str, text: str, value_of: _Found) -> Metric:
     """A metric of the home."""
-    return Metric(name, text, (), lambda document: iter([((), found(document))]))
+    return Metric(name, text, (), lambda document: iter([((), value_of(document))]))
 
 
-def _log(name: str, text: str, found: _Found) -> Metric:
+def _log(name: str, text: str, value_of: _Found) -> Metric:
     """A metric of each log of the home."""
 
     def values(document: dict[str, Any]) -> _Values:
         for log in (document["source"], *document["other_logs"]):
-            yield (log["name"],), found(log)
+            yield (log["name"],), value_of(log)
 
     return Metric(name, text, ("source",), values)
 
 
-def _source(name: str, text: str, found: _Found) -> Metric:
+def _source(name: str, text: str, value_of: _Found) -> Metric:
     """A metric of each source in use."""
 
     def values(document: dict[str, Any]) -> _Values:
         for source in document["sources"]:
-            yield (source["source"],), found(source)
+            yield (source["source"],), value_of(source)
 
     return Metric(name, text, ("source",), values)
 
 
-def _table(name: str, text: str, found: _Found) -> Metric:
+def _table(name: str, text: str, value_of: _Found) -> Metric:
     """A metric of each table of the lake."""
 
     def values(document: dict[str, Any]) -> _Values:
@@ -83,7 +83,7 @@ def _table(name: str, text: str, found: _Found) -> Metric:
             for table in source["tables"]:
                 yield (
                     (source["source"], str(table["table"]).removeprefix(f"{source['source']}/")),
-                    found(table),
+                    value_of(table),
                 )
 
     return Metric(name, text, ("source", "table"), values)

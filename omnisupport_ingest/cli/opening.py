@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 # --- settings and home -------------------------------------------------------------------------------------
 
 
-def open_settings(**given: Any) -> Settings:
+def open_settings(**overrides: Any) -> Settings:
     """The settings of this process; window size and source are the home's unless they were set explicitly.
 
-    ``given``: settings that the command itself sets.
+    ``overrides``: settings that the command itself sets.
     """
     require_known_variables()
-    return settings_of_home(Settings(**given))
+    return settings_of_home(Settings(**overrides))
 
 
 def open_home(settings: Settings) -> Home:
@@ -145,10 +145,10 @@ def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestEr
 
 def require_source_dsn(settings: Settings, home: Home | None) -> str:
     """The connection string of the source; ``SourceUnavailable`` if there is none now."""
-    found = source_dsn_or_error(settings, home)
-    if isinstance(found, IngestError):
-        raise found
-    return found
+    dsn = source_dsn_or_error(settings, home)
+    if isinstance(dsn, IngestError):
+        raise dsn
+    return dsn
 
 
 def contracted_tables(settings: Settings) -> tuple[TableContract, ...]:
@@ -169,17 +169,17 @@ def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContra
 # --- a key that a command names ----------------------------------------------------------------------------
 
 
-def key_named(contract: TableContract, given: Sequence[str]) -> list[str]:
+def key_named(contract: TableContract, values: Sequence[str]) -> list[str]:
     """The texts of the key's columns in the contract's order; a usage error says how to write them.
 
-    ``given``: the value of a key of one column, or COLUMN=VALUE for each.
+    ``values``: the value of a key of one column, or COLUMN=VALUE for each.
     """
     columns = contract.key
-    pairs = dict(each.split("=", 1) for each in given if each.partition("=")[0] in columns and "=" in each)
-    if len(pairs) == len(given) == len(columns):
+    pairs = dict(each.split("=", 1) for each in values if each.partition("=")[0] in columns and "=" in each)
+    if len(pairs) == len(values) == len(columns):
         return [pairs[name] for name in columns]
-    if len(given) == len(columns) == 1:
-        return list(given)
+    if len(values) == len(columns) == 1:
+        return list(values)
     wanted = " ".join(f"{name}=VALUE" for name in columns)
     raise click.UsageError(f"The key of {contract.full_name} is {', '.join(columns)}. Write it as: {wanted}")
 

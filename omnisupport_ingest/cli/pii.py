@@ -123,11 +123,11 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
     contracts = _contracts(settings, source)
     if table is not None:
         contracts = [table_named(table, contracts)]
-    found = [(contract, _scanned(settings, contract, rows)) for contract in contracts]
+    scanned = [(contract, _scanned(settings, contract, rows)) for contract in contracts]
     if as_json:
-        click.echo(json.dumps({"tables": [_document(*each) for each in found]}, indent=2))
+        click.echo(json.dumps({"tables": [_document(*each) for each in scanned]}, indent=2))
         return
-    for contract, (looked_at, proposals) in found:
+    for contract, (looked_at, proposals) in scanned:
         click.echo(f"{contract.source}.{contract.name}, {counted(looked_at, 'landed event')} looked at:")
         for each in proposals:
             policy = _policy_of(contract, each.column)
@@ -153,7 +153,7 @@ def hash_value(value: str) -> None:
     """
     from omnisupport_ingest.contracts.pii_keys import keys_in_force
 
-    text = _told(value)
+    text = _argument(value)
     for key in keys_in_force(open_settings().pii_keys).all:
         click.echo(key.hash_of(text))
 
@@ -169,10 +169,10 @@ def token(value: str) -> None:
 
     Exit code: 0 done, 1 it has no token, 2 usage or settings, 3 no home or the map is damaged.
     """
-    found = open_workspace().tokens.token_of(_told(value))
-    if found is None:
+    known_token = open_workspace().tokens.token_of(_argument(value))
+    if known_token is None:
         raise UnknownToken("That value has no token.", fix="Write it as PostgreSQL prints it.")
-    click.echo(found)
+    click.echo(known_token)
 
 
 @pii.command()
@@ -218,12 +218,12 @@ def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
 
     contracts = contracts_in_force(settings)
-    found = [each for each in contracts if source in (None, each.source)]
-    if not found:
+    of_source = [each for each in contracts if source in (None, each.source)]
+    if not of_source:
         raise click.UsageError(
             f"{source!r} is no source with a contract. Those are: {', '.join(contracts.sources())}."
         )
-    return found
+    return of_source
 
 
 def _scanned(settings: Settings, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
@@ -248,9 +248,9 @@ def _images(settings: Settings, contract: TableContract, rows: int) -> Iterator[
         return
     store = LandingStore(home.landing, contract.source)
     present = Present(store, Removed.in_lake(home.lake, contract.source))
-    left = list(filter(present.has_all, store.manifests()))
-    found = last_events(store, left, rows, operations=IMAGE_OPS, table=contract.full_name)
-    for _, event in found:
+    batches = list(filter(present.has_all, store.manifests()))
+    images = last_events(store, batches, rows, operations=IMAGE_OPS, table=contract.full_name)
+    for _, event in images:
         image = read_image(event.after)
         if image is not None:
             yield image
@@ -267,15 +267,15 @@ def _document(contract: TableContract, scanned: tuple[int, Sequence[Proposal]]) 
     }
 
 
-def _told(value: str) -> str:
+def _argument(value: str) -> str:
     return sys.stdin.read().removesuffix("\n") if value == "-" else value
 
 
 def _value_of(workspace: Workspace, token: str) -> str:
-    found = workspace.tokens.value_of(token)
-    if found is None:
+    value = workspace.tokens.value_of(token)
+    if value is None:
         raise _unknown()
-    return found
+    return value
 
 
 def _unknown() -> UnknownToken:

@@ -57,17 +57,17 @@ def preflight(name: str | None, as_json: bool) -> int:
     dsn = source_dsn_or_error(settings, home)
     if isinstance(dsn, IngestError):
         where = "the embedded PostgreSQL"
-        found: tuple[Finding, ...] = (Finding("connection", dsn.problem, dsn.fix),)
+        findings: tuple[Finding, ...] = (Finding("connection", dsn.problem, dsn.fix),)
     else:
         where = destination(dsn_parts(dsn))
-        found = check_source(dsn, settings, home, tables)
-    blocked = bool(blocking(found))
+        findings = check_source(dsn, settings, home, tables)
+    blocked = bool(blocking(findings))
     if as_json:
-        render.echo_json(_document(settings.source, found, ready=not blocked))
+        render.echo_json(_document(settings.source, findings, ready=not blocked))
     else:
         counted = render.counted(len(tables), "table")
         click.echo(f"Checked {where}, for {counted} of {settings.source}.\n")
-        _print(found)
+        _print(findings)
     return FINDINGS if blocked else 0
 
 
@@ -81,43 +81,43 @@ def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
     definition = sources_in_force(settings).find(name)
     if definition.kind is SourceKind.KAFKA:
         landing = settings.home.expanduser() / "landing"
-        found = kafka_findings(definition, contracts_in_force(settings), landing)
+        findings = kafka_findings(definition, contracts_in_force(settings), landing)
     elif definition.kind is SourceKind.QUERY:
-        found = query_findings(settings, definition)
+        findings = query_findings(settings, definition)
     else:
         raise SourceUnknown(
             f"{name} is a source of the kind {definition.kind}: its files come, nothing is read from it.",
             fix="Check a file before it lands: omnisupport-ingest manifest load FILE --dry-run. Or name "
             "another source: omnisupport-ingest sources list",
         )
-    blocked = bool(blocking(found))
+    blocked = bool(blocking(findings))
     if as_json:
-        render.echo_json(_document(name, found, ready=not blocked))
+        render.echo_json(_document(name, findings, ready=not blocked))
     else:
         click.echo(f"Checked {name} ({definition.connection}).\n")
-        _print(found)
+        _print(findings)
     return FINDINGS if blocked else 0
 
 
-def _document(source: str, found: tuple[Finding, ...], *, ready: bool) -> dict[str, object]:
+def _document(source: str, findings: tuple[Finding, ...], *, ready: bool) -> dict[str, object]:
     return {
         "source": source,
         "ready": ready,
         "findings": [
             {"severity": each.severity.value, "check": each.check, "what": each.problem, "fix": each.fix}
-            for each in found
+            for each in findings
         ],
     }
 
 
-def _print(found: tuple[Finding, ...]) -> None:
+def _print(findings: tuple[Finding, ...]) -> None:
     from omnisupport_ingest.sources.postgres.preflight import Severity
 
-    for each in found:
+    for each in findings:
         render.finding(each.problem, each.fix, kind=each.severity.value, width=7)
-    if found:
+    if findings:
         click.echo()
-    blocking = sum(each.severity is Severity.BLOCKS for each in found)
+    blocking = sum(each.severity is Severity.BLOCKS for each in findings)
     if blocking:
         verb = "finding blocks" if blocking == 1 else "findings block"
         click.echo(f"{blocking} {verb} the capture. Run the fixes, then this command again.")

@@ -90,7 +90,7 @@ def list_events(
     window = workspace.grid.named(window) if window else None
     where = Filter(reason=reason, state=state, table=_at_source(workspace, table), window=window)
     sources = [contracted_source(workspace, source)] if source else workspace.contracts.sources()
-    found = {
+    of_source = {
         each: quarantined(workspace, each, ReviewLedger.open(workspace, each), where) for each in sources
     }
     if as_json:
@@ -100,11 +100,11 @@ def list_events(
                 **views.event_counts(rows),
                 "listed": [views.event_document(row) for row in _first(rows, limit)],
             }
-            for each, rows in found.items()
+            for each, rows in of_source.items()
         ]
         echo_json({"sources": listed})
         return
-    for each, rows in found.items():
+    for each, rows in of_source.items():
         _show_list(each, rows, limit, all_of_it=where == Filter())
 
 
@@ -134,9 +134,9 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
     of_source = contracted_source(workspace, source or workspace.settings.source)
     event = EventRef.parse(event_id)
     ledger = ReviewLedger.open(workspace, of_source)
-    found = [pair for pair in whole_events(workspace, of_source, ledger, [event]) if pair[0].event == event]
+    copies = [pair for pair in whole_events(workspace, of_source, ledger, [event]) if pair[0].event == event]
     history = ledger.history(event)
-    if not found:
+    if not copies:
         problem, fix = elsewhere(workspace, of_source, event, ledger.latest(event))
         if not history:
             raise IngestError(f"{event} is not in quarantine. {problem}", fix=fix)
@@ -155,7 +155,7 @@ def show(source: str | None, event_id: str, values: bool, as_json: bool) -> None
             click.echo(f"{event}: {problem}")
             facts(views.review_facts(history), indent=2, label=17)
         return
-    row, columns = found[0]
+    row, columns = copies[0]
     if as_json:
         row_of = (
             {"values": views.values_document(columns)}
@@ -266,28 +266,28 @@ class _Decision:
             raise click.UsageError("--quarantined-for, --table and --window choose events of --all.")
 
 
-def _decide(given: _Decision) -> None:
+def _decide(options: _Decision) -> None:
     from omnisupport_ingest.layers.event_ref import EventRef
     from omnisupport_ingest.review.deciding import decide
 
-    reviewer = deciding_person(given.by)
+    reviewer = deciding_person(options.by)
     workspace = open_workspace()
-    source = contracted_source(workspace, given.source or workspace.settings.source)
-    if given.everything:
-        events = _chosen(workspace, source, given)
-        if not given.yes:
-            _confirm(given.decision, len(events), source)
+    source = contracted_source(workspace, options.source or workspace.settings.source)
+    if options.everything:
+        events = _chosen(workspace, source, options)
+        if not options.yes:
+            _confirm(options.decision, len(events), source)
     else:
-        events = [EventRef.parse(each) for each in given.event_ids]
-    decided = decide(workspace, source, given.decision, events, reviewer=reviewer, why=given.reason)
+        events = [EventRef.parse(each) for each in options.event_ids]
+    decided = decide(workspace, source, options.decision, events, reviewer=reviewer, why=options.reason)
     runs, replay = _replay(workspace)
-    if not given.as_json:
-        _show_decided(given.decision, source, decided, replay)
+    if not options.as_json:
+        _show_decided(options.decision, source, decided, replay)
         return
     echo_json(
         {
             "source": source,
-            "decision": given.decision,
+            "decision": options.decision,
             "recorded": [views.review_document(each) for each in decided.recorded],
             "unchanged": [views.review_document(each) for each in decided.unchanged],
             "open_beside": [views.event_document(each) for each in decided.beside],
@@ -307,14 +307,14 @@ def _at_source(workspace: Workspace, table: str | None) -> str | None:
         return table
 
 
-def _chosen(workspace: Workspace, source: str, given: _Decision) -> list[EventRef]:
+def _chosen(workspace: Workspace, source: str, options: _Decision) -> list[EventRef]:
     """The undecided events that ``--all`` means; ``IngestError`` if there are none."""
     from omnisupport_ingest.layers.reviews import ReviewLedger
     from omnisupport_ingest.review.quarantined import Filter, quarantined
 
-    window = workspace.grid.named(given.window) if given.window else None
-    table = _at_source(workspace, given.table)
-    where = Filter(reason=given.quarantined_for, table=table, window=window)
+    window = workspace.grid.named(options.window) if options.window else None
+    table = _at_source(workspace, options.table)
+    where = Filter(reason=options.quarantined_for, table=table, window=window)
     rows = quarantined(workspace, source, ReviewLedger.open(workspace, source), where)
     events = [row.event for row in rows if row.state in _UNDECIDED]
     if not events:

@@ -142,8 +142,8 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
     if last < first:
         raise click.UsageError(f"--to {last} lies before --from {first}.")
     known = [each.window for each in window_list(workspace, source).windows if each.window != OUT_OF_RANGE]
-    found = [window for window in known if first <= window <= last]
-    if not found:
+    between = [window for window in known if first <= window <= last]
+    if not between:
         nearest = [*[each for each in known if each < first][-_NEAREST:]]
         nearest += [each for each in known if each > last][:_NEAREST]
         raise NothingToReplay(
@@ -152,7 +152,7 @@ def windows_between(workspace: Workspace, source: str, first: str, last: str) ->
             fix=(f"The nearest that received events: {', '.join(nearest)}. " if nearest else "")
             + "`omnisupport-ingest windows` lists them all.",
         )
-    return found
+    return between
 
 
 def _preview(request: ReplayRequest) -> ReplayPreview:

@@ -50,16 +50,16 @@ def show(source: str | None, as_json: bool) -> None:
     from omnisupport_ingest.retention.keeping import kept_by
 
     workspace = open_workspace()
-    found = [
+    documents = [
         {"source": name, **asdict(each), "keep": duration_text(each.keep)}
         for name, _ in _chosen(workspace, source, None)
         for each in kept_by(workspace.contracts.of_source(name))
     ]
     if as_json:
-        echo_json(found)
+        echo_json(documents)
         return
     columns = ["source", "layer", "table", "keep", "why"]
-    show_table(columns, [[each[name] or "all" for name in columns] for each in found])
+    show_table(columns, [[each[name] or "all" for name in columns] for each in documents])
 
 
 @retention.command()

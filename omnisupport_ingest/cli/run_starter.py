@@ -69,10 +69,10 @@ def stamp() -> Stamp:
 
 def _seen(file: Path) -> tuple[str, int, int]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return str(file), 0, 0
-    return str(file), found.st_mtime_ns, found.st_size
+    return str(file), status.st_mtime_ns, status.st_size
 
 
 def import_everything() -> None:

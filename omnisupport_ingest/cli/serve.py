@@ -123,8 +123,8 @@ def _answers(name: str, home: Home) -> bool:
     if name == SPARK:
         return ConnectAddress.read(home.run) is not None
     if name == DAEMON:
-        found = holder(home)
-        return found is not None and found.command == DAEMON_HOLDS
+        lock_holder = holder(home)
+        return lock_holder is not None and lock_holder.command == DAEMON_HOLDS
     if name == WEBSERVER:
         port = ui_port(home.run)
         return port is not None and refuses_other_pages(port)

@@ -249,10 +249,10 @@ def adopt(take_over: bool, new_slot: bool) -> None:
     settings = open_settings()
     home = existing_home(settings)
     logs, given_up = _captured(home, settings), dict[str, int]()
-    with ExitStack() as held:
+    with ExitStack() as leases:
         # A copy refers to the slots of all of its logs.
         for source in logs:
-            held.enter_context(take_lease(home.run, source))
+            leases.enter_context(take_lease(home.run, source))
             store = LandingStore(home.landing, source)
             epoch = store.current_epoch()
             if new_slot and epoch is not None:

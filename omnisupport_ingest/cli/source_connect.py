@@ -58,20 +58,20 @@ def connect(name: str | None, only_print: bool) -> None:
     settings = log_of(open_settings(), name)
     home = None if settings.source_dsn is not None else existing_home(settings)
     dsn = require_source_dsn(settings, home)
-    given = dsn_parts(dsn)
+    parameters = dsn_parts(dsn)
     shown = shown_dsn(dsn)
     psql = None if only_print else _psql()
     if psql is not None:
         # Never on the command line, which every user of the machine can read.
-        secrets = {"PGPASSWORD": given["password"]} if "password" in given else {}
-        if passphrase := given.get("sslpassword"):
+        secrets = {"PGPASSWORD": parameters["password"]} if "password" in parameters else {}
+        if passphrase := parameters.get("sslpassword"):
             shown, service_file = _with_passphrase(shown, passphrase)
             secrets |= {"PGSERVICEFILE": service_file}
         os.execve(psql, [psql, shown], {**os.environ, **secrets})  # noqa: S606 - no shell is meant
     click.echo(shown)
     if not only_print:
         say_err("There is no psql here (Debian and Ubuntu: apt-get install postgresql-client).")
-    say_err(_with_other_clients(shown, has_password="password" in given))
+    say_err(_with_other_clients(shown, has_password="password" in parameters))
 
 
 def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
@@ -111,8 +111,8 @@ def _psql() -> str | None:
     """The psql of the machine, else the one of the embedded server, if it has one."""
     from omnisupport_ingest.sources.postgres.embedded.binaries import bundled
 
-    if (found := shutil.which("psql")) is not None:
-        return found
+    if (path := shutil.which("psql")) is not None:
+        return path
     try:
         own = bundled() / "bin" / "psql"
     except IngestError:

@@ -199,8 +199,8 @@ def snapshot(
     requests = SnapshotRequests(store.folder)
     for name in (each.name for each in chosen):
         is_new = requests.write(name, reason, scope)
-        what = name if scope is None else f"{name}, keys {scope}"
-        click.echo(f"{what}: {'requested.' if is_new else 'had been requested already.'}")
+        subject = name if scope is None else f"{name}, keys {scope}"
+        click.echo(f"{subject}: {'requested.' if is_new else 'had been requested already.'}")
     if new:
         click.echo(
             f"The running capture adds {', '.join(each.name for each in new)}; the other tables go on. To "
@@ -220,9 +220,9 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
     if not new:
         return
     with _connected(settings, home) as connection:
-        found = added_table_findings(connection, store, settings.publication, new)
-    require_ready(found)
-    for each in found:
+        findings = added_table_findings(connection, store, settings.publication, new)
+    require_ready(findings)
+    for each in findings:
         if each.severity is Severity.WARNS:
             say_err(f"Warning: {each.problem}\nFix: {each.fix}")
 

@@ -64,12 +64,12 @@ def status(name: str | None, as_json: bool) -> int:
     settings = log_of(settings, name)
     tables = contracted_tables(settings)
     home = existing_home(settings)
-    found = source_status(source_dsn_or_error(settings, home), settings, home, tables)
+    log_status = source_status(source_dsn_or_error(settings, home), settings, home, tables)
     if as_json:
-        render.echo_json(status_document(found))
+        render.echo_json(status_document(log_status))
     else:
-        show_status(found)
-    return FINDINGS if found.warnings else 0
+        show_status(log_status)
+    return FINDINGS if log_status.warnings else 0
 
 
 # --- a log, for people -------------------------------------------------------------------------------------
@@ -157,15 +157,17 @@ def _landed(landed: LandedUpTo | None) -> str:
 
 
 def _snapshot(under_way: SnapshotProgress) -> str:
-    of, rate, seconds = under_way, under_way.rows_per_second, under_way.seconds_left
-    scope = "" if of.scope is None else f", keys {of.scope}"
-    done = f"{of.table}{scope}: {of.done} of {of.chunks} chunks"
-    left = "time left not known yet" if seconds is None else f"about {render.span(seconds)} of reading left"
-    if of.compared:
-        return f"{done} compared, {of.rows:,} rows read again, {left}"
+    snapshot, rate, seconds = under_way, under_way.rows_per_second, under_way.seconds_left
+    scope = "" if snapshot.scope is None else f", keys {snapshot.scope}"
+    done = f"{snapshot.table}{scope}: {snapshot.done} of {snapshot.chunks} chunks"
+    remaining = (
+        "time left not known yet" if seconds is None else f"about {render.span(seconds)} of reading left"
+    )
+    if snapshot.compared:
+        return f"{done} compared, {snapshot.rows:,} rows read again, {remaining}"
     # The time left follows from the rate: neither is known without the other.
-    speed = "rate not known yet" if rate is None else f"{render.rate(rate, 'row')}, {left}"
-    return f"{done}, {of.rows:,} rows, {speed}"
+    speed = "rate not known yet" if rate is None else f"{render.rate(rate, 'row')}, {remaining}"
+    return f"{done}, {snapshot.rows:,} rows, {speed}"
 
 
 def _slot(slot: SlotFacts | None) -> str:
@@ -247,7 +249,7 @@ def status_document(status: SourceStatus) -> dict[str, object]:
 
 
 def _snapshot_document(under_way: SnapshotProgress) -> dict[str, object]:
-    rate, left = under_way.rows_per_second, under_way.seconds_left
+    rate, seconds_left = under_way.rows_per_second, under_way.seconds_left
     return {
         "table": under_way.table,
         "keys": under_way.scope,
@@ -257,7 +259,7 @@ def _snapshot_document(under_way: SnapshotProgress) -> dict[str, object]:
         "chunks_landed": under_way.done,
         "rows_landed": under_way.rows,
         "rows_per_second": None if rate is None else round(rate, 1),
-        "seconds_left": None if left is None else round(left, 1),
+        "seconds_left": None if seconds_left is None else round(seconds_left, 1),
     }
 
 

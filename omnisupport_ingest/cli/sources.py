@@ -36,12 +36,12 @@ def list_(as_json: bool) -> None:
       omnisupport-ingest sources list
     """
     settings = open_settings()
-    found = [_facts(settings, each) for each in _sources(settings).all]
+    documents = [_facts(settings, each) for each in _sources(settings).all]
     if as_json:
-        echo_json({"sources": found})
+        echo_json({"sources": documents})
         return
-    width = max(len(each["name"]) for each in found)
-    for each in found:
+    width = max(len(each["name"]) for each in documents)
+    for each in documents:
         state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
         click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}; {state}")
         facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
@@ -124,8 +124,8 @@ def new(
     source_of(document, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with gate("contract.file", path):
-        made = create_exclusively(path, document_text(document).encode())
-    if not made:
+        created = create_exclusively(path, document_text(document).encode())
+    if not created:
         raise click.UsageError(f"{path} is there already; edit it, or take another name.")
     click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {name}, then: sources validate")
 
@@ -177,8 +177,8 @@ def diff(name: str | None, as_json: bool) -> int:
     from omnisupport_ingest.contracts.sources import SourceKind
 
     settings = open_settings()
-    there = _sources(settings)
-    chosen = (there.find(name),) if name is not None else there.all
+    configured = _sources(settings)
+    chosen = (configured.find(name),) if name is not None else configured.all
     differences: list[dict[str, str]] = []
     for each in chosen:
         if not _batches(settings, each.name):
@@ -190,7 +190,7 @@ def diff(name: str | None, as_json: bool) -> int:
             ]
     differences += [asdict(each) for each in _not_in_use(settings) if name in (None, each.source)]
     if name is None:
-        known = {each.name for each in there.all}
+        known = {each.name for each in configured.all}
         landing = settings.home.expanduser() / "landing"
         differences += [
             {"source": folder.name, "what": "it has landed, and nothing defines it any more", "fix": ""}

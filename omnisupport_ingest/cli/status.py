@@ -176,15 +176,15 @@ def log_looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log
 
     own = sources_in_force(settings, contracts).find(settings.source)
     others = (each for each in log_sources(settings, contracts) if each.name != own.name)
-    found: list[_Log] = []
+    looks: list[_Log] = []
     for each in (own, *others):
         try:
-            given = log_settings(settings, each) if each.kind is SourceKind.LOG else settings
-            found.append((given, _look(given, home)))
+            of_source = log_settings(settings, each) if each.kind is SourceKind.LOG else settings
+            looks.append((of_source, _look(of_source, home)))
         except IngestError as error:
             named = settings.model_copy(update={"source": each.name})
-            found.append((named, SourceAnswer(False, error.problem)))
-    return found
+            looks.append((named, SourceAnswer(False, error.problem)))
+    return looks
 
 
 def _look(settings: Settings, home: Home) -> SourceLook | SourceAnswer:
@@ -258,11 +258,11 @@ def _gap_document(gap: Gap | None) -> dict[str, Any] | None:
 
 
 def _table_document(table: TableOverview) -> dict[str, Any]:
-    found = asdict(replace(table, freshness=None, level=None, verified=None))
+    document = asdict(replace(table, freshness=None, level=None, verified=None))
     for name in ("freshness", "waits", "scattered", "level", "verified"):
-        del found[name]
+        del document[name]
     if (fresh := table.freshness) is not None:
-        found |= {
+        document |= {
             "complete_to": fresh.complete_to,
             "lag_seconds": fresh.lag_seconds(datetime.now(UTC)),
             "behind_landing_seconds": fresh.behind_landing_seconds,
@@ -271,17 +271,18 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
             "recommended": _recommended(table),
             **promised_document(table),
         }
-    return plain(found)
+    return plain(document)
 
 
 def _recommended(table: TableOverview) -> str | None:
     """Return the setting to think about where the last updates rewrote much of the table for few keys."""
-    found = table.scattered
-    if found is None:
+    scattered = table.scattered
+    if scattered is None:
         return None
     return (
-        f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
-        f"files for {found.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
+        f"Writes are scattered: the last {scattered.updates} updates rewrote {scattered.files_share:.0%} of "
+        "the "
+        f"files for {scattered.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
         '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
     )
 
@@ -337,7 +338,10 @@ def _show(document: dict[str, Any], *, everything: bool) -> None:
 def _disk_line(disk: dict[str, Any]) -> str:
     """Sizes in use, the largest layer first, how they grow, and when the disk is full."""
     sizes = sorted(disk["layers"].items(), key=lambda each: -each[1])
-    used = ", ".join(f"{layer} {render.size(held)}" for layer, held in sizes if held) or "nothing yet"
+    used = (
+        ", ".join(f"{layer} {render.size(used_bytes)}" for layer, used_bytes in sizes if used_bytes)
+        or "nothing yet"
+    )
     free = f"{render.size(disk['free'])} free"
     if disk["per_day"] is None:
         return f"{used}; {free}"
@@ -346,10 +350,10 @@ def _disk_line(disk: dict[str, Any]) -> str:
 
 
 def _source_line(source: dict[str, Any]) -> str:
-    what = f"{source['name']}, {source['kind']} PostgreSQL"
+    subject = f"{source['name']}, {source['kind']} PostgreSQL"
     if source["reachable"]:
-        return f"{what} {source['server_version']}, answers"
-    return f"{what}, does not answer: {source['problem']}"
+        return f"{subject} {source['server_version']}, answers"
+    return f"{subject}, does not answer: {source['problem']}"
 
 
 def _slot_line(slot: dict[str, Any]) -> str:
@@ -358,8 +362,8 @@ def _slot_line(slot: dict[str, Any]) -> str:
     read = "is being read" if slot["read"] else "is not being read"
     kept = f", keeps {render.size(slot['retained_bytes'])} of WAL" if slot["retained_bytes"] else ""
     status = f", {slot['wal_status']}" if slot["wal_status"] not in (None, "reserved") else ""
-    left = f", {render.size(max(0, slot['safe_bytes']))} left" if slot["safe_bytes"] is not None else ""
-    return f"{slot['name']} {read}{kept}{status}{left}{_slot_forecast(slot)}"
+    bytes_left = f", {render.size(max(0, slot['safe_bytes']))} left" if slot["safe_bytes"] is not None else ""
+    return f"{slot['name']} {read}{kept}{status}{bytes_left}{_slot_forecast(slot)}"
 
 
 def _slot_forecast(slot: dict[str, Any]) -> str:

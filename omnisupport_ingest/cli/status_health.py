@@ -34,15 +34,15 @@ def _windows(workspace: Workspace, source: str) -> dict[str, int]:
     from omnisupport_ingest.layers.lateness import Lateness
     from omnisupport_ingest.windows import OUT_OF_RANGE
 
-    found = {"open": 0, "closed": 0, OUT_OF_RANGE: 0}
+    counts = {"open": 0, "closed": 0, OUT_OF_RANGE: 0}
     if not (workspace.home.path / "landing" / source / "manifests").is_dir():
-        return found
+        return counts
     store = workspace.landing(source)
     watermark, lateness = store.landed().watermark, Lateness.of(workspace, source)
     for window in store.windows():
         closed = lateness.closed(window, watermark)
-        found[window if window == OUT_OF_RANGE else "closed" if closed else "open"] += 1
-    return found
+        counts[window if window == OUT_OF_RANGE else "closed" if closed else "open"] += 1
+    return counts
 
 
 def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -50,10 +50,10 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     windows = source["windows"]
     if windows and any(windows.values()):
         yield "windows", ", ".join(f"{count:,} {name}" for name, count in windows.items() if count)
-    held = source["quarantine"]
-    if held:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in held.items())
-        yield "quarantine", f"{told} (omnisupport-ingest quarantine list)"
+    quarantined = source["quarantine"]
+    if quarantined:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in quarantined.items())
+        yield "quarantine", f"{counts} (omnisupport-ingest quarantine list)"
 
 
 def health(document: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +63,11 @@ def health(document: dict[str, Any]) -> dict[str, Any]:
     return {"level": level, "reasons": broken + warned}
 
 
-def health_line(found: dict[str, Any]) -> str:
+def health_line(health: dict[str, Any]) -> str:
     """The verdict as a text: a word, and what it rests on."""
-    level = str(found["level"])
+    level = str(health["level"])
     word = level if level == HEALTHY else level.upper()
-    return word if not found["reasons"] else f"{word}: {'; '.join(found['reasons'])}"
+    return word if not health["reasons"] else f"{word}: {'; '.join(health['reasons'])}"
 
 
 def _broken(document: dict[str, Any]) -> Iterator[str]:

@@ -30,8 +30,8 @@ def watch(
         while True:
             began = time.monotonic()
             try:
-                found = wal.with_rates(look())
-                paint(json.dumps(found, ensure_ascii=False) if as_json else _text(show, found, seconds))
+                document = wal.with_rates(look())
+                paint(json.dumps(document, ensure_ascii=False) if as_json else _text(show, document, seconds))
             except IngestError as error:
                 # A home that is being made or moved away comes back.
                 paint(json.dumps({"error": error.problem}) if as_json else str(error))

@@ -47,10 +47,10 @@ def promised_document(table: TableOverview) -> dict[str, Any]:
 
 def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Lines for people: service levels that contracts ask for, and what comparisons came to."""
-    asked = [each for each in tables if (level := each.get("service_level")) and level["by_contract"]]
-    broken = [each for each in asked if each["service_level"]["broken"]]
-    if asked:
-        kept = render.counted(len(asked) - len(broken), "service level")
+    promised = [each for each in tables if (level := each.get("service_level")) and level["by_contract"]]
+    broken = [each for each in promised if each["service_level"]["broken"]]
+    if promised:
+        kept = render.counted(len(promised) - len(broken), "service level")
         yield "promised", f"{kept} kept, {len(broken)} broken"
     for each in broken:
         yield "broken", f"{_name(source, each)}: {'; '.join(each['service_level']['broken'])}"
@@ -59,8 +59,8 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
     if through:
         oldest = min(through, key=lambda each: str(each["verified"]["through"]["at"]))
         others = f", {len(through)} tables; the oldest" if len(through) > 1 else ""
-        told = oldest["verified"]["in_words"]
-        yield "verified", f"{_name(source, oldest)}{others}: {told}"
+        in_words = oldest["verified"]["in_words"]
+        yield "verified", f"{_name(source, oldest)}{others}: {in_words}"
     for each in checked:
         if each["verified"]["state"] == "differs":
             yield "differs", f"{_name(source, each)}: {each['verified']['in_words']} (verify --repair)"

@@ -40,9 +40,9 @@ def reading_document(settings: Settings, definition: SourceDefinition, home: Hom
         "state": _state(home, definition.name),
         "connection": definition.connection,
     }
-    told = _of_topics if definition.kind is SourceKind.KAFKA else _of_tables
+    read_state = _of_topics if definition.kind is SourceKind.KAFKA else _of_tables
     try:
-        return document | told(settings, definition, home) | {"problem": None}
+        return document | read_state(settings, definition, home) | {"problem": None}
     except IngestError as error:
         nothing: Document = {"partitions": [], "behind": None}
         if definition.kind is SourceKind.QUERY:
@@ -75,17 +75,19 @@ def reading_lines(document: Document) -> Iterator[str]:
 
 def reading_summary(document: Document) -> str:
     """The same in one line, for a look at the whole platform."""
-    what = f"{document['source']}, {document['connection']}, {document['state']}"
+    subject = f"{document['source']}, {document['connection']}, {document['state']}"
     if document["problem"] is not None:
-        return f"{what}: {document['problem']['problem']}"
+        return f"{subject}: {document['problem']['problem']}"
     if document["kind"] == "query":
         read = [each["read_at"] for each in document["tables"] if each["read_at"]]
-        return f"{what}, last read {render.ago(max(read))}" if read else f"{what}, never read to its end"
+        return (
+            f"{subject}, last read {render.ago(max(read))}" if read else f"{subject}, never read to its end"
+        )
     newest = [each["landed_at"] for each in document["partitions"] if each["landed_at"]]
     landed = f", newest record landed {render.ago(max(newest))}" if newest else ""
     gone = sum(each["gone"] for each in document["partitions"])
     gap = f", {render.counted(gone, 'offset')} were deleted unread: a gap" if gone else ""
-    return f"{what}, {render.counted(document['behind'], 'record')} behind{landed}{gap}"
+    return f"{subject}, {render.counted(document['behind'], 'record')} behind{landed}{gap}"
 
 
 class ReadingLooks:
@@ -124,8 +126,8 @@ class ReadingLooks:
         return [self._found[definition.name] for definition, _ in self._looks]
 
     def _look(self, settings: Settings, definition: SourceDefinition, home: Home) -> None:
-        found = reading_document(settings, definition, home)
-        self._found.setdefault(definition.name, found)
+        document = reading_document(settings, definition, home)
+        self._found.setdefault(definition.name, document)
 
 
 def _state(home: Home, source: str) -> str:
@@ -168,8 +170,11 @@ def _of_topics(settings: Settings, definition: SourceDefinition, home: Home) -> 
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.sources.kafka.run import lags
 
-    found = lags(definition, contracts_in_force(settings), home.path / "landing")
-    return {"partitions": [_partition(each) for each in found], "behind": sum(each.behind for each in found)}
+    partitions = lags(definition, contracts_in_force(settings), home.path / "landing")
+    return {
+        "partitions": [_partition(each) for each in partitions],
+        "behind": sum(each.behind for each in partitions),
+    }
 
 
 def _partition(lag: Lag) -> Document:

@@ -117,8 +117,8 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
     )
 
 
-def _show_comparison(found: Comparison) -> None:
-    for each in found.tables:
+def _show_comparison(comparison: Comparison) -> None:
+    for each in comparison.tables:
         more = "; there are more: sync with --full-refresh" if each.more_missed else ""
         click.echo(
             f"{each.table}: keys compared by {counted(each.checksums, 'checksum')}, "

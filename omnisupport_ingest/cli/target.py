@@ -80,16 +80,16 @@ def status(tables: tuple[str, ...], as_json: bool) -> int:
     return FINDINGS if any(each.problem is not None for each in lags) else 0
 
 
-def _lag(found: TargetLag) -> str:
-    if found.problem is not None:
-        return f"{found.problem} Fix: {found.fix}"
-    if found.synced_at is None:
-        return f"never synced; {counted(found.rows or 0, 'row')} to write."
-    if found.versions is None or found.rows is None:
+def _lag(lag: TargetLag) -> str:
+    if lag.problem is not None:
+        return f"{lag.problem} Fix: {lag.fix}"
+    if lag.synced_at is None:
+        return f"never synced; {counted(lag.rows or 0, 'row')} to write."
+    if lag.versions is None or lag.rows is None:
         return "it has another history than the lake: the next sync compares every row."
-    age = "" if found.seconds is None else f", {span(found.seconds)}"
-    behind = f"{counted(found.versions, 'version')}, {counted(found.rows, 'row')}{age} behind"
-    return f"{behind}; synced {clock(found.synced_at)} up to {found.position}."
+    age = "" if lag.seconds is None else f", {span(lag.seconds)}"
+    behind = f"{counted(lag.versions, 'version')}, {counted(lag.rows, 'row')}{age} behind"
+    return f"{behind}; synced {clock(lag.synced_at)} up to {lag.position}."
 
 
 def _chosen(tables: tuple[str, ...]) -> tuple[Workspace, list[TableContract]]:

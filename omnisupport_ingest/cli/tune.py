@@ -213,8 +213,8 @@ def _write(chosen: Point) -> None:
         before, mode = "", 0o600
     replace(path, env_with(before, {_VARIABLE: _value(chosen)}).encode())
     path.chmod(mode)
-    if (held := os.environ.get(_VARIABLE)) is not None:
-        say_err(f"Warning: {_VARIABLE}={held} of the environment wins over {ENV_FILE}. Unset it.")
+    if (value := os.environ.get(_VARIABLE)) is not None:
+        say_err(f"Warning: {_VARIABLE}={value} of the environment wins over {ENV_FILE}. Unset it.")
 
 
 def _show(points: Sequence[Point], bounds: Bounds, chosen: Point | None) -> None:
@@ -270,8 +270,12 @@ def _show_literature(points: Sequence[Point]) -> None:
     )
 
 
-def _seconds(found: Percentiles | None) -> list[str]:
-    return ["-"] * 3 if found is None else [f"{each:.2f} s" for each in (found.p50, found.p95, found.p99)]
+def _seconds(percentiles: Percentiles | None) -> list[str]:
+    return (
+        ["-"] * 3
+        if percentiles is None
+        else [f"{each:.2f} s" for each in (percentiles.p50, percentiles.p95, percentiles.p99)]
+    )
 
 
 def _remark(point: Point, bounds: Bounds, chosen: Point | None) -> str:

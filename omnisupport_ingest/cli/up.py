@@ -154,10 +154,10 @@ class Captures:
 
     def start_new(self, supervisor: Supervisor) -> None:
         """Start captures of logs that were defined since the last call; warn once of a wrong definition."""
-        found = self._files()
-        if found == self._seen:
+        files = self._files()
+        if files == self._seen:
             return
-        self._seen = found
+        self._seen = files
         try:
             logs = _logs(self._settings)
         except IngestError as error:
@@ -190,8 +190,8 @@ class Captures:
         from omnisupport_ingest.contracts.sources import sources_folder
 
         folders = sources_folder(self._settings), in_force(self._settings).contracts
-        found = [(str(path), _changed(path)) for folder in folders for path in folder.glob("*.json")]
-        return tuple(sorted(found))
+        changed = [(str(path), _changed(path)) for folder in folders for path in folder.glob("*.json")]
+        return tuple(sorted(changed))
 
 
 def _logs(settings: Settings) -> tuple[SourceDefinition, ...]:
@@ -229,27 +229,27 @@ def postgres(service: bool) -> None:
     server = embedded_server(settings, home)
     if not service:
         refuse_if_kept(home, server)
-    with stop_on_signal() as stop, ExitStack() as held:
+    with stop_on_signal() as stop, ExitStack() as locks:
         if service:
             # The service of a killed command may be ending the server at this moment.
             while holder(home, EMBEDDED_SERVER) is not None and not stop.wait(_FREE_SECONDS):
                 pass
         if not stop.is_set():
-            held.enter_context(HomeLock(home, SERVICE if service else "postgres", EMBEDDED_SERVER))
+            locks.enter_context(HomeLock(home, SERVICE if service else "postgres", EMBEDDED_SERVER))
             _keep_running(server, stop, ends_it=service or not server.running)
 
 
 def refuse_if_kept(home: Home, server: EmbeddedPostgres) -> None:
     """Raise ``HomeInUse`` if another process runs the embedded server of ``home``, or is about to."""
     # Named is what a person can stop: the command, not its service.
-    found = holder(home) or holder(home, EMBEDDED_SERVER)
-    if found is None:
+    lock_holder = holder(home) or holder(home, EMBEDDED_SERVER)
+    if lock_holder is None:
         return
     runs = f"runs as process {server.pid}, started" if server.running else "belongs to a home that is used"
     raise HomeInUse(
-        f"The embedded PostgreSQL of {home.path} {runs} by {found}.",
+        f"The embedded PostgreSQL of {home.path} {runs} by {lock_holder}.",
         fix="To connect to it: omnisupport-ingest source connect. To run it by this command alone: "
-        f"{found.stop[0].lower()}{found.stop[1:]} first.",
+        f"{lock_holder.stop[0].lower()}{lock_holder.stop[1:]} first.",
     )
 
 

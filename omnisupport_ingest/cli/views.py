@@ -40,12 +40,12 @@ def _landed_chunk(chunk: ChunkSpan, rows: int) -> str | None:
     if chunk.snapshot_id == SCHEMA_ONLY:
         return f"Landed the schema of {chunk.table}"
     # The range is not named: lines go to logs, and keys may be personal data.
-    of = chunk.table if chunk.scope is None else f"a range of {chunk.table}"
+    covered = chunk.table if chunk.scope is None else f"a range of {chunk.table}"
     if chunk.boundary:
-        return f"Landed all of the snapshot of {of}" if chunk.chunk > 1 else None
+        return f"Landed all of the snapshot of {covered}" if chunk.chunk > 1 else None
     whole = chunk.chunk == 0 and chunk.end is None
     which = "" if whole else f", chunk {chunk.chunk + 1}"
-    return f"Landed the snapshot of {of}{which}: {rows:,} rows"
+    return f"Landed the snapshot of {covered}{which}: {rows:,} rows"
 
 
 def pass_progress() -> Progress:
@@ -69,21 +69,21 @@ def show_proof(proof: Proof) -> None:
     titles = list(next(iter(numbers.values()), {}))
     rows = [[name, *(f"{number:,}" for number in row.values())] for name, row in numbers.items()]
     render.table(["table", *titles], rows, right=titles)
-    for name, found in proof.tables.items():
-        if found.unresolved:
-            click.echo(f"  {name}: {found.unresolved} live rows have an unresolved column")
-        if found.miscounted:
-            few, many = ("lake", "source") if found.miscounted > 0 else ("source", "lake")
-            click.echo(f"  {name}: the {few} has {abs(found.miscounted):,} live rows less than the {many}")
-        if found.forwarded:
+    for name, compared in proof.tables.items():
+        if compared.unresolved:
+            click.echo(f"  {name}: {compared.unresolved} live rows have an unresolved column")
+        if compared.miscounted:
+            few, many = ("lake", "source") if compared.miscounted > 0 else ("source", "lake")
+            click.echo(f"  {name}: the {few} has {abs(compared.miscounted):,} live rows less than the {many}")
+        if compared.forwarded:
             click.echo(
-                f"  {name}: {found.forwarded:,} keys have changed since that LSN; they were compared with "
+                f"  {name}: {compared.forwarded:,} keys have changed since that LSN; they were compared with "
                 "the source's rows after these changes"
             )
-        for each in found.examples:
+        for each in compared.examples:
             click.echo(f"  {name} {each.key}: {', '.join(each.columns)}")
-        if found.differences > len(found.examples):
-            click.echo(f"  {name}: {found.differences - len(found.examples):,} more keys differ")
+        if compared.differences > len(compared.examples):
+            click.echo(f"  {name}: {compared.differences - len(compared.examples):,} more keys differ")
     click.echo()
     render.heading(_verdict(proof))
 

@@ -44,31 +44,31 @@ def windows(only: str | None, late_only: bool, limit: int, as_json: bool) -> Non
 
     workspace = open_workspace()
     sources = [contracted_source(workspace, only)] if only is not None else workspace.contracts.sources()
-    found = [window_list(workspace, source) for source in sources]
+    lists = [window_list(workspace, source) for source in sources]
     if as_json:
-        echo_json([_document(each) for each in found])
+        echo_json([_document(each) for each in lists])
         return
-    for each in found:
+    for each in lists:
         _print(each, late_only=late_only, limit=limit)
     click.echo(_LEGEND)
 
 
-def _document(found: WindowList) -> dict[str, Any]:
+def _document(listed: WindowList) -> dict[str, Any]:
     return {
-        "source": found.source,
-        "watermark": iso(found.watermark),
+        "source": listed.source,
+        "watermark": iso(listed.watermark),
         "windows": [
             asdict(line) | {"stand": line.stand.value, "closes_at": iso(line.closes_at)}
-            for line in found.windows
+            for line in listed.windows
         ],
     }
 
 
-def _print(found: WindowList, *, late_only: bool, limit: int) -> None:
-    mark = clock(found.watermark) if found.watermark else "none yet"
-    lines = [line for line in found.windows if line.late_events or not late_only]
+def _print(listed: WindowList, *, late_only: bool, limit: int) -> None:
+    mark = clock(listed.watermark) if listed.watermark else "none yet"
+    lines = [line for line in listed.windows if line.late_events or not late_only]
     shown = lines[-limit:] if limit else lines
-    click.echo(f"{found.source}: watermark {mark}, {counted(len(found.windows), 'window')}.")
+    click.echo(f"{listed.source}: watermark {mark}, {counted(len(listed.windows), 'window')}.")
     if len(shown) < len(lines):
         click.echo(f"The newest {len(shown)} of {len(lines):,}; --limit 0 shows all.")
     if shown:

@@ -103,9 +103,9 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
         dsn = require_source_dsn(log, home) if log is not None else None
         if log is not None and dsn is not None:
             leaving = plan_leaving(dsn, log, home)
-            for what, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
+            for label, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
                 if dropped is not None:
-                    click.echo(f"{what} {dropped}: goes.")
+                    click.echo(f"{label} {dropped}: goes.")
             for each in leaving.stays:
                 click.echo(f"Stays: {each}")
         if not yes:
@@ -136,8 +136,8 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
             "contracts then."
         )
     for each in plan.data:
-        held = f", {size(each.bytes)} in use" if each.bytes else ""
-        click.echo(f"{each.folder}{held}: {'DELETED' if drop_data else 'stays'}.")
+        in_use = f", {size(each.bytes)} in use" if each.bytes else ""
+        click.echo(f"{each.folder}{in_use}: {'DELETED' if drop_data else 'stays'}.")
 
 
 def _alone(home: Home, sources: list[str], command: str) -> ExitStack:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.cli.doctor import doctor
-from omnisupport_ingest.cli.doctor_archive import log_told, without_words
+from omnisupport_ingest.cli.doctor_archive import log_summary, without_words
 from omnisupport_ingest.cli.doctor_home import clocks
 from omnisupport_ingest.cli.doctor_machine import Level, contradictions, days_left, permissions, spark_bytes
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
@@ -116,7 +116,7 @@ def test_words_of_people_are_taken_out_wherever_they_stand() -> None:
 
 def test_a_word_of_a_row_that_looks_like_an_error_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("KeyError\nMyPrivateNameError\n")
-    assert log_told(tmp_path / "a.log")["errors"] == {"KeyError": 1}
+    assert log_summary(tmp_path / "a.log")["errors"] == {"KeyError": 1}
 
 
 def seen(**given: object) -> list[str]:
