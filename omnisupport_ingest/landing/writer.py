@@ -111,21 +111,21 @@ class BatchWriter:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: WriterLimits = WriterLimits(),
-        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the batch; ``ChainContested`` if it has landed or another writer has it open.
 
-        ``clock`` gives the landing clock's time, timezone-aware. ``meanwhile`` is called on the caller's
-        thread about every second that ``add``, ``add_block`` or ``seal`` waits for the disk; what it raises
-        they raise, and then the batch is to be abandoned.
+        ``clock`` gives the landing clock's time, timezone-aware.
         """
         self.batch_id = batch_id
         self.rows = 0
         """Events taken in so far."""
         self.bytes = 0
         """Size of the events taken in so far, an estimate of their text size in bytes."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called on the caller's thread about every second that ``add``, ``add_block`` or ``seal`` waits for
+        the disk. What it raises they raise, and then the batch is to be abandoned."""
         self._store, self._grid, self._epoch = store, grid, epoch
-        self._clock, self._limits, self._meanwhile = clock, limits, meanwhile
+        self._clock, self._limits = clock, limits
         self._opened_at = clock()
         self._buffers: dict[str, _Buffer] = {}
         self._buffer_of_minute: dict[datetime, _Buffer] = {}
@@ -317,7 +317,7 @@ class BatchWriter:
 
     def _wait_for(self, done: Future[T]) -> T:
         while not wait((done,), _MEANWHILE_SECONDS).done:
-            self._meanwhile()
+            self.meanwhile()
         with self._disk_errors():
             return done.result()
 

@@ -83,63 +83,69 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
         watermark,
         tuple(
             _line(
-                window,
-                parts.get(window, ()),
+                _WindowFacts(
+                    window,
+                    parts.get(window, ()),
+                    judged.state(window) if judged is not None else None,
+                    late=window in pending.late_windows,
+                    waiting=window in pending.windows,
+                    sealed=window in sealed,
+                ),
                 lateness,
                 watermark,
-                judged.state(window) if judged is not None else None,
-                late=window in pending.late_windows,
-                waiting=window in pending.windows,
-                sealed=window in sealed,
             )
             for window in sorted(windows)
         ),
     )
 
 
-def _line(
-    window: str,
-    parts: Sequence[LandedPart],
-    lateness: Lateness,
-    watermark: datetime | None,
-    state: WindowState | None,
-    *,
-    late: bool,
-    waiting: bool,
-    sealed: bool,
-) -> WindowLine:
-    checkpoint = state.checkpoint if state is not None else None
-    arrivals = lateness.late_parts(parts)
-    sentinel = window == OUT_OF_RANGE
+@dataclass(frozen=True, slots=True)
+class _WindowFacts:
+    """What landing and the layers know of one ``window``.
+
+    ``parts``: the data files that landed in it. ``state``: that of the deduped events, None before the
+    window was judged. ``late``: its replay is due; ``waiting``: its first run is. ``sealed``: by retention.
+    """
+
+    window: str
+    parts: Sequence[LandedPart]
+    state: WindowState | None
+    late: bool
+    waiting: bool
+    sealed: bool
+
+    def stand(self, lateness: Lateness, watermark: datetime | None) -> Stand:
+        """Return where the window stands while the watermark of the source is at ``watermark``."""
+        if self.sealed:
+            return Stand.SEALED
+        if self.window == OUT_OF_RANGE:
+            return Stand.SENTINEL
+        if self.late:
+            return Stand.LATE
+        if not lateness.closed(self.window, watermark):
+            return Stand.OPEN
+        closed = self.state is not None and self.state.checkpoint.closed
+        return Stand.CLOSED if closed else Stand.CLOSING
+
+
+def _line(facts: _WindowFacts, lateness: Lateness, watermark: datetime | None) -> WindowLine:
+    checkpoint = facts.state.checkpoint if facts.state is not None else None
+    arrivals = lateness.late_parts(facts.parts)
     return WindowLine(
-        window=window,
-        stand=Stand.SEALED
-        if sealed
-        else _stand(
-            window, lateness, watermark, closed=checkpoint is not None and checkpoint.closed, late=late
-        ),
-        closes_at=None if sentinel else lateness.closes_at(window),
-        events=sum(part.rows for part in parts),
-        batches=len({part.batch_id for part in parts}),
+        window=facts.window,
+        stand=facts.stand(lateness, watermark),
+        closes_at=None if facts.window == OUT_OF_RANGE else lateness.closes_at(facts.window),
+        events=sum(part.rows for part in facts.parts),
+        batches=len({part.batch_id for part in facts.parts}),
         late_events=sum(each.events for each in arrivals),
         late_batches=len({each.batch_id for each in arrivals}),
-        pending=late or waiting,
+        pending=facts.late or facts.waiting,
         accepted=checkpoint.deduped if checkpoint else None,
         duplicates=checkpoint.duplicates if checkpoint else None,
         quarantined=checkpoint.quarantined if checkpoint else None,
         generation=checkpoint.generation if checkpoint else None,
         replay=_replay(checkpoint.replaced_hash, checkpoint.changed_by) if checkpoint else None,
     )
-
-
-def _stand(window: str, lateness: Lateness, watermark: datetime | None, *, closed: bool, late: bool) -> Stand:
-    if window == OUT_OF_RANGE:
-        return Stand.SENTINEL
-    if late:
-        return Stand.LATE
-    if not lateness.closed(window, watermark):
-        return Stand.OPEN
-    return Stand.CLOSED if closed else Stand.CLOSING
 
 
 def _replay(replaced_hash: str | None, changed_by: Sequence[str]) -> str | None:

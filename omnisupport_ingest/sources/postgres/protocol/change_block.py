@@ -18,7 +18,7 @@ import pyarrow as pa
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
-from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, UsedTables
+from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, RowTuples, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
@@ -183,7 +183,8 @@ class _Rows:
         is_old = np.concatenate((markers != _NEW, np.zeros(len(pairs), np.bool_)))
         is_key = np.concatenate((markers == _OLD_KEY, np.zeros(len(pairs), np.bool_)))
         row_of = np.concatenate((np.arange(len(rows)), pairs))
-        return ParsedRows(tables, table_of, first.followed_by(second), row_of, is_old, is_key, whole)
+        tuples = RowTuples(first.followed_by(second), row_of, is_old, is_key)
+        return ParsedRows(tables, table_of, tuples, whole)
 
     def _events(self, changes: ParsedRows, rows: Positions, kinds: Letters) -> tuple[pa.Table, Flags]:
         """Return the events of ``rows`` that left their keys alone, and which those are."""

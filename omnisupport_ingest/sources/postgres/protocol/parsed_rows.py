@@ -61,26 +61,30 @@ class Images(NamedTuple):
     kept: Flags
 
 
-class ParsedRows:
-    """Row changes of ``tables``. ``table_of`` each row; ``row_of`` each tuple."""
+class RowTuples(NamedTuple):
+    """The tuples of row changes: their ``values``, and of each the number of its row in ``row_of``.
 
-    def __init__(
-        self,
-        tables: UsedTables,
-        table_of: Positions,
-        tuples: TupleValues,
-        row_of: Positions,
-        is_old: Flags,
-        is_key: Flags,
-        whole: Flags,
-    ) -> None:
-        """``is_old``: tuples of an old row, of which ``is_key`` are keys alone. ``whole``: rows."""
+    ``is_old``: which tuples are of an old row; ``is_key``: which of these carry the key alone.
+    """
+
+    values: TupleValues
+    row_of: Positions
+    is_old: Flags
+    is_key: Flags
+
+
+class ParsedRows:
+    """Row changes of ``tables``. ``table_of``: the number of its table, for each row."""
+
+    def __init__(self, tables: UsedTables, table_of: Positions, tuples: RowTuples, whole: Flags) -> None:
+        """``whole``: which rows could be read to their end."""
         self.tables, self.table_of = tables, table_of
-        self._values, self._row_of, self._is_old, self._is_key = tuples, row_of, is_old, is_key
+        self._values, self._row_of, is_old, self._is_key = tuples
         self._new, self._old = (self._by_row(~is_old), self._by_row(is_old))
         # For each row its tuples; -1 for none.
         self._new_of, self._old_of = (np.full(len(table_of), -1) for _ in range(2))
-        self._new_of[row_of[self._new]], self._old_of[row_of[self._old]] = self._new, self._old
+        self._new_of[self._row_of[self._new]] = self._new
+        self._old_of[self._row_of[self._old]] = self._old
         self.usual = whole.copy()
         """Rows that ``images`` is right about."""
         self._leave_out_unusual()

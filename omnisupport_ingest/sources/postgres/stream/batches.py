@@ -122,7 +122,9 @@ class StreamBatches:
 
     def _open(self) -> BatchWriter:
         batch_id = stream_batch_id(self._epoch, self.end)
-        return BatchWriter(self._store, self._grid, self._epoch, batch_id, meanwhile=self.meanwhile)
+        writer = BatchWriter(self._store, self._grid, self._epoch, batch_id)
+        writer.meanwhile = self.meanwhile
+        return writer
 
     def _land(self, writer: BatchWriter, span: StreamSpan, clock: datetime | None) -> Manifest:
         self._writer = writer
