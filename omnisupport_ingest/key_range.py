@@ -27,7 +27,7 @@ ORDERED_TYPES: Mapping[str, str] = {
     "text": TEXT,
     "character varying": TEXT,
 }
-"""PostgreSQL's types (``format_type`` without a modifier) with an order that is told from text. Texts have
+"""PostgreSQL's types (``format_type`` without a modifier) whose order follows from their text. Texts have
 it only in the collation ``C``, where they are ordered by their bytes."""
 
 _Ordered = tuple[Any, ...]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SCARCE_BYTES = 2 * 1024**3
 _SOON_DAYS = 7
 _LEAST_HISTORY = timedelta(minutes=10)
-"""A forecast from less than that says nothing."""
+"""A forecast from less than that is not reliable."""
 
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 

@@ -39,7 +39,7 @@ class MetricsMissing(IngestError):
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A gauge: ``name`` without the prefix, its labels, and ``values``, which finds them in the document of
-    ``status``; None says nothing."""
+    ``status``; None: not reported."""
 
     name: str
     help: str

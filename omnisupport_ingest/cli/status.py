@@ -429,7 +429,7 @@ def _table_row(source: str, table: dict[str, Any]) -> list[str]:
     name, pending = f"  {_table_name(source, table)}", _pending(table)
     if not table["there"]:
         return [name, "-", "-", "-", "not there yet", "-", pending]
-    # Epoch and LSN; the ordinal says nothing to a person.
+    # Epoch and LSN; a person has no use for the ordinal.
     cursor = ":".join(table["cursor"].split(":")[:2]) if table["cursor"] else "-"
     mark = render.clock(table["watermark"])[5:19] if table["watermark"] else "-"
     behind = render.since(table["complete_to"]) if table.get("complete_to") else "-"

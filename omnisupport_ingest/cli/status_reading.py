@@ -30,7 +30,7 @@ Document = dict[str, Any]
 def reading_document(settings: Settings, definition: SourceDefinition, home: Home) -> Document:
     """How far the source of ``definition``, of the kind query or kafka, has been read, as JSON values.
 
-    ``problem`` says why that cannot be told, with the fix; None if it can.
+    ``problem``: why that is not known, with the fix; None if it is known.
     """
     from omnisupport_ingest.contracts.sources import SourceKind
 

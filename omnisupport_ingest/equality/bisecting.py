@@ -48,7 +48,8 @@ class CutSide(Side, Protocol):
     """A side that can also say where to cut."""
 
     def cuts(self, span: KeySpan, parts: int, /) -> list[str]:
-        """First key columns that part the rows in ``span`` into about as many even ranges, rising."""
+        """Return values of the first key column that cut ``span`` into about as many even ranges, in
+        ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,10 @@ class Differing:
     more: bool = False
 
     def without(self, same: Collection[Key]) -> Differing:
-        """Less the keys whose rows are the ``same`` value by value; nothing differs if no key is left."""
+        """Leave out the keys whose rows are the ``same`` value by value.
+
+        Nothing differs if no key is left.
+        """
         keys = tuple(key for key in self.keys if key not in same)
         return replace(self, keys=keys) if keys or self.more else Differing(self.rows)
 
@@ -97,7 +101,7 @@ def differing(source: Side, lake: CutSide, span: KeySpan, cuts: Sequence[str]) -
 def _both(
     source: Side, lake: Side, cuts: Sequence[str], spans: Sequence[KeySpan]
 ) -> tuple[list[RowChecksum], list[RowChecksum]]:
-    """The checksums of both sides, which work at the same time."""
+    """Return the checksums of both sides, which are computed at the same time."""
     with ThreadPoolExecutor(1, thread_name_prefix="checksums of the source") as pool:
         theirs = pool.submit(source.sums, cuts, spans)
         ours = lake.sums(cuts, spans)
@@ -154,7 +158,7 @@ class Remaining:
     whole_numbers: bool
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
-        """As the side has them, less what is left out."""
+        """Return the checksums of the side without the rows that are left out."""
         edges = [self._order(cut) for cut in cuts]
         away: dict[int, list[RowNumbers]] = {}
         for key, numbers in self.left_out.items():
@@ -164,7 +168,7 @@ class Remaining:
         return [each.without(away.get(index, ())) for index, each in enumerate(checksums)]
 
     def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
-        """As the side has them, less what is left out."""
+        """Return the numbers of the side without the rows that are left out."""
         numbers_of = self.side.numbers(spans)
         return {key: numbers for key, numbers in numbers_of.items() if key not in self.left_out}
 

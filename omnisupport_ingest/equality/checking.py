@@ -54,7 +54,7 @@ _SCRATCH = "equality-"
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of one table came to: its note, and the keys and ranges that differ."""
+    """The result of a check of one table: its note, and the keys and ranges that differ."""
 
     contract: TableContract
     note: Verified
@@ -100,7 +100,7 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Remove what killed checks left: it may hold rows of the source."""
+    """Remove the scratch folders of killed checks; they may hold rows of the source."""
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
@@ -109,7 +109,10 @@ def _remove_left_behind(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Round:
-    """One look at the source. ``suspects``: what differed in the round before, to be looked at alone."""
+    """One comparison with the source.
+
+    ``suspects``: what differed in the round before; only that is compared.
+    """
 
     workspace: Workspace
     options: CheckOptions
@@ -183,7 +186,7 @@ class _Round:
         return Checked(contract, note, differing_rows)
 
     def _span(self, contract: TableContract, cuts: Sequence[str]) -> KeySpan:
-        """The keys to compare: all, what differed before, or the next part."""
+        """Return the keys to compare: all, those that differed before, or the next part."""
         if contract.name in self.suspects:
             differing_rows = self.suspects[contract.name].differing
             spans = differing_rows.spans if differing_rows is not None else ()
@@ -225,7 +228,10 @@ class _Round:
 
 
 def not_comparable(workspace: Workspace, contract: TableContract, why: str, seconds: float = 0.0) -> Checked:
-    """The result for a table that cannot be compared now, for the reason ``why``; what was known stays."""
+    """Return the result for a table that cannot be compared now because of ``why``.
+
+    The last verdict stays.
+    """
     before = verified_of(workspace.home, contract)
     now = datetime.now(UTC)
     note = before or Verified(contract.name, NOT_COMPARABLE, now)
@@ -267,7 +273,7 @@ def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:
 
 
 def _differ(differing_rows: Differing) -> str:
-    """The rows that differ, with the verb."""
+    """Return the number of differing rows in words, with the verb."""
     if not differing_rows.keys:
         ranges = len(differing_rows.spans)
         return f"rows in {ranges:,} key range{'s' * (ranges != 1)} differ"
@@ -277,7 +283,7 @@ def _differ(differing_rows: Differing) -> str:
 
 
 def _confirmed(workspace: Workspace, first: Checked, second: Checked | None) -> Checked:
-    """The result where ``second`` looked again at what differed."""
+    """Return the result after ``second`` compared again what differed in ``first``."""
     if second is None or first.differing is None:
         return first
     if second.differing is not None and second.note.state == DIFFERS:

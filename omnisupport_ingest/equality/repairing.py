@@ -30,7 +30,7 @@ Bounds = tuple[Sequence[str] | None, Sequence[str] | None]
 def request_repair(
     workspace: Workspace, contract: TableContract, differing: Differing, reason: str
 ) -> list[SnapshotRequest]:
-    """Request what ``differing`` names; return the requests, those that stood already included.
+    """Request snapshots of the ranges in ``differing``; return the requests, including those made before.
 
     Durable on return. Raises what connecting to the source raises.
     """

@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.5
 
 
 class NotComparable(IngestError):
-    """A table cannot be compared now; the problem says what it waits for."""
+    """Raised when a table cannot be compared now; the problem says what the table waits for."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def comparable(workspace: Workspace, contract: TableContract, lsn: Lsn, deadline
 
 
 def _lacks(workspace: Workspace, contract: TableContract, lsn: Lsn) -> str | None:
-    """What the dimension lacks of everything below ``lsn``; None if it has it."""
+    """Return what the dimension lacks below ``lsn``, in words; None if it has everything."""
     store = workspace.landing(contract.source)
     landed, epoch = store.landed(), _epoch(workspace, contract.source)
     if landed.gap is not None and landed.gap.later_epoch is None:

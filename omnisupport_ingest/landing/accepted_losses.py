@@ -20,7 +20,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
-    """What may be missing before ``epoch``: commits from ``lost_from`` (null: nothing had landed) to
+    """What may be missing before ``epoch``: commits from ``lost_from`` (None: nothing had landed) to
     ``lost_to``. LSNs of another server's history cannot be compared with each other.
 
     ``of_another_history``: the source is another server or on another timeline, or was put back to an
@@ -61,7 +61,7 @@ class AcceptedLosses:
         return loss
 
     def of(self, epoch: int) -> AcceptedLoss | None:
-        """The loss that was accepted before ``epoch``, if one was; errors as of a manifest."""
+        """Return the loss that was accepted before ``epoch``, or None. Raises the errors of a manifest."""
         file = self._file(epoch)
         try:
             content = content_of(file)

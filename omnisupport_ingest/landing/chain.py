@@ -40,7 +40,7 @@ class Gap:
 
     @property
     def fix(self) -> str:
-        """What a person can do about it."""
+        """What a person can do about the gap."""
         if self.later_epoch is not None:
             repair = (
                 f"nothing is left to do: epoch {self.later_epoch} has begun with a new snapshot, and this "

@@ -34,7 +34,10 @@ def events_table(events: list[LandedEvent]) -> pa.Table:
 
 
 def times(values: list[datetime]) -> pa.Array:
-    """Commit times: each distinct one is converted once, as a transaction's events share theirs."""
+    """Return commit times as an array.
+
+    Each distinct time is converted once: a transaction's events share one.
+    """
     distinct = list(dict.fromkeys(values))
     index = {moment: i for i, moment in enumerate(distinct)}
     indices = pa.array([index[moment] for moment in values], pa.int32())

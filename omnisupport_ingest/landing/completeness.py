@@ -43,7 +43,7 @@ def is_captured(batches: Iterable[Manifest]) -> bool:
 def incomplete_now(
     batches: Iterable[Manifest], table: str, epoch: int, lost: Iterable[LostStretch]
 ) -> Incomplete | None:
-    """Why the newest state of ``table`` is incomplete; none if it is complete.
+    """Return why the newest state of ``table`` is incomplete; None if it is complete.
 
     ``batches``: what downstream may take, in any order; chunks and the last stream batch are enough
     (``Landed.around_snapshots``). ``table``: the name
@@ -61,7 +61,7 @@ def incomplete_now(
 def incomplete_at(
     batches: Iterable[Manifest], table: str, position: Position, lost: Iterable[LostStretch]
 ) -> Incomplete | None:
-    """Why the state of ``table`` at ``position``, of the events below it, cannot be told; none if it can.
+    """Why the state of ``table`` below ``position`` is not known for certain; None if it is.
 
     ``batches``, ``table`` and ``lost`` as in ``incomplete_now``. The table's snapshot must lie below
     ``position`` as a whole, no other one may be under way there, the stream of its epoch must have landed
@@ -127,7 +127,7 @@ class _InEpoch:
         return cls(table, epoch, tuple(chunks), max(ends, default=None))
 
     def unread(self) -> Incomplete | None:
-        """What to say if no snapshot of the table is whole."""
+        """Return the report that no snapshot of the table is complete, or None."""
         if self.finished():
             return None
         chunks = [chunk for chunk in self.chunks if chunk.scope is None]
@@ -161,7 +161,8 @@ class _InEpoch:
         ]
 
     def lost(self, stretches: Iterable[LostStretch], position: Position | None = None) -> Incomplete | None:
-        """What to say if changes may be missing in the table's state at ``position`` (null: the newest)."""
+        """Return the report that changes may be missing in the state at ``position`` (None: the newest), or
+        None."""
         for stretch in stretches:
             if stretch.table != self.table or not _above(stretch.lost_from, position):
                 continue
@@ -187,14 +188,17 @@ class _InEpoch:
         return None
 
     def _known_again(self, stretch: LostStretch) -> list[Lsn]:
-        """From where on what was read since has what ``stretch`` lacks; empty if nothing has."""
+        """Return the LSNs from which a later read covers what ``stretch`` lacks; empty without such a read."""
         known = [] if stretch.mended is None else [stretch.mended]
         if stretch.lost_to is not None:
             known += [high for low, high in self.finished() if low >= stretch.lost_to]
         return known
 
     def behind(self, goal: Lsn, *, inclusive: bool = False) -> Incomplete | None:
-        """What to say if the stream has not landed up to ``goal``; ``inclusive``: with a commit there."""
+        """Return the report that the stream has not landed up to ``goal``, or None.
+
+        ``inclusive``: a commit at ``goal`` counts.
+        """
         end = self.stream_end
         if end is not None and (end > goal if inclusive else end >= goal):
             return None

@@ -23,7 +23,7 @@ _RESTORE = "Restore the file from a backup of the landing folder."
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is not as it landed.
+    """A file or record that is not as it landed.
 
     ``kind`` is ``manifest``, ``file``, ``rows``, ``epoch`` or ``chain``.
     """
@@ -36,7 +36,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at in the landing of one source, and all that is wrong with it.
+    """The result of a check of the landing of one source: what was checked, and all damage.
 
     ``removed``: data files that retention removed; ``files`` and ``bytes`` are those that are there.
     """

@@ -23,7 +23,7 @@ _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the envelope says of the source beside the event: one value per batch.
+    """The facts of the source that every envelope of a batch repeats.
 
     ``database`` is empty for deliveries of files, whose ``connector`` is ``file``. ``version`` is
     that of this program. ``landed_at`` is when the batch landed.

@@ -33,7 +33,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def content_of(file: Path) -> bytes:
-    """The bytes of a record; ``ManifestUnreadable`` where ``file`` is no file that can be read.
+    """Return the bytes of the record ``file``; ``ManifestUnreadable`` if it cannot be read.
 
     One that is missing, or not allowed to this user, is an ``OSError`` as the system says it.
     """
@@ -46,7 +46,7 @@ def content_of(file: Path) -> bytes:
 
 
 def unreadable(file: Path, why: object) -> ManifestUnreadable:
-    """The error for a record that was written whole and cannot be read now."""
+    """Return the error for a record that was written completely and cannot be read now."""
     return ManifestUnreadable(f"{file} cannot be read: {why}.", fix=_FIX)
 
 
@@ -58,7 +58,7 @@ def decode(
     newest: int,
     upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document,
 ) -> T:
-    """The record of type ``kind`` in ``content``, which was read from ``file``.
+    """Return the record of type ``kind`` in ``content``, which was read from ``file``.
 
     ``upgrade`` brings the document of an older format version into the form of ``newest``.
     Raises ``ManifestFromNewerVersion`` if its format version is above ``newest``, and

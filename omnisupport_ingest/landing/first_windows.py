@@ -47,7 +47,7 @@ PositionInEpoch = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A data file, or a row group of one: from where to where its positions reach, both included."""
+    """A data file or one of its row groups, with its lowest and highest position, both inclusive."""
 
     path: Path
     window: str
@@ -62,7 +62,9 @@ class _Part:
 
 
 class FirstWindows:
-    """Windows of the positions that one batch shares with another window. To be closed; a context manager.
+    """The first windows of positions that one batch shares with other windows.
+
+    Close it, or use it in ``with``.
 
     It holds only those positions: most often none.
     """
@@ -79,7 +81,7 @@ class FirstWindows:
 
     @classmethod
     def of(cls, store: LandingStore, epoch: int, files: Sequence[DataFile]) -> Self:
-        """Those of the batch whose data files, of ``epoch``, are ``files`` and which has not landed yet.
+        """Return the first windows for a batch of ``epoch`` with the data ``files``, before it lands.
 
         ``DamagedBatch`` names a landed file that cannot be read.
         """
@@ -99,7 +101,8 @@ class FirstWindows:
         return self._found
 
     def window_of(self, event: LandedEvent) -> str | None:
-        """Where the position of ``event`` landed first; None where it is in one window alone."""
+        """Return the window in which the position of ``event`` landed first; None if it is in one window
+        only."""
         row = self._base.execute(
             'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
             (event.commit_lsn, event.ordinal, event.identity or ""),
@@ -172,7 +175,10 @@ def _part(store: LandingStore, file: DataFile | LandedPart, rank: int) -> _Part:
 
 
 def _groups(part: _Part) -> list[_Part]:
-    """The row groups of a file, by their statistics: LSN and ordinal each by itself, so rather too wide."""
+    """Return the row groups of a file with the ranges in their statistics.
+
+    These may be too wide: LSN and ordinal have statistics of their own.
+    """
     try:
         described = pq.read_metadata(part.path)
     except (OSError, pa.ArrowException) as error:

@@ -75,7 +75,7 @@ _LOOKS = 5
 
 
 class _Outdated(Exception):
-    """A standing has to be folded afresh."""
+    """Raised when the standing of an epoch has to be folded again from its batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class LandingIndex:
     # --- what it answers --------------------------------------------------------------------------
 
     def standings(self, starts: Starts) -> tuple[EpochStanding, ...]:
-        """How far every epoch that a batch is of has come, in order."""
+        """Return the standing of every epoch with a batch, in order."""
 
         def question(db: sqlite3.Connection) -> tuple[EpochStanding, ...]:
             standings = []
@@ -153,7 +153,7 @@ class LandingIndex:
         return self._ask(question)
 
     def holds_just(self, window: str, batches: Collection[str]) -> bool:
-        """Whether ``batches`` are those that have landed in ``window``; by their number and a digest."""
+        """Return whether exactly ``batches`` have landed in ``window``; compares their count and a digest."""
 
         def question(db: sqlite3.Connection) -> bool:
             row = db.execute('SELECT batches, names FROM "window" WHERE "window" = ?', (window,)).fetchone()
@@ -211,7 +211,7 @@ class LandingIndex:
         return self._ask(question)
 
     def news(self, era: str | None, number: int) -> News:
-        """What landed since a look that ended with ``number`` in ``era``; ``None``: since ever."""
+        """Return what landed after the look that ended with ``number`` in ``era``; None: everything."""
 
         def question(db: sqlite3.Connection) -> News:
             now, newest = db.execute("SELECT era, newest FROM meta").fetchone()
@@ -250,7 +250,7 @@ class LandingIndex:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator[Callable[[Manifest], None]]:
-        """To create a manifest in: call what is given with it once it is there.
+        """Context in which one manifest is created: call the yielded function with it once it exists.
 
         An index that cannot learn of it now learns of it at the next look.
         """
@@ -272,7 +272,7 @@ class LandingIndex:
             db.execute("UPDATE meta SET stamp = ?", (stamp,))
 
     def _current_on_disk(self) -> sqlite3.Connection | None:
-        """The index if nothing is missing in it."""
+        """Return the index if it is up to date, else None."""
         with contextlib.suppress(OSError, sqlite3.Error, Damaged):
             db = self._connected()
             if self._is_current(db):
@@ -373,7 +373,7 @@ class LandingIndex:
                         yield entry.name.removesuffix(SUFFIX), status.st_size, status.st_mtime_ns
 
     def _stamp(self) -> int:
-        """Mark the folder as it is now, by a time of change that no other change gives it."""
+        """Mark the state of the folder with a modification time that no other change produces."""
         stamp = time.time_ns() // 1000 * 1000 + 1 + uuid.uuid4().int % 999
         os.utime(self._manifests, ns=(stamp, stamp))
         if self._changed() != stamp:
@@ -390,7 +390,7 @@ class LandingIndex:
         return bool(row[1] == self._changed())
 
     def _made_for(self) -> str:
-        """What a copy of the index has otherwise than the original."""
+        """Return the identity of the file that the index was made for: a copy has another one."""
         return f"{FORMAT_VERSION}/{os.stat(self._file).st_ino}/{os.stat(self._manifests).st_ino}"
 
     # --- the file ---------------------------------------------------------------------------------
@@ -477,6 +477,6 @@ _of_parents: list[object] = []
 
 
 def _is_of_the_file_system(problem: Exception) -> bool:
-    """Whether an index cannot be read or written for what surrounds it: the disk, a lock, rights."""
+    """Return whether the file system keeps the index from being used: a full disk, a lock, missing rights."""
     code = getattr(problem, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _NOT_WRITABLE

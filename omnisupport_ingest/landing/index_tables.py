@@ -43,7 +43,7 @@ Starts = Mapping[int, Lsn]
 
 
 class Damaged(Exception):
-    """The index does not hold what it held."""
+    """Raised when the index contradicts its own checksums."""
 
 
 def connect(file: Path) -> sqlite3.Connection:
@@ -81,7 +81,7 @@ def writing(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) -> None:
-    """Add all of a manifest but what it is to its epoch."""
+    """Add a manifest, except to the standing of its epoch (see ``step``)."""
     batch_id = manifest.batch_id
     line, windows = BatchLine.of(manifest).to_text(), json.dumps(manifest.windows)
     crc = _crc(batch_id, line, windows)
@@ -111,7 +111,7 @@ def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) 
 
 
 def digest_of(names: Iterable[str]) -> int:
-    """The same number for the same names, in whatever order."""
+    """Return a digest of ``names`` that does not depend on their order."""
     return sum(zlib.crc32(name.encode()) for name in names)
 
 
@@ -146,7 +146,7 @@ def touch(db: sqlite3.Connection, epoch: int) -> None:
 
 
 def step(db: sqlite3.Connection, line: BatchLine) -> None:
-    """Carry the standing of the batch's epoch one batch further."""
+    """Advance the standing of the batch's epoch by one batch."""
     text, crc = db.execute("SELECT standing, crc FROM epoch WHERE number = ?", (line.epoch,)).fetchone()
     if not text:
         return
@@ -201,7 +201,7 @@ def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
 
 
 def sortable(position: Position) -> str:
-    """LSN and ordinal as text that sorts as they do."""
+    """Return LSN and ordinal as text that sorts in their order."""
     return f"{position.commit_lsn.value:016x}{position.ordinal + 10**19:020d}"
 
 

@@ -41,13 +41,13 @@ class LostStretch:
 
     @property
     def open(self) -> bool:
-        """Whether it still goes on, for all that is known."""
+        """Whether the stretch has no known end yet."""
         return self.lost_to is None and self.mended is None
 
 
 @dataclass(frozen=True, slots=True)
 class LostInEpoch:
-    """All of one epoch."""
+    """All stretches of one epoch, as the file stores them."""
 
     epoch: int
     stretches: tuple[LostStretch, ...]

@@ -43,7 +43,7 @@ def offsets_batch_id(epoch: int, starts: int) -> str:
 
 
 def batch_id_of(manifest: Manifest) -> str:
-    """The name that the content of ``manifest`` asks for."""
+    """Return the name that follows from the content of ``manifest``."""
     if manifest.stream is not None:
         return stream_batch_id(manifest.epoch, manifest.stream.previous_end_lsn)
     if manifest.chunk is not None:
@@ -64,22 +64,23 @@ def batch_id_of(manifest: Manifest) -> str:
 
 
 def chunk_prefix(epoch: int) -> str:
-    """What every name of a chunk or a boundary of ``epoch`` starts with."""
+    """Return the prefix of the names of all chunks and boundaries of ``epoch``."""
     return f"e{epoch:06d}-r-"
 
 
 def stream_prefix(epoch: int) -> str:
-    """What every name of a stream batch of ``epoch`` starts with."""
+    """Return the prefix of the names of all stream batches of ``epoch``."""
     return f"e{epoch:06d}-s-"
 
 
 def offsets_prefix(epoch: int) -> str:
-    """What every name of a batch of Kafka records of ``epoch`` starts with."""
+    """Return the prefix of the names of all batches of Kafka records of ``epoch``."""
     return f"e{epoch:06d}-k-"
 
 
 def epoch_in(batch_id: str) -> int | None:
-    """The epoch a stream or chunk name holds; none for the name of a batch of a file or of Kafka records."""
+    """Return the epoch in the name of a stream batch or chunk; None for a batch of a file or of Kafka
+    records."""
     match = _IN_EPOCH.match(batch_id)
     return int(match.group(1)) if match else None
 

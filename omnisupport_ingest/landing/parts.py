@@ -145,7 +145,7 @@ class _Part:
         )
 
     def discard(self) -> None:
-        """Let go of the file; its content does not matter any more."""
+        """Close the file without making its content durable."""
         try:
             self._parquet.close()
             self._sink.close()

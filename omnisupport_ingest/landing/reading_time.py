@@ -19,7 +19,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 
 
 class ReadingTime:
-    """Over the chunks of one epoch."""
+    """How long the chunks of one epoch took to read."""
 
     def __init__(self, landed: Iterable[Manifest], server_ahead: timedelta) -> None:
         """``landed``: all that has landed in the epoch of the snapshots of all tables.
@@ -46,7 +46,7 @@ class ReadingTime:
         return total.total_seconds()
 
     def _began(self, batch: Manifest) -> datetime:
-        """Not after the reading of a chunk began, and as near to it as can be told."""
+        """Return the latest time that is known to lie before the reading of a chunk began."""
         assert batch.chunk is not None, "a chunk of a snapshot"
         began = batch.chunk.clock - self._server_ahead
         before = self._landed_before(batch)

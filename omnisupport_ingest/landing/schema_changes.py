@@ -113,8 +113,8 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The file: tables by the name of their contract as they were seen last, at ``certain`` or above in the
-    WAL; every change; and by table the number up to which a person has accepted its changes.
+    """The content of the file: tables by the name of their contract as they were seen last, at ``certain`` or
+    above in the WAL; every change; and by table the number up to which a person has accepted its changes.
     """
 
     tables: dict[str, SeenTable]
@@ -228,7 +228,8 @@ class SchemaChanges:
                 self._write(replace(known, changes=shown))
 
     def accept(self, tables: Collection[str]) -> None:
-        """A person has had ``tables`` read again: no change so far keeps them out of capture any more."""
+        """Accept all changes of ``tables`` so far: a person has had them read again, and capture takes them
+        again."""
         with self._lock:
             known = self._held()
             accepted = known.accepted | {
@@ -261,7 +262,7 @@ class SchemaChanges:
 
 
 def _differs(before: SeenTable | None, now: SeenTable) -> bool:
-    """Whether the schema of a table is another; how many rows it has does not count."""
+    """Return whether two looks show different schemas; the number of rows does not count."""
     return before is None or replace(before, rows=None) != replace(now, rows=None)
 
 

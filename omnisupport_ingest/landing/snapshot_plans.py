@@ -150,12 +150,16 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def newest_of_each(plans: Iterable[SnapshotPlan]) -> dict[str, SnapshotPlan]:
-    """The newest plan of all of a table, by table. ``plans`` in the order in which they were made."""
+    """Return the newest plan of the whole table for each table.
+
+    ``plans``: in the order in which they were made.
+    """
     return {plan.table: plan for plan in plans if plan.scope is None}
 
 
 def that_count(plans: Sequence[SnapshotPlan]) -> list[SnapshotPlan]:
-    """Those of ``plans`` (in the order in which they were made) that none of all of the table came after."""
+    """Return the ``plans`` (in the order in which they were made) that no later plan of the whole table
+    replaces."""
     newest = newest_of_each(plans)
     return [
         plan

@@ -35,12 +35,12 @@ class SnapshotProgress:
 
     @property
     def rows_per_second(self) -> float | None:
-        """None before any rows have landed, and where not all that were read have to land."""
+        """Rows read per second; None before any row has landed, or if only rows that differ land."""
         return self.rows / self.seconds if self.seconds and self.rows and not self.compared else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Of reading, if it goes on as fast; None where that cannot be told yet."""
+        """Seconds of reading left at the present rate; None while the rate is not known."""
         if self.compared:
             return self.seconds / self.done * (self.chunks - self.done) if self.done else None
         rate = self.rows_per_second
@@ -48,7 +48,7 @@ class SnapshotProgress:
 
 
 def progress(plan: SnapshotPlan, landed: Mapping[int, Manifest], reading: ReadingTime) -> SnapshotProgress:
-    """That of a snapshot by ``plan``, of which the chunks ``landed`` have landed, by number."""
+    """Return the progress of the snapshot of ``plan``; ``landed``: its landed chunks by number."""
     return SnapshotProgress(
         plan.table,
         None if plan.scope is None else str(plan.scope),

@@ -114,7 +114,7 @@ class BatchLine:
 
     @property
     def landing_order(self) -> tuple[int, str, str]:
-        """Where it stands in its epoch, in landing order."""
+        """The key that sorts the batches of an epoch in landing order."""
         return self.kind, self.landed_at.isoformat() if self.kind == FILE else "", self.batch_id
 
 
@@ -139,7 +139,7 @@ class LandedPart:
 
     @property
     def landing_order(self) -> LandingOrder:
-        """Where its batch stands."""
+        """The key that sorts the batches of all epochs in landing order."""
         kind = STREAM if self.begins is not None else CHUNK if epoch_in(self.batch_id) is not None else FILE
         return self.epoch, kind, self.landed_at.isoformat() if kind == FILE else "", self.batch_id
 

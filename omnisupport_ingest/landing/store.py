@@ -58,7 +58,7 @@ class Landed:
 
     @cached_property
     def batches(self) -> tuple[Manifest, ...]:
-        """All of them in landing order. Parses every manifest: for what looks at everything anyway."""
+        """All batches in landing order. Parses every manifest, so only for callers that need everything."""
         epochs = {each.epoch: each for each in self.epochs}
         return tuple(
             each
@@ -69,12 +69,12 @@ class Landed:
 
     @property
     def count(self) -> int:
-        """How many batches they are."""
+        """The number of batches."""
         return sum(each.batches for each in self.epochs)
 
     @property
     def last(self) -> BatchLine | None:
-        """The last one in landing order."""
+        """The last batch in landing order."""
         return next((each.last for each in reversed(self.epochs) if each.last is not None), None)
 
     @property
@@ -107,7 +107,10 @@ class Landed:
         return self._parts[window]
 
     def untaken(self, window: str, taken: frozenset[str]) -> list[LandedPart]:
-        """Those of batches that ``taken`` does not name. Nothing is read of a window that is taken whole."""
+        """Return the data files in ``window`` of batches that are not in ``taken``.
+
+        Reads nothing if all are.
+        """
         if self._store.has_just(window, taken):
             return []
         return [part for part in self.parts(window) if part.batch_id not in taken]
@@ -196,7 +199,7 @@ class LandingStore:
         return self._index.names(prefix)
 
     def names_on_disk(self) -> list[str]:
-        """The same of all batches, from the folder itself: for whoever looks through everything."""
+        """Return the names of all batches from the folder itself, without the index: for complete checks."""
         self._storage.bring(self.folder, afresh=True)
         with os.scandir(self._manifests) as entries:
             names = [entry.name for entry in entries]
@@ -275,7 +278,10 @@ class LandingStore:
         return self._index.parts(window)
 
     def has_just(self, window: str, batches: frozenset[str]) -> bool:
-        """Whether ``batches`` are all that has landed in ``window``. Costs the same for any of them."""
+        """Return whether exactly ``batches`` have landed in ``window``.
+
+        Takes the same time for any window.
+        """
         return self._index.holds_just(window, batches)
 
     def windows(self) -> list[str]:

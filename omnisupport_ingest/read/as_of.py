@@ -181,7 +181,7 @@ def _below_which(
 def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> Position | None:
     """The lowest event of the source, of any table, that was committed after ``moment``.
 
-    An event whose time cannot be right says nothing of times.
+    Events with a time that cannot be right are left out.
     """
     # An event is in the window of its time. The exception is one whose position had landed in another window
     # first: then it or the other is in quarantine, so a window with quarantine files is looked at as well.

@@ -1,6 +1,6 @@
 """Which event decided each column of a row, and why every other event of its key did not.
 
-The fold itself is asked, not told again: the events are folded by the kernel that the layers use, but each
+The kernel that the layers use folds the events; nothing of the fold is written a second time. But each
 column that an event carries holds the event's number in place of its value. So what stands in a column
 afterwards is the number of the event that decided it, through windows, lives, truncates and key changes.
 """

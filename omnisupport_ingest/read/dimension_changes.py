@@ -5,7 +5,7 @@ found whose row has another hash, and of these alone the rows are read. Files of
 until `sweep` deletes them: from there on back nothing can be told.
 
 Such files may hold what the dimension must not show any more: values of a row that was erased since, and of
-columns that a policy protects since. They are not told.
+columns that a policy protects since. Their values are not shown.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _Row:
         return column not in (self.columns.get(UNRESOLVED) or ()), _value(self.columns, column)
 
     def shown_columns(self, contract: TableContract) -> dict[str, Any]:
-        """The columns that may be told: none that the contract has dropped, for what it held."""
+        """Return the columns that may be shown: no column that the contract has dropped."""
         names = frozenset(contract.column_names) - self.hidden
         columns = {
             name: each for name, each in self.columns.items() if name in names or name.startswith("_cdc_")
@@ -176,7 +176,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Version:
-    """What may be told of rows of one version, whose columns ``protected`` may hold plain values."""
+    """What may be shown of the rows of one version, whose columns ``protected`` may hold plain values."""
 
     contract: TableContract
     erased: Erasures

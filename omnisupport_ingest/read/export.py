@@ -136,7 +136,7 @@ def write_file(
             f"{Path(files[0]).parent if files else 'there are none'}.",
         ) from error
     except duckdb.Error as error:
-        # Of its message nothing is told: it may have a value of a row.
+        # Its message stays out of ours: it may contain a value of a row.
         raise ExportFailed(
             f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
             f"other columns than the table ({type(error).__name__}).",

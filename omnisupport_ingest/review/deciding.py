@@ -51,7 +51,7 @@ class ReviewRefused(IngestError):
 
 
 class ReviewIncomplete(IngestError):
-    """It is not said what is decided, who decides, or why."""
+    """Raised when the decision, the person who decides, or the reason is missing."""
 
     exit_code = 2
 
@@ -94,7 +94,7 @@ def decide(
     """Record ``decision`` (``release`` or ``discard``) on ``events``; a repeated one changes nothing.
 
     ``reviewer`` and ``why`` are kept as they are told. ``ReviewRefused`` names every event that cannot
-    be decided so, ``ReviewIncomplete`` says what was not told.
+    be decided so, ``ReviewIncomplete`` names what is missing.
     """
     reviewer, why = reviewer.strip(), why.strip()
     _require_complete(decision, events, reviewer, why)
@@ -248,11 +248,11 @@ def _require_complete(decision: str, events: Sequence[EventRef], reviewer: str, 
         raise ReviewIncomplete(f"{decision!r} is no decision.", fix=f"Use {' or '.join(DECISIONS)}.")
     if not events:
         raise ReviewIncomplete("No event is named.", fix="Name the ids that `quarantine list` shows.")
-    for value, missing in ((reviewer, "who decides"), (why, "why")):
+    for value, missing in ((reviewer, "name of the person who decides"), (why, "reason")):
         if not value:
             raise ReviewIncomplete(
-                f"It is not said {missing}.",
-                fix="Say it: the ledger keeps who, when and why of every decision.",
+                f"The {missing} is missing.",
+                fix="Give it: the ledger records person, time and reason of every decision.",
             )
 
 

@@ -42,7 +42,7 @@ class ErasureRefused(IngestError):
 
 
 class ErasureIncomplete(IngestError):
-    """It is not said who erases, or why."""
+    """Raised when the person who erases, or the reason, is missing."""
 
     exit_code = 2
 
@@ -98,14 +98,15 @@ def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by:
     """Record that the row which ended under ``key`` is erased; asked for again, nothing is written.
 
     ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are kept as they are told.
-    ``ErasureRefused`` says why the row must not be erased, ``ErasureIncomplete`` what was not told.
+    ``ErasureRefused``: the row must not be erased, and why. ``ErasureIncomplete``: person or reason is
+    missing.
     """
     erased_by, why = erased_by.strip(), why.strip()
-    for value, missing in ((erased_by, "who erases"), (why, "why")):
+    for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
         if not value:
             raise ErasureIncomplete(
-                f"It is not said {missing}.",
-                fix="Say it: the ledger keeps who, when and why of every erasure.",
+                f"The {missing} is missing.",
+                fix="Give it: the ledger records person, time and reason of every erasure.",
             )
     spans = _spans(workspace, contract, key)
     command = _Command(workspace, contract, spans, erased_by, why)

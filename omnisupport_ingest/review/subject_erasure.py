@@ -85,10 +85,10 @@ def erase_subject(
     ``erased_by`` and ``why`` are kept as they are told. ``ErasureRefused`` says why nothing was destroyed.
     """
     erased_by, why = erased_by.strip(), why.strip()
-    for value, missing in ((erased_by, "who erases"), (why, "why")):
+    for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
         if not value:
             raise ErasureIncomplete(
-                f"It is not said {missing}.", fix="Say it: the certificate has who, when and why."
+                f"The {missing} is missing.", fix="Give it: the certificate records person, time and reason."
             )
     ids = _key_ids(workspace, contract, key)
     path = _certificate(workspace, contract, ids)

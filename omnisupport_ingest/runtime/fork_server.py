@@ -71,7 +71,7 @@ def threads_in_the_way() -> list[str]:
 
 
 class ForkServer:
-    """Answers requests at the socket ``path`` until it is told to stop, or is no longer current."""
+    """Answers requests at the socket ``path`` until it is asked to stop, or is no longer current."""
 
     def __init__(self, path: Path, duties: Duties) -> None:
         self._path, self._duties = path, duties

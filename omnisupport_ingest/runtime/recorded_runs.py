@@ -75,7 +75,7 @@ class Recorded:
 def recorded(folder: Path, *, most: int = 5) -> Recorded | None:
     """What the instance in ``folder`` (the home's ``dagster``) has recorded; None if it keeps no such files.
 
-    ``most``: how many runs. A file that cannot be read, or is of another version, tells nothing.
+    ``most``: how many runs. A file that cannot be read, or is of another version, gives no runs.
     """
     runs, ticks = folder / "history" / "runs.db", folder / "schedules" / "schedules.db"
     if not runs.is_file():

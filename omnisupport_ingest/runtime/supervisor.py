@@ -76,7 +76,7 @@ class Supervisor:
     """Starts, watches and stops services; a context manager that stops them all at its end."""
 
     def __init__(self, home: Home, *, report: Callable[[str], None] = print) -> None:
-        """``report`` is told, in one line, when a service ended unexpectedly or starts again."""
+        """``report`` is called with one line when a service ends unexpectedly or starts again."""
         self._home, self._tell = home, report
         self._services: list[_Running] = []
 
@@ -140,7 +140,7 @@ class Supervisor:
                 self._services.remove(running)
 
     def _report(self, line: str) -> None:
-        # Where it is told may be a file on a full disk, or a terminal that is gone.
+        # The report may go to a file on a full disk, or to a terminal that is gone.
         with contextlib.suppress(OSError):
             self._tell(line)
 

@@ -2,7 +2,7 @@
 
 The files of the current state are replaced where a row of them changed. So the rows of the files that came,
 less those of the files that went, are what a target lacks: nothing is asked of it, and an update costs what
-changed. Where that cannot be told (files were swept, the table was made anew) the keys, positions and hashes
+changed. Where that is not known (files were swept, the table was made anew) the keys, positions and hashes
 that the target has stand for the files that went. DuckDB compares; Spark is not needed.
 """
 
@@ -87,7 +87,7 @@ class CurrentState:
         return tuple(file.uri for file in self.snapshot.files(WHOLE_TABLE))
 
     def since(self, version: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The files that came after ``version`` and those that went; None if they cannot be told or read."""
+        """The files that came after ``version`` and those that went; None if they cannot be known or read."""
         changes = files_since(self.snapshot, version)
         if changes is None:
             return None

@@ -143,7 +143,7 @@ def sync_target(
 
 
 def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
-    """How far the target of ``contract`` is behind the lake; a problem is told, not raised."""
+    """How far the target of ``contract`` is behind the lake; a problem is reported, not raised."""
     policy = _policy(contract)
     table, name = f"{contract.source}.{contract.name}", f"{policy.schema}.{policy.table}"
     try:

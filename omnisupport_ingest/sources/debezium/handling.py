@@ -40,7 +40,7 @@ class Handling:
     an event names no table, the first whose pattern fits. ``fields``: of the flat form, what a member is
     called that has another name than Debezium's own (``op``, ``deleted``, ``source.ts_ms`` …): its name in
     the row or among the headers. ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without
-    a word about it. ``time_columns``: where no commit time is told, the first of them that is not null.
+    a word about it. ``time_columns``: where an event has no commit time, the first of them that is not null.
     ``order``: ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``:
     ``QUARANTINE`` or ``REFUSE``.
     """

@@ -79,7 +79,7 @@ def content_hash(path: Path) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
-    """``path`` opened and, if its name ends so, unpacked; what is wrong is told plainly."""
+    """Open ``path`` and unpack it if its name says so; errors name the file and the reason."""
     try:
         with unpacked(path) as content:
             yield content

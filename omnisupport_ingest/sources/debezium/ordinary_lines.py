@@ -357,7 +357,7 @@ class _Envelopes:
         return pc.struct_field(self._member("transaction"), "total_order")
 
     def _micros(self) -> pa.Int64Array:
-        """The commit time as finely as it is told, microseconds since 1970."""
+        """The commit time in microseconds since 1970, at the finest resolution that the event has."""
         # Checked: what does not fit would come out as another time.
         millis = pc.multiply_checked(self._source("ts_ms"), 1000)
         nanos = pc.divide(self._source("ts_ns"), 1000)

@@ -227,7 +227,7 @@ class _Flat:
         self.is_flat = any(self._name(each) in self._held for each in ("op", "deleted"))
 
     def about(self, name: str) -> Any:
-        """What is told as ``name``: of ``op`` and ``deleted``, else a member of Debezium's ``source``."""
+        """The value called ``name``: ``op``, ``deleted``, or a member of Debezium's ``source``."""
         if name in self._names or f"source.{name}" in self._names or name in ("op", "deleted"):
             return self._held.get(self._names.get(f"source.{name}", self._name(name)))
         return self._held.get(f"{self._prefix}source_{name}", self._held.get(f"{self._prefix}{name}"))
@@ -367,7 +367,7 @@ def _row_fields(schema: Document) -> dict[str, Document]:
 def _time(
     member: Callable[[str], Any], prefix: str, row: Document, handling: Handling, beside: Beside
 ) -> datetime:
-    """The commit time, as finely as it is told; else that of a column, else what stands beside the line."""
+    """Return the commit time at its finest resolution; else that of a column, else that beside the line."""
     for name, divisor in (("ts_us", 1), ("ts_ns", 1000), ("ts_ms", None)):
         time = _whole(member(name), prefix + name)
         if time is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ACCEPT, WARN, QUARANTINE, REJECT = ACTIONS = ("accept", "warn", "quarantine", "reject")
-"""Policies, from the mildest. ``reject``: nothing of the delivery lands, and whoever delivers is told why."""
+"""Policies, from the mildest. ``reject``: nothing of the delivery lands, and the command says why."""
 
 FULL_SNAPSHOT, INCREMENTAL, BACKFILL = ROW_MODES = ("full_snapshot", "incremental_cursor", "backfill")
 CDC, REPLAY = "cdc", "replay"

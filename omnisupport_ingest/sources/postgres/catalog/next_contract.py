@@ -2,7 +2,7 @@
 
 What the contract says on purpose stays: descriptions, rules, policies, a wider type, columns that it leaves
 out of an older table. It follows the source where it must, to go on taking rows, and takes in columns that
-were added since it was made. Whoever reads the tables is told what that means for them: a step is
+were added since it was made. Each step says what it means for readers of the tables: it is
 ``additive`` (a column more), ``widening`` (a value more in a column that there is), or ``breaking`` (a
 column less, or other values).
 """

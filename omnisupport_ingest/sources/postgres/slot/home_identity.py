@@ -113,7 +113,7 @@ class HomeIdentity:
             return
         raise HomeCopied(
             f"{self._home.path} is a copy of another home, was restored from a backup, or was moved to "
-            "another file system: it cannot be told whether its replication slot is still its own.",
+            "another file system: whether its replication slot is still its own is not known.",
             fix="If the original is gone for good, this home goes on with its slot: omnisupport-ingest "
             "source adopt --take-over. If it still captures, this home needs a slot of its own: "
             "omnisupport-ingest source adopt --new-slot",
