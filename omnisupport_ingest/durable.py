@@ -30,7 +30,7 @@ def sync_file(path: Path) -> None:
 
 
 class LockUnusable(IngestError):
-    """What stands in the place of a lock file is no file."""
+    """Raised when the path of a lock file is not a file."""
 
     exit_code = 3
 

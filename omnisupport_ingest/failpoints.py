@@ -119,7 +119,7 @@ _FAILPOINT = re.compile(r"(?P<point>[a-z_.]+\.(?:before|after))(?:@(?P<of>[^:]+)
 
 @dataclass(slots=True)
 class _Armed:
-    """A failpoint that was asked for."""
+    """A failpoint that the environment sets."""
 
     point: str
     of: str

@@ -36,7 +36,10 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(ValueError):
-    """What was read is not what it should be. The text says why, as the end of a sentence."""
+    """Raised when content is not in the expected form.
+
+    The text gives the reason, as the end of a sentence.
+    """
 
 
 def read_file(path: Path, *, limit: int = MAX_RECORD_BYTES) -> bytes:
@@ -251,7 +254,7 @@ _TEXTS = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
 def _reason_of(problem: Exception) -> str:
-    """The problem without any value: Python's messages about JSON have none but those told here."""
+    """Return the reason without any value of the content."""
     if isinstance(problem, json.JSONDecodeError | _NoNumber):
         return str(problem)
     if isinstance(problem, RecursionError):

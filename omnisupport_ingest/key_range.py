@@ -35,7 +35,7 @@ _Ordered = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys from ``start`` to ``end``, both included; null: open on that side.
+    """The keys from ``start`` to ``end``, both inclusive; None: open on that side.
 
     A bound is the texts of the key's columns, in the contract's order, or of the first few of them: all
     keys that begin with it belong to the range then. ``kinds``: the order of each column that a bound
@@ -83,7 +83,7 @@ class KeyRange:
 
     @classmethod
     def parse(cls, text: str) -> KeyRange:
-        """The range that ``text`` tells; ``ValueError`` if it tells none."""
+        """Return the range in ``text``; ``ValueError`` if it is not one."""
         document = parse_json(text)
         if not isinstance(document, dict) or not document.keys() >= {"kinds", "from", "to"}:
             raise ValueError("no range of keys: kinds, from and to are not all there")

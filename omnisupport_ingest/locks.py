@@ -81,7 +81,7 @@ class Holder:
 
     @property
     def stop(self) -> str:
-        """How to stop it, as the beginning of a sentence."""
+        """The command that stops the holder, as the beginning of a sentence."""
         if self.pid is None:
             return "Stop it (Ctrl-C where it runs)"
         return f"Stop it (Ctrl-C where it runs, or `kill {self.pid}`)"

@@ -42,15 +42,16 @@ _HIGHEST_LSN = Lsn((1 << 63) - 1)
 
 
 class TableIncomplete(IngestError):
-    """The state of a table was asked for where its snapshot and its stream do not reach."""
+    """Raised when a table has no complete state at the requested position: its snapshot or stream is missing
+    there."""
 
 
 class NotTakenIn(IngestError):
-    """Something landed below the position asked for that the lake has not taken in."""
+    """Raised when events below the requested position have landed and the lake does not hold them yet."""
 
 
 class CannotRead(IngestError):
-    """The tables and the place asked for do not go together."""
+    """Raised when the requested tables and position do not fit together."""
 
     exit_code = 2
 
@@ -89,7 +90,8 @@ def read_as_of(
 def open_reading(
     workspace: Workspace, contracts: Sequence[TableContract], at: At, *, epoch: int | None = None
 ) -> Reading:
-    """Find the position that ``at`` stands for, the same for all ``contracts``, which are of one source.
+    """Find the position that ``at`` stands for; it is the same for all ``contracts``, which are of one
+    source.
 
     ``epoch``: of an LSN; None: the newest whose stream reached it. ``CannotRead`` if the arguments do
     not fit each other; ``TableIncomplete`` if a table has no state there, by name; ``NotTakenIn`` if
@@ -179,7 +181,7 @@ def _below_which(
 
 
 def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> Position | None:
-    """The lowest event of the source, of any table, that was committed after ``moment``.
+    """Return the lowest position of an event, of any table, that was committed after ``moment``.
 
     Events with a time that cannot be right are left out.
     """

@@ -39,7 +39,7 @@ class TableAsOf:
 
 
 def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
-    """The rows of each table of ``reading``."""
+    """Count the rows of each table of ``reading``."""
     return [_counted(contract.name, reading.table(spark, contract)) for contract in reading.contracts]
 
 
@@ -86,7 +86,7 @@ def _counted(name: str, rows: DataFrame) -> TableAsOf:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Remove what killed reads left: it holds rows of the source."""
+    """Remove the folders of killed reads; they hold rows of the source."""
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():

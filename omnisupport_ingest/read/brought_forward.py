@@ -71,7 +71,7 @@ class MovedOn:
     whole: bool
 
     def compare(self, spark: SparkSession) -> Comparison:
-        """Compare the rows that have not moved on as they are, and the others brought forward.
+        """Compare rows without newer events as they are, and the others after folding the newer events.
 
         With a sample, keys with events are left out; the others are compared after the events without a key.
         """
@@ -111,7 +111,7 @@ class MovedOn:
         )
 
     def _fold(self, spark: SparkSession) -> list[str]:
-        """The files of the rows that the dimension should show by now."""
+        """Fold the newer events; return the files of the rows that the dimension should show now."""
         events, folder = self.expected.with_suffix(".events"), self.expected.with_suffix(".forward")
         with self._connect() as connection:
             connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
@@ -163,7 +163,7 @@ class MovedOn:
         )
 
     def _pairs(self) -> str:
-        """Keys of which the dimension shows something else than it should, and in what."""
+        """Return the keys whose rows in the dimension differ from the folded ones, and in which columns."""
         contract, mark = self.contract, self.contract.soft_delete_column
         in_lake, in_source = "l._cdc_key IS NOT NULL", "f._cdc_key IS NOT NULL"
         both = f"{in_lake} AND {in_source}"

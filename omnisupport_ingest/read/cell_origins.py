@@ -93,7 +93,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RowOrigins:
-    """Where a row stands by its events, and where each column beside its key comes from.
+    """What the events say of a row, and the event that decided each column outside its key.
 
     ``last``: its last event. ``ended_by``: what deleted it, None while it lives. ``begins``: events below
     belong to an earlier life. ``existence``: False where a delete in quarantine leaves open whether it lives.
@@ -168,7 +168,7 @@ def former_keys(events: Iterable[KeyEvent]) -> set[str]:
 
 
 def _by_rank(events: Iterable[KeyEvent]) -> list[KeyEvent]:
-    """The events so that their numbers order those of one position as the kernel orders their content."""
+    """Sort the events by position, and within one position in the kernel's order of their content."""
     listed = list(events)
     table = Events(_table(list(enumerate(listed)), None)) if listed else None
     numbers = sorted(
@@ -257,7 +257,7 @@ def _hides(event: KeyEvent, key: str, column: str) -> bool:
 def _bounds(
     of_key: Sequence[KeyEvent], ends: TableEnds, alive: Position | None
 ) -> tuple[Position | None, Position | None]:
-    """What ended the row, and where its life begins."""
+    """Return the position that ended the row (None while it lives), and the one where its life begins."""
     first = min(each.position for each in of_key)
     deletes = [Ending(each.position, _micros(each.source_ts)) for each in of_key if _deletes(each)]
     endings = sorted([*deletes, *(each for each in ends.endings if each.position > first)])
@@ -311,7 +311,7 @@ def _numbered_image(event: KeyEvent, number: int, shape: Shape) -> str | None:
 
 
 def _with_typed_columns(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """What typing adds to folded rows."""
+    """Add the columns that typing adds to folded rows."""
     table = pa.Table.from_batches([batch])
     exact = columnar.text_maps([()] * table.num_rows)
     table = table.append_column("_cdc_exact", exact)

@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The rows to compare: those whose hashed key is below ``below`` (null: all), but for keys that have
+    """The rows to compare: those whose hashed key is below ``below`` (None: all), but for keys that have
     events at or above ``from_lsn`` (integer) of ``epoch``: they have moved on.
 
     ``events`` are the files of the table's accepted events, ``quarantined`` those of the source's
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no row differs."""
         return not self.differences and not self.unresolved and not self.miscounted
 
 
@@ -174,13 +174,13 @@ def _moved_on(contract: TableContract, sample: Sample | None) -> str:
 
 
 def key_hash(contract: TableContract) -> str:
-    """As ``sources.postgres.snapshot.comparison_rows.key_hash`` has it on the server."""
+    """SQL: the hash of a key, equal to that of ``sources.postgres.snapshot.comparison_rows.key_hash``."""
     parts = ", ".join(key_part(i) for i in range(len(contract.key)))
     return f"substr(sha256(concat_ws(chr(31), {parts})), 1, 8)"
 
 
 def _pairs(contract: TableContract) -> str:
-    """Keys that differ, and in what."""
+    """Return the keys that differ, and in which columns."""
     in_source, in_lake = f"s.{key_part(0)} IS NOT NULL", "l._cdc_key IS NOT NULL"
     both = f"{in_source} AND {in_lake}"
     reasons = [

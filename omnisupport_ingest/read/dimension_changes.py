@@ -72,7 +72,7 @@ class RowChange:
 
 
 def newest_version(workspace: Workspace, contract: TableContract) -> int | None:
-    """The version of the dimension now; None where it is not there yet."""
+    """Return the current version of the dimension; None if it does not exist yet."""
     table = workspace.dimension(contract)
     return open_delta(table.folder).version() if table.exists else None
 
@@ -160,7 +160,7 @@ class _Row:
     hidden: frozenset[str]
 
     def cell(self, column: str) -> tuple[bool, Any]:
-        """Whether the value is known, and it."""
+        """Return whether the value is known, and the value."""
         return column not in (self.columns.get(UNRESOLVED) or ()), _value(self.columns, column)
 
     def shown_columns(self, contract: TableContract) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 def _rows_of(
     added: Sequence[str], gone: Sequence[str], most: int | None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The rows that differ, in the files that a version added and in those that it took out, by key."""
+    """Return the rows that differ between the files that a version added and those it removed, by key."""
     with duckdb.connect(config={"threads": 2}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         new, old = (_rows(connection, name, files) for name, files in (("new", added), ("old", gone)))

@@ -72,7 +72,7 @@ class DimensionRanges:
             self._leaves_out = True
 
     def unresolved_keys(self, most: int) -> list[Key]:
-        """The keys of rows that are not known for certain, ``most`` of them: they wait for a person.
+        """Return the keys of at most ``most`` rows with unresolved values, which wait for a person.
 
         Such rows are in no checksum.
         """
@@ -81,7 +81,8 @@ class DimensionRanges:
         return [tuple(each) for each in self._connection.execute(query).fetchall()]
 
     def even_cuts(self) -> list[str]:
-        """First key columns of rows, rising, with about ``ROWS_BETWEEN_CUTS`` rows from one to the next.
+        """Return values of the first key column, ascending, with about ``ROWS_BETWEEN_CUTS`` rows between
+        two.
 
         The files are ordered by key, so every so-many-th row of each is taken.
         """
@@ -95,7 +96,8 @@ class DimensionRanges:
         return [str(key) for (key,) in self._connection.execute(query).fetchall()]
 
     def cuts(self, span: KeySpan, parts: int) -> list[str]:
-        """First key columns that part the rows in ``span`` into about as many even ranges, rising."""
+        """Return values of the first key column that cut ``span`` into about as many even ranges, in
+        ascending order."""
         rows = f"SELECT {first_key(self._contract)} AS k FROM lake l WHERE {self._within([span])}"
         placed = f"SELECT k, row_number() OVER (ORDER BY k) AS place, count(*) OVER () AS rows FROM ({rows})"
         keys = self._connection.execute(

@@ -29,7 +29,8 @@ _SCRATCH = "repair-"
 
 
 class LakeBehind(IngestError):
-    """The dimensions are not what has landed, so comparing them with the source means nothing."""
+    """Raised when a dimension does not hold all that has landed: a comparison with the source would mislead.
+    """
 
 
 class DimensionRows:
@@ -49,11 +50,12 @@ class DimensionRows:
 
     @property
     def scratch(self) -> Path:
-        """A folder for the rows to compare with, gone with the context."""
+        """A folder for the rows to compare with; removed when the context ends."""
         return self._scratch
 
     def same(self, rows: Path) -> bool:
-        """Whether the lake has every row of the source in ``rows`` (``write_text_rows``), value by value.
+        """Return whether the lake has every source row in the file ``rows`` (``write_text_rows``), value by
+        value.
 
         Of the contract's columns. A row that the lake does not know for certain is not the same; nor is any
         of a table whose values a policy has changed: what the lake has cannot tell that nothing else did.
@@ -79,7 +81,8 @@ class DimensionRows:
     def has(
         self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
     ) -> bool:
-        """Whether the rows with keys above ``start``, up to and with ``end``, have ``checksum``, for certain.
+        """Return whether the rows with keys above ``start`` up to ``end`` (inclusive) certainly have
+        ``checksum``.
 
         ``by``: the columns that the bounds are values of; None: open. Such rows count as met.
         """
@@ -97,7 +100,7 @@ class DimensionRows:
         return True
 
     def unmet(self) -> list[str]:
-        """The keys (JSON arrays) of the rows alive, or perhaps alive, that no file had, in order."""
+        """Return the keys (JSON arrays), in order, of rows that are or may be alive and that no file had."""
         rows = self._connection.execute(
             "SELECT _cdc_key FROM lake l WHERE (NOT _cdc_is_deleted OR len(_cdc_unresolved) > 0)"
             " AND NOT EXISTS (SELECT 1 FROM met WHERE met.key = l._cdc_key) ORDER BY _cdc_key"

@@ -48,7 +48,7 @@ _IN_RAW = ("epoch", "commit_lsn", "ordinal", "identity", "key", "batch_id", "lan
 
 
 class NothingToExplain(IngestError):
-    """The lake has no event of the key that was asked for."""
+    """Raised when the lake has no event of the requested key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _holds(file: DataFile, event: KeyEvent) -> bool:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All of it. ``origins`` is None where no accepted or withheld event is of a row.
+    """Everything known of one key. ``origins``: None if no accepted or withheld event concerns a row.
 
     ``checkpoints``: of every layer with events of the key, by layer and window, from raw to dimension.
     ``late``: window and position of events that landed in a closed window. ``shown``: the row in the
@@ -318,7 +318,7 @@ def _landed(workspace: Workspace, contract: TableContract, batch_id: str) -> Lan
 
 
 def kind_of(batch: Manifest) -> str:
-    """What sort of batch it is, in one word or two."""
+    """Return the kind of the batch in one or two words."""
     if batch.chunk is not None:
         return "snapshot end" if batch.chunk.boundary else "snapshot"
     if batch.file is not None:

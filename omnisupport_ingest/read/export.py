@@ -34,7 +34,7 @@ from omnisupport_ingest.read.overview import overview
 
 
 class Format(Enum):
-    """What file is written; the value is what the person types."""
+    """The format of the file; the value is the option's text."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -42,11 +42,11 @@ class Format(Enum):
 
 
 class NoDimension(IngestError):
-    """The dimension has not been made yet, or not since its contract named another column."""
+    """Raised when the dimension does not exist yet, or lacks a column that its contract names since."""
 
 
 class ExportFailed(IngestError):
-    """The file could not be written, or a file of the lake not be read."""
+    """Raised when the file cannot be written, or a file of the lake cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class _Progress:
 
 
 def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
-    """How far the dimension is behind landing."""
+    """Return how far the dimension is behind landing."""
     seen = overview(workspace, contract.source)
     if seen.landing.problem is not None:
         raise seen.landing.problem
@@ -234,7 +234,7 @@ def _rows(contract: TableContract, files: Sequence[str]) -> str:
 
 
 def _value(column: Column, form: Format) -> str:
-    """The column as the file has it."""
+    """Return the SQL for the column as the file shows it."""
     name = _name(column.name)
     if form is Format.PARQUET:
         return name
@@ -275,7 +275,7 @@ def _as_text(column: Column) -> str:
 
 
 def _ours(form: Format, *, deleted: bool) -> list[str]:
-    """The columns of the platform that the file has beside those of the contract."""
+    """Return the platform's own columns that the file has besides the contract's."""
     columns = ["_cdc_is_deleted", "_cdc_deleted_at"] if deleted else []
     if form is Format.PARQUET:
         return [*columns, "_cdc_unresolved", "_cdc_exact"]

@@ -49,7 +49,7 @@ class ExportedFile:
 
 
 def note_export(home: Path, table: str, path: Path, rows: int) -> None:
-    """Note that ``path`` was written with ``rows`` of ``table``. Durable then."""
+    """Record that ``path`` was written with ``rows`` of ``table``. Durable on return."""
     entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
     line = json.dumps(to_plain(entry), ensure_ascii=False).encode() + b"\n"
     with gate("export.file", FILE):
@@ -68,7 +68,7 @@ def note_export(home: Path, table: str, path: Path, rows: int) -> None:
 
 
 def exported_files(home: Path) -> list[ExportedFile]:
-    """Every entry, the first one first. ``ExportLedgerUnreadable``."""
+    """Return every entry, oldest first. Raises ``ExportLedgerUnreadable``."""
     try:
         lines = read_file(home / FILE).splitlines()
     except FileNotFoundError:

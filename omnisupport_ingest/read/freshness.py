@@ -71,7 +71,7 @@ def freshness(
 
 
 def _before(part: LandedPart, landing: LandingStore) -> datetime:
-    """Up to when a table that lacks the batch of ``part`` is complete at least."""
+    """Return the time up to which a table without the batch of ``part`` is still complete."""
     if part.begins is None:
         return part.landed_at
     if part.mark_before is not None:

@@ -30,7 +30,7 @@ def row_number(digest: str, number: int) -> str:
 
 
 def first_key(contract: TableContract) -> str:
-    """What the spans of a table's keys are of (``KeySpan``)."""
+    """Return SQL for the first key column, by which key spans (``KeySpan``) are made."""
     column = contract.column(contract.key[0])
     value = f"l.{named(column.name)}"
     if by_number(contract):
@@ -91,7 +91,7 @@ def _part(column: Column) -> str:
 
 
 def _text(column: Column, value: str) -> str:
-    """The value as PostgreSQL writes it."""
+    """Return SQL for the value as PostgreSQL writes it."""
     kind = column.type.kind
     if kind is Kind.BOOLEAN:
         return f"CASE {value} WHEN true THEN 't' WHEN false THEN 'f' END"

@@ -68,13 +68,14 @@ class DimensionKeys:
         return connection
 
     def checksum(self, bounds: Bounds, /) -> RowChecksum:
-        """That of the keys in ``bounds``."""
+        """Return the checksum of the keys in ``bounds``."""
         sums = (f"coalesce(sum(number_{n}::HUGEINT), 0)::VARCHAR" for n in range(2))
         row = self._one(f"SELECT count(*), {', '.join(sums)} FROM alive WHERE {self._within(bounds)}")
         return RowChecksum(*map(int, row))
 
     def cuts(self, bounds: Bounds, parts: int, /) -> list[tuple[str, ...]]:
-        """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
+        """Return keys that cut ``bounds`` into about ``parts`` even ranges, ascending; empty if there are few
+        keys."""
         within = self._within(bounds)
         (count,) = self._one(f"SELECT count(*) FROM alive WHERE {within}")
         step = count // parts

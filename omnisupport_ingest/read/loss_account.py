@@ -26,7 +26,7 @@ from omnisupport_ingest.position import Lsn
 
 
 class Verdict(StrEnum):
-    """What the account comes to, from best to worst."""
+    """The result of the account, from best to worst."""
 
     NOTHING_LANDED = "nothing_landed"
     NOTHING_LOST = "nothing_lost"
@@ -36,13 +36,13 @@ class Verdict(StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether a person has something to do about it."""
+        """Whether a person has to act on it."""
         return self in (Verdict.WITHHELD, Verdict.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochAccount:
-    """One epoch: the stretch of the log that landed without a gap, and what is known to lack.
+    """One epoch: the part of the log that landed without a gap, and what is known to be missing.
 
     ``start`` and ``end`` are None where the source has no log, or nothing of it has landed. ``gap`` holds
     back what landed behind it. ``accepted``: what a person accepted as lost before the epoch. ``proved`` is
@@ -76,7 +76,7 @@ class OffsetsGone:
 
 @dataclass(frozen=True, slots=True)
 class LossAccount:
-    """Everything of one source. ``incomplete``: tables that show no state which the source had.
+    """The account of one source. ``incomplete``: tables whose state never existed at the source.
 
     ``withheld``: events in quarantine by the state of their review. ``slot_problem``: why the server can not
     send what comes next, None if it can or was not asked.
@@ -104,7 +104,7 @@ class LossAccount:
 
     @property
     def _named(self) -> str:
-        """What was lost and named, as a sentence without its end."""
+        """Return the known losses as the beginning of a sentence."""
         gone = len(self.offsets_gone)
         if gone:
             # A topic is not read again, unlike tables.

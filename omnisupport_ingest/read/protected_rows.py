@@ -63,13 +63,16 @@ class LandedProtection:
 
     @classmethod
     def open(cls, settings: Settings, source: str) -> LandedProtection:
-        """By the contracts in force. ``PiiKeyMissing`` where a key for their hashes is not there."""
+        """Open the protection of the contracts in force.
+
+        ``PiiKeyMissing`` if a key for their hashes is missing.
+        """
         workspace = Workspace.open(settings)
         contracts = workspace.contracts.of_source(source)
         return cls(Protections.of(contracts, workspace.secrets(contracts)))
 
     def of(self, event: LandedEvent) -> LandedEvent:
-        """The event with its row images protected."""
+        """Return the event with protected row images."""
         protection = self.protections.by_table.get((event.source_schema, event.source_table))
         if protection is None or event.op not in ROW_OPS:
             return event

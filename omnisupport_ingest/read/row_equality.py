@@ -53,19 +53,19 @@ def parts_of(key: str, contract: TableContract) -> str:
 
 
 def same_key(contract: TableContract, one: str, other: str) -> str:
-    """Whether two rows, by the names of their relations, have one key."""
+    """SQL: whether the rows of two relations have the same key."""
     parts = [key_part(i) for i in range(len(contract.key))]
     return " AND ".join(f"{one}.{part} = {other}.{part}" for part in parts)
 
 
 def not_marked(contract: TableContract) -> str:
-    """Whether the source's row ``s`` is not marked as deleted."""
+    """SQL: whether the source's row ``s`` is not marked as deleted."""
     mark = contract.soft_delete_column
     return "true" if mark is None else f"s.{named(mark)} IS NULL"
 
 
 def equal(column: Column) -> str:
-    """Whether the source's row ``s`` and the lake's ``l`` have one value in ``column``.
+    """SQL: whether the source's row ``s`` and the lake's ``l`` have equal values in ``column``.
 
     Of a hashed one, the lake's is by one of the keys in force (``protected_rows``).
     """
@@ -98,7 +98,7 @@ def _cast(column: Column) -> str:
 
 
 def _nothing(contract: TableContract) -> str:
-    """A lake table without rows: no file tells its columns."""
+    """Return SQL for an empty lake table; without a file its columns come from the contract."""
     columns = ", ".join(f"NULL AS {named(column.name)}" for column in contract.columns)
     return (
         f"(SELECT {columns}, NULL::VARCHAR AS _cdc_key, NULL::VARCHAR AS _cdc_op, false AS _cdc_is_deleted,"

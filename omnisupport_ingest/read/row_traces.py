@@ -37,7 +37,7 @@ _LIVING = frozenset("cur")
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Where a key stands. ``last``: its last event, with operation ``op``.
+    """The state of a key. ``last``: its last event, with operation ``op``.
 
     ``through``: the position that ended its row, None while it lives. ``doubtful``: a delete in
     quarantine leaves open whether it lives. ``marked``: its soft-delete column is set.
@@ -75,7 +75,7 @@ class KeyChange:
 
 
 def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowState | None:
-    """Where ``key`` stands by the fold of every window; None if the fold has no such key."""
+    """Return the state of ``key`` after folding all windows; None if no window has the key."""
     rows = _folded(workspace, contract, key)
     ends = _table_ends(rows)
     keyed = rows.filter(pc.equal(rows["_cdc_key"], key))
@@ -123,7 +123,7 @@ def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[
 
 
 def has_left(key: str, through: Position, events: Iterable[Trace], changes: Iterable[KeyChange]) -> bool:
-    """Whether what ended under ``key`` at ``through`` was a row that has another key since."""
+    """Return whether the row that ended under ``key`` at ``through`` lives on under another key."""
     left = max((each.left for each in changes if each.old == key and each.left <= through), default=None)
     if left is None:
         return False

@@ -47,12 +47,12 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
 
 
 def asking(changes: Iterable[JudgedChange], table: str) -> list[JudgedChange]:
-    """Those of ``changes`` of the contract ``table`` that still ask for something."""
+    """Return the ``changes`` of the contract ``table`` that a person still has to act on."""
     return [each for each in changes if each.asks and each.change.table == table]
 
 
 def judged(change: SchemaChange, contract: TableContract, *, read_again: bool) -> JudgedChange:
-    """What ``change`` means for ``contract`` as it is now. ``read_again``: a person had the table read
+    """Return what ``change`` means for the present ``contract``. ``read_again``: a person had the table read
     since."""
     columns = {each.name: each for each in contract.source_columns}
     column = columns.get(change.column or "")

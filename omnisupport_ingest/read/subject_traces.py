@@ -48,8 +48,10 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A file of ``place`` (landing, raw, or a table's path in the lake) that holds something of a subject:
-    ``count`` images in landing and raw, cells in a table. ``path`` is relative to the home."""
+    """A file with personal values of a subject: ``count`` images in landing and raw, ``count`` cells in a
+    table.
+
+    ``place``: landing, raw, or the path of a table in the lake. ``path`` is relative to the home."""
 
     place: str
     path: str
@@ -59,7 +61,7 @@ class Holding:
 
 @dataclass
 class Traced:
-    """What landing and raw hold of a subject.
+    """The files in landing and raw with images of a subject.
 
     ``encrypted``: files with images that its key encrypted; ``plain``: with images of its rows that landed
     before the contract said encrypted. ``windows`` and ``rows`` are those of the encrypted ones.
@@ -292,7 +294,7 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
 
 
 def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
-    """Events of landing and raw with their place, file and window; of files that are there."""
+    """Yield layer, file, window and events of every file of landing and raw that exists."""
     store, raw = workspace.landing(source), look(workspace.raw(source))
     files = [
         (LANDING, store.path_of(file), file.window) for each in store.manifests() for file in each.files
@@ -305,7 +307,7 @@ def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str,
 
 
 def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
-    """How many images of ``rows`` landed with personal values readable, by place and file."""
+    """Count the images of ``rows`` with readable personal values, by layer and file."""
     columns: Mapping[tuple[str, str], frozenset[str]] = {
         (each.schema, each.table): frozenset(maybe_encrypted_columns(each))
         for each in workspace.contracts.of_source(source)
@@ -330,7 +332,7 @@ def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:
 
 
 def _of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:
-    """Which of ``events`` are of ``rows``."""
+    """Return a mask of the ``events`` of ``rows``."""
     keys = pc.is_in(events.column("key"), pa.array(sorted({key for *_, key in rows}), pa.string()))
     if not keys.true_count:
         return keys

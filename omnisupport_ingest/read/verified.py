@@ -37,7 +37,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The note of one table.
+    """The verdict of the last check of one table.
 
     ``state`` of the last check, ``why`` in words for a person. ``rows`` of the source were compared, without
     the ``left_out`` ones, which changed meanwhile; ``differing`` keys differ. ``through``: where the whole

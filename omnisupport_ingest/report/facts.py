@@ -106,7 +106,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """Everything of one source. ``left_out``: batches that landed earlier than those told."""
+    """All facts of one source. ``left_out``: the number of older batches that are not in them."""
 
     source: str
     batches: tuple[Batch, ...]

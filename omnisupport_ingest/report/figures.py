@@ -28,7 +28,7 @@ _TOGETHER = 4
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long the events of a batch took: ``events`` of them, ``seconds`` each, known at ``at``."""
+    """The latency of a batch: each of its ``events`` took ``seconds``; measured at ``at``."""
 
     at: datetime
     seconds: float

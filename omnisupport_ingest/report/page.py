@@ -117,7 +117,7 @@ def document(home: str, sources: Sequence[SourceFacts]) -> dict[str, Any]:
 
 
 def html(home: str, sources: Sequence[SourceFacts], *, made: datetime | None = None) -> str:
-    """The page. ``home``: what it is of."""
+    """Return the page as HTML. ``home``: the name of the home in its title."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     moment = made or datetime.now(UTC)
     return environment.from_string(_PAGE).render(

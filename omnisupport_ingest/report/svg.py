@@ -133,7 +133,7 @@ def chart(
 
 @dataclass(frozen=True, slots=True)
 class _Plane:
-    """What a chart is drawn on: its element, both scales, and what their numbers are."""
+    """The drawing area of a chart: its element, and its scales and axes."""
 
     root: ET.Element
     across: _Scale
@@ -166,7 +166,7 @@ def _axes(plane: _Plane, y_ticks: Sequence[float]) -> None:
 
 
 def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> None:
-    """Draw the series with its ``number`` among ``of`` series, which bars stand beside."""
+    """Draw a series. ``number`` of ``of``: where its bars stand beside those of the other series."""
     root, across, up, colour = plane.root, plane.across, plane.up, f"c{number % _COLOURS}"
     for stretch in series.stretches() if marks is Marks.LINE else ():
         path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in stretch)
@@ -188,7 +188,7 @@ def _draw(plane: _Plane, series: Series, marks: Marks, number: int, of: int) -> 
 
 
 def _legend_positions(series: Sequence[Series]) -> list[tuple[float, float]]:
-    """Where each name stands in the legend: from the left, and how far below its first line."""
+    """Return for each name in the legend its x, and its y below the first line."""
     positions, at, below = [], float(_LEFT), 0.0
     for each in series:
         width = 13 + 6.2 * len(each.name) + 16

@@ -47,7 +47,7 @@ _NAMED = 10
 
 
 class ReviewRefused(IngestError):
-    """Some event cannot be decided so; nothing of the command was recorded."""
+    """Raised when an event cannot be decided as requested; nothing was recorded."""
 
 
 class ReviewIncomplete(IngestError):

@@ -100,8 +100,8 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
 def _meant(escape: re.Match[str]) -> str:
-    """What a backslash and what follows it stand for (Java, ``Properties.load``): Spark's own processes read
-    the same file."""
+    """Return the character that an escape sequence stands for (Java, ``Properties.load``): Spark's own
+    processes read the same file."""
     text = escape[1]
     return chr(int(text[1:], 16)) if len(text) > 1 else _CONTROLS.get(text, text)
 
@@ -130,7 +130,7 @@ def package_archive(folder: Path) -> Path:
 
 @cache
 def _archived() -> bytes:
-    """The same bytes for the same code: a session that has them already takes them again without a word."""
+    """Return the archive: equal code gives equal bytes, so a session that has them accepts them again."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for file in sorted(each for kind in ("py", "sql") for each in _PACKAGE.rglob(f"*.{kind}")):

@@ -169,7 +169,7 @@ def _start(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the server runs first, so that the kernel ends it if this process is killed (Linux)."""
+    """Run first in the server: have the kernel end it if this process is killed (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -62,7 +62,7 @@ def write_workspace(home: Home, socket: Path) -> None:
 
 
 def run_starter_socket(home: Home) -> Path:
-    """Where the process that stands ready for runs listens: nobody else may connect."""
+    """Return the socket of the process that stands ready for runs; only the owner can connect."""
     return socket_folder(home.run) / "run-starter.sock"
 
 

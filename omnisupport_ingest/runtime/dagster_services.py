@@ -97,13 +97,13 @@ def code_server(settings: Settings, home: Home) -> Service:
 
 
 def run_starter(settings: Settings, home: Home) -> Service:
-    """What stands ready for runs."""
+    """Return the service that stands ready for runs."""
     starter = _service(RUN_STARTER, (STARTER, str(run_starter_socket(home))), settings, home)
     return replace(starter, environment={**starter.environment, **_ONE_THREAD})
 
 
 def daemon(settings: Settings, home: Home) -> Service:
-    """Sensors, schedules, and the queue."""
+    """Return the daemon: sensors, schedules, and the run queue."""
     return _service(DAEMON, (PROMPT_DAEMON, "run", "-w", _workspace(home)), settings, home)
 
 
@@ -114,7 +114,7 @@ def webserver(settings: Settings, home: Home, port: int, listen: str = LOOPBACK)
 
 
 def code_server_socket(home: Home) -> Path:
-    """Where the code server listens. What it does for who can connect is run code, so nobody else can."""
+    """Return the socket of the code server. It runs code for whoever can connect, so only the owner can."""
     return socket_folder(home.run) / "dagster-code-server.sock"
 
 

@@ -46,7 +46,7 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What a server forks for, and when it does not.
+    """The requests that a server forks for, and the conditions under which it does not.
 
     ``is_current``: whether what this process has imported is still what a new process would import;
     ``work``: what a child does about a request, its exit code returned; ``after_failure``: what a further
@@ -181,7 +181,7 @@ class ForkServer:
 
 
 def ask(path: Path, request: str, begin: Callable[[ProcessIdentity], None]) -> bool:
-    """Have what stands ready at ``path`` do ``request`` in a child; False if it does not, and will not.
+    """Have the server at ``path`` do ``request`` in a child; False if it has not done it and will not.
 
     ``begin`` is called with the child before it begins; if it raises, the child does nothing.
     """

@@ -61,7 +61,7 @@ class PidFile:
         self._written = False
 
     def write(self) -> None:
-        """Write it, if that has not been done and can be done now."""
+        """Write the file unless that is done; try again later if it fails."""
         identity = None if self._written else ProcessIdentity.of(self._service)
         if identity is None:
             return
@@ -212,7 +212,7 @@ def end_descendants(*, grace: float) -> list[psutil.Process]:
 
 
 def _survivors_line(survivors: list[psutil.Process]) -> str:
-    """Which processes run on, for a person."""
+    """Return a line for people that names the processes that still run."""
     names = []
     for process in survivors:
         with contextlib.suppress(psutil.Error):

@@ -12,7 +12,7 @@ from omnisupport_ingest.locks import Holder, LockTaken, NamedLock
 
 
 class HomeInUse(IngestError):
-    """Another command has its processes running on the same home."""
+    """Raised when another command has its processes running on the same home."""
 
     exit_code = 6
 

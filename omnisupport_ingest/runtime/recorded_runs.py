@@ -26,7 +26,7 @@ _GOING_ON = frozenset({"QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELIN
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A run. ``job`` is what people know it by, ``replay`` for windows that were asked for by a backfill.
+    """A run. ``job``: its name for people; ``replay`` for the runs of a backfill.
 
     Times are timezone-aware; ``ended`` is None while it goes on.
     """

@@ -62,7 +62,7 @@ class RotatingLog:
             self._missing = _Missing(len(rest), datetime.now(UTC), error.strerror or type(error).__name__)
 
     def catch_up(self) -> None:
-        """Say what is missing, if anything is and if there is room for it now."""
+        """Write a line on the missing bytes, if there are any and the line can be written now."""
         if self._missing is None:
             return
         note = (b"" if self._line_ended else b"\n") + self._missing.note

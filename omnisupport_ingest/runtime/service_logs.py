@@ -90,7 +90,7 @@ def last_errors(log: ServiceLog, count: int) -> list[list[str]]:
 
 
 class Follower:
-    """What is written to a log from now on, through its rotations; a context manager."""
+    """Follows a log through its rotations; a context manager."""
 
     def __init__(self, log: ServiceLog, *, from_start: bool = False) -> None:
         """``from_start``: the log has come while others were followed, so all of it is new."""

@@ -40,13 +40,13 @@ _STAYS = "What is committed stays."
 
 
 class SparkOutOfMemory(IngestError):
-    """Spark, or one of its Python workers, had not enough memory for a step."""
+    """Raised when Spark or one of its Python workers ran out of memory in a step."""
 
     exit_code = 4
 
 
 class SparkGone(IngestError):
-    """The Spark that a step ran on has ended, or cannot be reached any more."""
+    """Raised when the Spark that ran a step has ended or cannot be reached any more."""
 
     exit_code = 4
 
@@ -64,7 +64,7 @@ def named_spark_errors(settings: Settings) -> Iterator[None]:
 
 
 def name_spark_error(error: BaseException, settings: Settings) -> IngestError | None:
-    """Return what ``error`` means if it tells of memory or of a Spark that is gone; else None.
+    """Return the named error for ``error`` if it is about memory or a Spark that is gone; else None.
 
     No text of ``error`` is repeated: it may quote a row.
     """

@@ -40,7 +40,7 @@ class Change:
 
     @property
     def order(self) -> str:
-        """What orders it: one of ``positions``."""
+        """The order that the change belongs to: one of those in ``positions``."""
         return self.ordered_by or order_of(self.lsn, self.total_order)
 
 

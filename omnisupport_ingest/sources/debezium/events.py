@@ -151,7 +151,7 @@ def _position(change: Change) -> tuple[int, int]:
 
 
 def _identity(change: Change, table_name: tuple[str, str], images: Images) -> str | None:
-    """What tells apart events at one position; None where a position has one event alone."""
+    """Return what distinguishes events at one position; None if a position has only one event."""
     order = change.order
     if order in (TRANSACTION, ARRIVAL):
         return None
@@ -168,7 +168,7 @@ def _identity(change: Change, table_name: tuple[str, str], images: Images) -> st
 
 
 def _odd_identity(envelope: str) -> str:
-    """Its text is all that an odd line has of its own: the corrected one is another event."""
+    """Return the identity of an odd line: a hash of its text, so a corrected line is another event."""
     return _compact(["odd", hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])
 
 

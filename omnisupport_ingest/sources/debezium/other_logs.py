@@ -33,8 +33,9 @@ PositionInEpoch = tuple[int, int]
 
 
 def position_of(source: Mapping[str, Any], op: str) -> tuple[PositionInEpoch, str] | None:
-    """Where the event of ``source`` stands and the order that this is of; None where its connector's log is
-    not known to be one. ``LineFault`` where it should say and does not."""
+    """Return the position of the event of ``source`` and the order that it belongs to.
+
+    None for a connector whose log is not known here. ``LineFault`` if the position is missing or wrong."""
     connector = source.get("connector")
     if connector in MYSQL:
         order = BINLOG
