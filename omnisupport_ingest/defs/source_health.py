@@ -17,7 +17,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.runtime.alarm import tell
+from omnisupport_ingest.runtime.alarm import send_alarm
 from omnisupport_ingest.sources.postgres.capture.health import Health, source_health
 from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
 from omnisupport_ingest.sources.postgres.slot.retention import Level, Warned
@@ -90,7 +90,7 @@ def source_health_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
         health = _health(workspace, definition)
         news = (health.level, health.kinds) != (told.level, told.problems)
         if news:
-            tell(workspace.settings, health.document(now))
+            send_alarm(workspace.settings, health.document(now))
         due = news or now.timestamp() - told.recorded_at >= _OBSERVED_EVERY_SECONDS
         recorded_at = now.timestamp() if due else told.recorded_at
         return dg.SensorResult(

@@ -31,7 +31,7 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 
 _IN_PATH = (WINDOW, "source_table")
-_TOLD = ("op", "epoch", "commit_lsn", "ordinal", "source_schema", "key", "moved_from_key")
+_COLUMNS = ("op", "epoch", "commit_lsn", "ordinal", "source_schema", "key", "moved_from_key")
 _LIVING = frozenset("cur")
 
 
@@ -171,7 +171,8 @@ def _table_ends(rows: pa.Table) -> TableEnds:
 def _rows(
     files: EventFiles, contract: TableContract, where: Any
 ) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-    """Window, whether in quarantine, and the columns ``_TOLD`` of the table's events that ``where`` takes."""
+    """Window, whether in quarantine, and the columns ``_COLUMNS`` of the table's events that ``where`` takes.
+    """
     for file in files.accepted(contract):
         yield from ((file.window, False, row) for row in _read(file, contract, where, _IN_PATH))
     table = pc.field("source_table") == contract.table
@@ -186,7 +187,7 @@ def _read(
     rows = pq.read_table(
         file.uri,
         schema=arrow_schema(RAW_TYPE, without=in_path),
-        columns=list(_TOLD),
+        columns=list(_COLUMNS),
         filters=where & of_schema,
         partitioning=None,
     )

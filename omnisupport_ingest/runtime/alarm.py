@@ -16,15 +16,15 @@ _SECONDS = 20.0
 _SCHEMES = ("http://", "https://")
 
 
-class AlarmNotTold(IngestError):
+class AlarmNotSent(IngestError):
     """The alarm command failed, or the webhook did not take the document."""
 
 
-def tell(settings: Settings, document: Mapping[str, Any]) -> bool:
+def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:
     """Hand ``document`` to whatever the settings name; whether they name anything.
 
     The command reads it as JSON on its standard input; it is posted to the webhook. Both are tried before
-    ``AlarmNotTold`` says what went wrong with which; it repeats neither the address nor what they answered.
+    ``AlarmNotSent`` says what went wrong with which; it repeats neither the address nor what they answered.
     """
     text = json.dumps(document).encode()
     faults = []
@@ -34,7 +34,7 @@ def tell(settings: Settings, document: Mapping[str, Any]) -> bool:
         faults.append(_post(settings.alarm_webhook.get_secret_value(), text))
     wrong = [fault for fault in faults if fault is not None]
     if wrong:
-        raise AlarmNotTold(
+        raise AlarmNotSent(
             " ".join(wrong),
             fix=f"Correct {PREFIX}ALARM_COMMAND or {PREFIX}ALARM_WEBHOOK; it is tried again until it works.",
         )

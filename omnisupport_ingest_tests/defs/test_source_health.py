@@ -18,7 +18,7 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.source_health import CHECK, source_health_check
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.runtime.alarm import AlarmNotTold, tell
+from omnisupport_ingest.runtime.alarm import AlarmNotSent, send_alarm
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.sources.postgres.awkward import contract_document
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -190,21 +190,21 @@ def to_webhook(address: str) -> Settings:
 def test_webhook_is_posted_the_document() -> None:
     hook = Hook(204)
     with hook.listening() as address:
-        assert tell(to_webhook(address), {"level": "alarm"})
+        assert send_alarm(to_webhook(address), {"level": "alarm"})
     assert hook.posted == [{"level": "alarm"}]
 
 
 def test_webhook_that_refuses_or_is_away_is_told_without_its_address() -> None:
-    with Hook(503).listening() as address, pytest.raises(AlarmNotTold, match="answered 503") as refused:
-        tell(to_webhook(address), {})
-    with pytest.raises(AlarmNotTold, match="cannot be reached") as away:
-        tell(to_webhook(address), {})
-    with pytest.raises(AlarmNotTold, match="no http") as other:
-        tell(to_webhook("file:///etc/passwd"), {})
+    with Hook(503).listening() as address, pytest.raises(AlarmNotSent, match="answered 503") as refused:
+        send_alarm(to_webhook(address), {})
+    with pytest.raises(AlarmNotSent, match="cannot be reached") as away:
+        send_alarm(to_webhook(address), {})
+    with pytest.raises(AlarmNotSent, match="no http") as other:
+        send_alarm(to_webhook("file:///etc/passwd"), {})
     for error in (refused, away, other):
         assert "s3cret" not in str(error.value) and "passwd" not in str(error.value)
         assert "ALARM_WEBHOOK" in error.value.fix
 
 
 def test_nothing_set_tells_nobody() -> None:
-    assert not tell(Settings(_env_file=None), {})
+    assert not send_alarm(Settings(_env_file=None), {})

@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.windows import without_sentinel
 
-MOST_TOLD = 1000
+MOST_REPORTED = 1000
 """Faults that are told one by one; all are counted."""
 
 
@@ -72,9 +72,12 @@ class ExaminedFile:
 
 @dataclass
 class Examined:
-    """What a delivery is. ``faults``: the first of them, at most ``MOST_TOLD``. ``counts``: all, by kind and
-    policy. ``kept_out``: rows that a gate will keep in quarantine. ``whole``: every row's key is known.
-    ``batches``: how many it becomes."""
+    """What a delivery is.
+
+    ``faults``: the first of them, at most ``MOST_REPORTED``. ``counts``: all, by kind and policy.
+    ``kept_out``: rows that a gate will keep in quarantine. ``whole``: every row's key is known. ``batches``:
+    how many it becomes.
+    """
 
     files: list[ExaminedFile] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -89,7 +92,7 @@ class Examined:
         self.counts[fault.kind, fault.action] += 1
         if fault.action == REJECT and self.first_rejected is None:
             self.first_rejected = fault
-        if len(self.faults) < MOST_TOLD:
+        if len(self.faults) < MOST_REPORTED:
             self.faults.append(fault)
 
     def refuse_rejected(self) -> None:
