@@ -22,7 +22,7 @@ class Done:
     err: str
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         return self.out + self.err
 
 

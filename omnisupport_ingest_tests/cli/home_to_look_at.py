@@ -24,7 +24,7 @@ from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layer
 
 
 @dataclass(frozen=True)
-class Told:
+class SampleHome:
     """A home whose first batch is in every layer, and whose second one has only landed."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
-    folder = tmp_path_factory.mktemp("looking") / "told"
+    folder = tmp_path_factory.mktemp("looking") / "sample_home"
     story = Story(folder)
     story.land(
         Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"}), Change("c", 2, {"title": "two"})]),
@@ -48,27 +48,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path
 
 
 @pytest.fixture
-def told(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    shutil.copytree(whole, tmp_path / "told")
+def sample_home(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SampleHome]:
+    shutil.copytree(whole, tmp_path / "sample_home")
     environment = dict(os.environ)
-    told = Told(tmp_path / "told")
+    sample_home = SampleHome(tmp_path / "sample_home")
     monkeypatch.chdir(tmp_path)
     for name, value in (
-        ("HOME", told.home),
-        ("CONTRACTS_DIR", told.folder / "contracts"),
+        ("HOME", sample_home.home),
+        ("CONTRACTS_DIR", sample_home.folder / "contracts"),
         ("SOURCE", SOURCE),
     ):
         monkeypatch.setenv(f"OMNISUPPORT_{name}", str(value))
     monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN", raising=False)
-    yield told
+    yield sample_home
     # A command that starts Dagster sets variables for the rest of its process.
     os.environ.clear()
     os.environ.update(environment)
 
 
-def land_another(told: Told) -> None:
+def land_another(sample_home: SampleHome) -> None:
     """A batch that continues the stream of the copied home."""
-    workspace = open_workspace(told.folder)
+    workspace = open_workspace(sample_home.folder)
     at = START + timedelta(seconds=61)
     span = StreamSpan(Lsn(20), Lsn(30), Lsn(30), Lsn(30), 30, at, at)
     name = stream_batch_id(1, Lsn(20))

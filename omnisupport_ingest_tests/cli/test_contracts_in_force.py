@@ -279,5 +279,5 @@ def test_a_table_to_retype_is_named_with_its_source_where_two_sources_have_the_n
     assert command(*WRITE).code == 0
     either = command("contracts", "retype", "tickets")
     assert either.code == 2
-    assert "other_desk.tickets" in either.told and "support_desk.tickets" in either.told
+    assert "other_desk.tickets" in either.output and "support_desk.tickets" in either.output
     assert command("contracts", "retype", "other_desk.tickets").code == 0

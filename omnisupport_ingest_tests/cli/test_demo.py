@@ -79,14 +79,14 @@ def test_a_home_of_another_domain_is_refused_with_the_ways_out(
     monkeypatch.setenv("OMNISUPPORT_HOME", str(home))
     done = command("demo", "--domain", asked)
     assert done.code == 3
-    assert f"{home} has the source {has}, and --domain is {asked}" in done.told
-    assert "Unset OMNISUPPORT_HOME" in done.told and "leave --domain out" in done.told
+    assert f"{home} has the source {has}, and --domain is {asked}" in done.output
+    assert "Unset OMNISUPPORT_HOME" in done.output and "leave --domain out" in done.output
 
 
 def test_a_domain_that_there_is_not_is_a_usage_error_that_names_those_there_are() -> None:
     done = command("demo", "--domain", "shop")
     assert done.code == 2
-    assert "no domain 'shop'" in done.told and "support_desk, social" in done.told
+    assert "no domain 'shop'" in done.output and "support_desk, social" in done.output
 
 
 def test_contracts_of_the_working_directory_go_before_those_of_the_program(tmp_path: Path) -> None:

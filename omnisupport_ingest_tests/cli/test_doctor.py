@@ -16,10 +16,10 @@ from omnisupport_ingest.cli.doctor_machine import Level, contradictions, days_le
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.report.facts import Batch, SourceFacts
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, run, told, whole
+from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
 from omnisupport_ingest_tests.layers.story import SOURCE
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -28,7 +28,7 @@ def levels(found: dict[str, object], area: str) -> set[str]:
     return {each["level"] for each in found["findings"] if each["area"] == area}  # type: ignore[attr-defined]
 
 
-def test_every_finding_that_is_bad_has_a_fix_and_the_exit_code_says_so(told: Told) -> None:
+def test_every_finding_that_is_bad_has_a_fix_and_the_exit_code_says_so(sample_home: SampleHome) -> None:
     found = document(doctor)
     bad = [each for each in found["findings"] if each["level"] in ("warning", "problem")]
     assert {"chain"} <= {each["area"] for each in bad}
@@ -37,8 +37,8 @@ def test_every_finding_that_is_bad_has_a_fix_and_the_exit_code_says_so(told: Tol
     assert run(doctor).return_value == 1
 
 
-def test_a_table_whose_file_is_gone_is_named(told: Told) -> None:
-    gone = next((told.home / "lake" / SOURCE / "dim_notes").rglob("part-*.parquet"))
+def test_a_table_whose_file_is_gone_is_named(sample_home: SampleHome) -> None:
+    gone = next((sample_home.home / "lake" / SOURCE / "dim_notes").rglob("part-*.parquet"))
     gone.unlink()
     (problem,) = [
         each for each in document(doctor)["findings"] if each["area"] == "lake" and each["level"] == "problem"
@@ -51,14 +51,14 @@ def lake_problems() -> list[str]:
     return [each["seen"] for each in found if each["area"] == "lake" and each["level"] == "problem"]
 
 
-def test_a_table_whose_file_was_cut_is_named(told: Told) -> None:
-    cut = next((told.home / "lake" / SOURCE / "dim_notes").rglob("part-*.parquet"))
+def test_a_table_whose_file_was_cut_is_named(sample_home: SampleHome) -> None:
+    cut = next((sample_home.home / "lake" / SOURCE / "dim_notes").rglob("part-*.parquet"))
     cut.write_bytes(cut.read_bytes()[:20])
     assert lake_problems() == ["1 file of desk/dim_notes has another size than its log says."]
 
 
-def test_a_table_whose_log_is_broken_is_named_and_hides_no_other_finding(told: Told) -> None:
-    log = told.home / "lake" / SOURCE / "dim_notes" / "_delta_log"
+def test_a_table_whose_log_is_broken_is_named_and_hides_no_other_finding(sample_home: SampleHome) -> None:
+    log = sample_home.home / "lake" / SOURCE / "dim_notes" / "_delta_log"
     newest = max(log.glob("*.json"))
     newest.write_text('{"add": {"stats": "ada.lovelace')
     found = document(doctor)
@@ -75,7 +75,7 @@ def test_a_home_that_is_not_there_is_no_error(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_archive_holds_no_secret_no_value_of_a_row_and_no_word_of_a_person(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     password, personal, name = "hunter2secret", "ada.lovelace@example.org", "grace.hopper"
     monkeypatch.setenv(
@@ -83,10 +83,10 @@ def test_the_archive_holds_no_secret_no_value_of_a_row_and_no_word_of_a_person(
     )
     monkeypatch.setenv("OMNISUPPORT_ALARM_WEBHOOK", f"https://hooks.example/{password}")
     monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"page --token {password}")
-    AcceptedLosses(told.home / "landing" / SOURCE).accept(
+    AcceptedLosses(sample_home.home / "landing" / SOURCE).accept(
         1, name, f"asked for by {personal}", None, None, of_another_history=False
     )
-    logs = told.home / "logs"
+    logs = sample_home.home / "logs"
     logs.mkdir(exist_ok=True)
     (logs / "capture.log").write_text(f"ValueError: bad row {personal} {password}\nmore of {personal}\n")
     run(doctor, "--archive", "report.zip")

@@ -84,7 +84,7 @@ def test_json_tells_the_same_to_a_program(home: Path):
     assert told["not_touched"] == ["landing", "raw_cdc_staging"]
     hashed = {hashlib.sha256(f'["{key}"]'.encode()).hexdigest() for key in (41, 42)}
     assert {each["key_sha256"] for each in told["recorded"]} == hashed
-    assert SECRET not in done.told
+    assert SECRET not in done.output
 
 
 @pytest.mark.parametrize("options", [["--reason", "request 7"], ["--dry-run"]])

@@ -12,20 +12,20 @@ from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.read.export import NoDimension
 from omnisupport_ingest_tests.cli.home_to_look_at import (
-    Told,
+    SampleHome,
     document,
     land_another,
     run,
-    told,
+    sample_home,
     whole,
 )
 from omnisupport_ingest_tests.layers.story import SOURCE
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 
 def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
-    told: Told, tmp_path: Path
+    sample_home: SampleHome, tmp_path: Path
 ) -> None:
     out = tmp_path / "notes.jsonl"
     done = run(export, "notes", "--out", str(out))
@@ -40,14 +40,16 @@ def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
-def test_export_finds_a_table_by_its_name_at_the_source(told: Told, tmp_path: Path) -> None:
+def test_export_finds_a_table_by_its_name_at_the_source(sample_home: SampleHome, tmp_path: Path) -> None:
     for name in ("public.notes", 'public."notes"', "NOTES"):
         out = tmp_path / "notes.csv"
         assert document(export, name, "--out", str(out))["table"] == "desk.notes"
         out.unlink()
 
 
-def test_export_with_deleted_rows_takes_the_place_of_an_older_file(told: Told, tmp_path: Path) -> None:
+def test_export_with_deleted_rows_takes_the_place_of_an_older_file(
+    sample_home: SampleHome, tmp_path: Path
+) -> None:
     out = tmp_path / "notes.csv"
     out.write_text("older")
     out.chmod(0o644)
@@ -57,20 +59,22 @@ def test_export_with_deleted_rows_takes_the_place_of_an_older_file(told: Told, t
     assert out.stat().st_mode & 0o777 == 0o600
 
 
-def test_export_says_what_has_landed_and_is_not_in_the_file(told: Told, tmp_path: Path) -> None:
-    land_another(told)
+def test_export_says_what_has_landed_and_is_not_in_the_file(sample_home: SampleHome, tmp_path: Path) -> None:
+    land_another(sample_home)
     record = document(export, "notes", "--out", str(tmp_path / "notes.parquet"))
     assert (record["complete_to"], record["pending_batches"]) == (None, 1)
 
 
-def test_export_of_a_table_that_nobody_knows_lists_the_tables(told: Told, tmp_path: Path) -> None:
+def test_export_of_a_table_that_nobody_knows_lists_the_tables(
+    sample_home: SampleHome, tmp_path: Path
+) -> None:
     with pytest.raises(UnknownTable) as raised:
         run(export, "tickets", "--out", str(tmp_path / "tickets.csv"))
     assert "desk.notes" in raised.value.fix
     assert not (tmp_path / "tickets.csv").exists()
 
 
-def test_export_of_a_table_without_a_dimension(told: Told, tmp_path: Path) -> None:
-    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+def test_export_of_a_table_without_a_dimension(sample_home: SampleHome, tmp_path: Path) -> None:
+    shutil.rmtree(sample_home.home / "lake" / SOURCE / "dim_notes")
     with pytest.raises(NoDimension):
         run(export, "notes", "--out", str(tmp_path / "notes.csv"))

@@ -43,13 +43,13 @@ def settings(told: Path) -> Iterator[None]:
 
 def document(*arguments: str) -> dict[str, object]:
     done = command("as-of", *arguments, "--json")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     return json.loads(done.out)
 
 
 def test_it_tells_the_position_that_it_came_to_and_the_rows() -> None:
     done = command("as-of", "0/14", "--table", "notes")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert done.out.splitlines() == [
         "desk as it was before 1:0/15:0 (epoch 1).",
         "table  rows  softly deleted",

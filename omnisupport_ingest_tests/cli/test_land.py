@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_sample_lands_and_a_person_is_told_what_of(home: Path) -> None:
     done = command("land", str(SAMPLE), "--source", SOURCE)
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert "12 events" in done.out
     assert "log position alone" in done.out
     assert "1 tombstone, 1 heartbeat" in done.out
@@ -70,7 +70,7 @@ def test_a_refused_file_is_told_and_the_others_land(home: Path, tmp_path: Path) 
     first, second = json.loads(done.out)["files"]
     assert "line 1" in first["refused"]["problem"]
     assert second["events"] == 12
-    assert "hunter2" not in done.told
+    assert "hunter2" not in done.output
 
 
 @pytest.mark.parametrize(

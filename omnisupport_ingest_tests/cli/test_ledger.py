@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from omnisupport_ingest.cli.ledger import ledger
-from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, run, told, whole
+from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
 from omnisupport_ingest_tests.layers.story import SOURCE
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 
-def test_a_table_that_was_never_read_whole_may_lack_rows(told: Told) -> None:
+def test_a_table_that_was_never_read_whole_may_lack_rows(sample_home: SampleHome) -> None:
     done = run(ledger)
     assert done.return_value == 1
     assert done.stdout.startswith(f"Changes of {SOURCE} may be missing")
@@ -20,8 +20,8 @@ def test_a_table_that_was_never_read_whole_may_lack_rows(told: Told) -> None:
     assert (epoch["to_lsn"], epoch["events"], epoch["gap"]) == ("0/14", 4, None)
 
 
-def test_a_home_in_which_nothing_landed_lost_nothing(told: Told) -> None:
-    for manifest in (told.home / "landing" / SOURCE / "manifests").glob("*.json"):
+def test_a_home_in_which_nothing_landed_lost_nothing(sample_home: SampleHome) -> None:
+    for manifest in (sample_home.home / "landing" / SOURCE / "manifests").glob("*.json"):
         manifest.unlink()
     done = run(ledger)
     assert done.return_value == 0

@@ -9,9 +9,15 @@ import pytest
 
 from omnisupport_ingest.runtime import spark as runtime_spark
 from omnisupport_ingest_tests.cli.command import command
-from omnisupport_ingest_tests.cli.home_to_look_at import Told, files_in, land_another, told, whole
+from omnisupport_ingest_tests.cli.home_to_look_at import (
+    SampleHome,
+    files_in,
+    land_another,
+    sample_home,
+    whole,
+)
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 LOOKING = (
     "status",
@@ -39,15 +45,15 @@ def contents(home: Path) -> dict[Path, str]:
 
 
 def test_what_only_looks_changes_nothing_and_starts_no_spark(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("a command that only looks asked for Spark")
 
-    land_another(told)
+    land_another(sample_home)
     monkeypatch.setattr(runtime_spark, "session", refused)
-    before = contents(told.home)
+    before = contents(sample_home.home)
     for each in LOOKING:
         done = command(*each.split())
-        assert done.code in (0, 1), (each, done.told)
-        assert contents(told.home) == before, each
+        assert done.code in (0, 1), (each, done.output)
+        assert contents(sample_home.home) == before, each

@@ -68,7 +68,7 @@ def test_home_of_an_earlier_format_is_refused_by_every_command_and_left_as_it_is
     before = sorted(lake.rglob("*"))
     refused = command(name)
     assert refused.code == 3
-    assert "format version 1" in refused.told and "omnisupport-ingest rebuild" in refused.told
+    assert "format version 1" in refused.output and "omnisupport-ingest rebuild" in refused.output
     assert sorted(lake.rglob("*")) == before
 
 
@@ -111,11 +111,11 @@ def test_rebuild_makes_the_dimensions_again_with_the_same_rows_and_removes_the_e
     retired = lake / "published" / "retired"
     retired.mkdir()
     refused = command("rebuild")
-    assert refused.code == 1 and "no contract names it" in refused.told
+    assert refused.code == 1 and "no contract names it" in refused.output
     assert rows(lake / "published" / "notes") == before, "nothing is removed while a table has no dimension"
     retired.rmdir()
     done = command("rebuild")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert "folders of the earlier version are removed" in done.out
     assert rows(lake / "dim_notes") == before
     assert not (lake / "published").exists()

@@ -14,14 +14,14 @@ from omnisupport_ingest.cli.metrics import METRICS, PREFIX, Looks, metrics_page,
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
-from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, tables, told, whole
+from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, sample_home, tables, whole
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_reading_says_what_status_says(told: Told) -> None:
+def test_a_reading_says_what_status_says(sample_home: SampleHome) -> None:
     seen = document(status)
     port = free_port()
     end = serve(port)

@@ -72,7 +72,7 @@ def test_list_says_why_each_event_is_there_and_shows_no_value(home: Path):
     assert "row_rule (title:max_length)  open" in done.out
     assert f"public.notes, create, window {SECOND}, first seen 2026-01-01 12:05:00 UTC" in done.out
     assert "    from batch e000001-s-" in done.out
-    assert SECRET not in done.told
+    assert SECRET not in done.output
     assert SECRET not in json.dumps(document("list"))
 
 
@@ -94,7 +94,7 @@ def test_show_prints_values_only_when_they_are_asked_for(home: Path):
     (event,) = ids("--reason", "row_rule")
     done = quarantine("show", event)
     assert done.code == 0
-    assert SECRET not in done.told
+    assert SECRET not in done.output
     assert f"title: {len(SECRET)}" in done.out
     assert "not sent         body" in done.out
     assert "Values are not shown; --values prints them, personal data included." in done.out

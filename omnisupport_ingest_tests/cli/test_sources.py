@@ -71,7 +71,7 @@ def test_new_writes_a_definition_that_is_valid(
     folder: Path, options: tuple[str, ...], members: dict[str, Any]
 ) -> None:
     done = command("sources", "new", "desk", "--kind", *options)
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     found = made(folder, "desk")
     assert {name: found[name] for name in members} == members
     path = folder / "contracts" / "sources" / "desk.json"
@@ -102,7 +102,7 @@ def test_new_refuses_what_cannot_be_and_writes_nothing(
 ) -> None:
     done = command("sources", "new", "desk", "--kind", *options)
     assert done.code != 0 and told in done.err
-    assert SECRET not in done.told
+    assert SECRET not in done.output
     assert not (folder / "contracts" / "sources").exists()
 
 

@@ -24,19 +24,19 @@ from omnisupport_ingest.runtime.running import record_ui_port, ui_port
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.cli.home_to_look_at import (
-    Told,
+    SampleHome,
     document,
     files_in,
     land_another,
     run,
+    sample_home,
     tables,
-    told,
     whole,
 )
 from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, events
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 
 def test_status_of_a_home_that_is_not_there_makes_none(
@@ -48,7 +48,7 @@ def test_status_of_a_home_that_is_not_there_makes_none(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> None:
+def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(sample_home: SampleHome) -> None:
     seen = document(status)
     found = tables(seen)
     assert list(found) == [
@@ -68,28 +68,30 @@ def test_status_of_a_home_that_is_up_to_date_has_nothing_pending(told: Told) -> 
     assert found["dim_notes"]["cursor"] == "1:0/14:2"
 
 
-def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothing(told: Told) -> None:
-    land_another(told)
-    before = files_in(told.home)
+def test_status_names_what_landed_and_is_not_in_the_tables_yet_and_changes_nothing(
+    sample_home: SampleHome,
+) -> None:
+    land_another(sample_home)
+    before = files_in(sample_home.home)
     found = tables(document(status))
     for name in ("raw_cdc_staging", "deduped_events", "dim_notes"):
         assert (found[name]["pending_windows"], found[name]["pending_batches"]) == (1, 1), name
-    assert files_in(told.home) == before
+    assert files_in(sample_home.home) == before
 
 
-def test_status_names_net_changes_that_the_dimension_does_not_show(told: Told) -> None:
-    shutil.rmtree(told.home / "lake" / SOURCE / "dim_notes")
+def test_status_names_net_changes_that_the_dimension_does_not_show(sample_home: SampleHome) -> None:
+    shutil.rmtree(sample_home.home / "lake" / SOURCE / "dim_notes")
     found = tables(document(status))
     assert (found["net_changes/notes"]["rows"], found["net_changes/notes"]["pending_windows"]) == (3, 0)
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
+def test_status_tells_how_far_what_people_read_is_behind(sample_home: SampleHome) -> None:
     seen = document(status)
     landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
     assert notes["complete_to"] == landing["watermark"]
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
-    land_another(told)
+    land_another(sample_home)
     seen = document(status)
     landing, notes = seen["sources"][0]["landing"], tables(seen)["dim_notes"]
     assert notes["complete_to"] == (START + timedelta(seconds=2)).isoformat()
@@ -99,13 +101,13 @@ def test_status_tells_how_far_what_people_read_is_behind(told: Told) -> None:
 
 
 def test_status_tells_which_promises_are_kept_and_since_when_a_table_is_equal_to_its_source(
-    told: Told,
+    sample_home: SampleHome,
 ) -> None:
-    file = told.folder / "contracts" / "notes.json"
+    file = sample_home.folder / "contracts" / "notes.json"
     contract = json.loads(file.read_text())
     contract["x-cdc"]["quality"] = {"freshness": "PT1M"}
     file.write_text(json.dumps(contract))
-    workspace = open_workspace(told.folder)
+    workspace = open_workspace(sample_home.folder)
     (notes,) = workspace.contracts.of_source(SOURCE)
     moment = Moment(1, Lsn(20), datetime.now(UTC) - timedelta(minutes=3))
     write_verified(workspace.home, notes, Verified("notes", EQUAL, moment.at, 3, through=moment))
@@ -119,8 +121,8 @@ def test_status_tells_which_promises_are_kept_and_since_when_a_table_is_equal_to
     assert "dim_notes: equal to the source at LSN 0/14, checked 3 minutes ago" in shown
 
 
-def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> None:
-    workspace = open_workspace(told.folder)
+def test_a_table_without_new_events_is_as_fresh_as_landing_is(sample_home: SampleHome) -> None:
+    workspace = open_workspace(sample_home.folder)
     at = START + timedelta(seconds=120)
     other = events(Commit(30, 100, [Change("c", 4, {"title": "four"})]))[0]._replace(source_table="others")
     span = StreamSpan(Lsn(20), Lsn(30), Lsn(30), Lsn(30), 30, at, at)
@@ -132,9 +134,9 @@ def test_a_table_without_new_events_is_as_fresh_as_landing_is(told: Told) -> Non
     assert (notes["behind_landing_seconds"], notes["unshown_batches"]) == (0.0, 0)
 
 
-def test_a_capture_that_has_failed_is_told_by_the_exit_code(told: Told) -> None:
+def test_a_capture_that_has_failed_is_told_by_the_exit_code(sample_home: SampleHome) -> None:
     """As ``source status`` does, and it says which capture and why."""
-    records = CaptureRecords(told.home / "landing" / SOURCE)
+    records = CaptureRecords(sample_home.home / "landing" / SOURCE)
     assert run(status).return_value == 0
     with suppress(IngestError), recorded(records, follows=True, last_landed=lambda: None):
         raise IngestError("The slot is gone.", fix="Make another.")
@@ -143,8 +145,10 @@ def test_a_capture_that_has_failed_is_told_by_the_exit_code(told: Told) -> None:
     assert done.return_value == 1
 
 
-def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again(told: Told) -> None:
-    path = told.folder / "contracts" / "notes.json"
+def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again(
+    sample_home: SampleHome,
+) -> None:
+    path = sample_home.folder / "contracts" / "notes.json"
     contract = json.loads(path.read_text())
     contract["properties"]["title"]["maxLength"] = 30
     path.write_text(json.dumps(contract))
@@ -154,11 +158,11 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
-    land_another(told)
-    manifests = told.home / "landing" / SOURCE / "manifests"
+def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(sample_home: SampleHome) -> None:
+    land_another(sample_home)
+    manifests = sample_home.home / "landing" / SOURCE / "manifests"
     first = next(each for each in manifests.iterdir() if each.stem.endswith("0000"))
-    record = told.home / "landing" / SOURCE / "epochs" / "000001.json"
+    record = sample_home.home / "landing" / SOURCE / "epochs" / "000001.json"
     facts = {
         "system_identifier": "1",
         "timeline": 1,
@@ -177,8 +181,8 @@ def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(told: Told) -> None:
     assert "--new-epoch" in done.stdout
 
 
-def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(told: Told) -> None:
-    manifest = next((told.home / "landing" / SOURCE / "manifests").iterdir())
+def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(sample_home: SampleHome) -> None:
+    manifest = next((sample_home.home / "landing" / SOURCE / "manifests").iterdir())
     manifest.write_text("{")
     done = run(status, "--json")
     seen = json.loads(done.stdout)
@@ -191,7 +195,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_hides_no_table(told: Told) -
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:hunter2@127.0.0.1:9/db", "host=/nowhere password=hunter2"])
 def test_a_source_that_does_not_answer_is_told_without_its_password(
-    told: Told, monkeypatch: pytest.MonkeyPatch, dsn: str
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", dsn)
     done = run(status)
@@ -200,7 +204,7 @@ def test_a_source_that_does_not_answer_is_told_without_its_password(
 
 
 def test_a_source_that_answers_is_told_with_its_slot(
-    told: Told, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch, postgres: EmbeddedPostgres
 ) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", postgres.dsn())
     monkeypatch.setenv("OMNISUPPORT_SLOT", "nobody_has_this")
@@ -209,10 +213,12 @@ def test_a_source_that_answers_is_told_with_its_slot(
     assert source["capture"] == "STOPPED"
 
 
-def test_status_fits_a_terminal_of_100_columns(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_fits_a_terminal_of_100_columns(
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://somebody@127.0.0.1:9/database")
     # A path cannot be broken, and is as long as it is.
-    lines = [line for line in run(status).output.splitlines() if str(told.folder) not in line]
+    lines = [line for line in run(status).output.splitlines() if str(sample_home.folder) not in line]
     assert max(map(len, lines)) <= 100, [line for line in lines if len(line) > 100]
 
 

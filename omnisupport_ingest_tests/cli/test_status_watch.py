@@ -16,10 +16,10 @@ import pytest
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.status_health import health
 from omnisupport_ingest.cli.status_live import WalGrowth
-from omnisupport_ingest_tests.cli.home_to_look_at import Told, document, run, told, whole
+from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
 from omnisupport_ingest_tests.layers.story import SOURCE
 
-__all__ = ["told", "whole"]
+__all__ = ["sample_home", "whole"]
 
 WELL: dict[str, Any] = {
     "source": {
@@ -95,10 +95,10 @@ def test_a_slot_that_is_gone_is_a_warning_once_its_stream_has_landed() -> None:
     assert health(gone) == {"level": "warning", "reasons": ["the slot of desk is not on the server any more"]}
 
 
-def test_sources_that_are_not_in_use_are_counted_until_they_are_asked_for(told: Told) -> None:
-    contract = json.loads((told.folder / "contracts" / "notes.json").read_text())
+def test_sources_that_are_not_in_use_are_counted_until_they_are_asked_for(sample_home: SampleHome) -> None:
+    contract = json.loads((sample_home.folder / "contracts" / "notes.json").read_text())
     contract["x-cdc"]["source"] = "unused"
-    (told.folder / "contracts" / "others.json").write_text(json.dumps(contract))
+    (sample_home.folder / "contracts" / "others.json").write_text(json.dumps(contract))
     seen = document(status)
     assert [each["source"] for each in seen["sources"]] == [SOURCE]
     assert seen["sources_not_in_use"] == ["unused"]
@@ -107,7 +107,7 @@ def test_sources_that_are_not_in_use_are_counted_until_they_are_asked_for(told: 
     assert [each["source"] for each in document(status, "--source", "unused")["sources"]] == ["unused"]
 
 
-def test_watch_looks_again_and_again_until_ctrl_c_and_that_is_no_failure(told: Told) -> None:
+def test_watch_looks_again_and_again_until_ctrl_c_and_that_is_no_failure(sample_home: SampleHome) -> None:
     watching = subprocess.Popen(
         [
             sys.executable,

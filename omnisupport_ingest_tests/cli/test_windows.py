@@ -199,4 +199,4 @@ def test_no_range_of_windows_begins_or_ends_with_the_events_that_have_none(story
         "replay", "--source", SOURCE, bound, OUT_OF_RANGE, other, FIRST, "--reason", "r", "--dry-run"
     )
     assert done.code == 2
-    assert "with every window" in done.told
+    assert "with every window" in done.output

@@ -52,7 +52,7 @@ def in_force() -> set[str]:
 def test_a_withdrawn_table_leaves_its_contract_and_keeps_its_files_unless_they_are_to_go(folder: Path):
     lake = folder / "home" / "lake" / SOURCE
     done = command("contracts", "withdraw", "other", "--yes")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert f"Assets {SOURCE}/dim_other" in done.out
     assert f"{lake / 'dim_other'}: stays." in done.out
     assert in_force() == {f"{SOURCE}.notes", "shop.far"}
@@ -60,7 +60,7 @@ def test_a_withdrawn_table_leaves_its_contract_and_keeps_its_files_unless_they_a
     assert load_contract(moved).name == "other"
     assert (lake / "dim_other").is_dir()
     again = command("contracts", "withdraw", "other", "--yes", "--drop-data")
-    assert again.code == 0, again.told
+    assert again.code == 0, again.output
     assert f"{lake / 'dim_other'}: DELETED." in again.out
     assert not (lake / "dim_other").exists() and not (lake / "history" / "dim_other_history").exists()
     assert (lake / "dim_notes").is_dir()
@@ -69,7 +69,7 @@ def test_a_withdrawn_table_leaves_its_contract_and_keeps_its_files_unless_they_a
 
 def test_a_retired_source_takes_its_contracts_and_the_last_contract_stays(folder: Path):
     done = command("sources", "retire", SOURCE, "--yes", "--drop-data")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert in_force() == {"shop.far"}
     assert not (folder / "home" / "landing" / SOURCE).exists()
     assert not (folder / "home" / "lake" / SOURCE).exists()
@@ -87,7 +87,7 @@ def test_the_last_table_with_a_policy_is_not_withdrawn_as_its_values_would_come_
     document["x-cdc"]["pii"] = {"title": {"policy": "drop", "note": "A name."}}
     file.write_text(json.dumps(document))
     refused = command("contracts", "withdraw", "other", "--yes")
-    assert refused.code == 1, refused.told
+    assert refused.code == 1, refused.output
     assert "policy for personal data" in refused.err
     assert in_force() == {f"{SOURCE}.notes", f"{SOURCE}.other", "shop.far"}
     assert command("contracts", "withdraw", "notes", "--yes").code == 0

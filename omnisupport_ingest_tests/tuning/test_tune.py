@@ -28,7 +28,7 @@ def test_it_measures_recommends_and_leaves_nothing_of_it(
             *("--most-batches", "20000", "--most-files", "90000", "--most-cpu", "400", "--write", "--json"),
         )
         assert dict(os.environ) == held
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     found = json.loads(done.out)
     by_age, by_size = found["points"]
     assert found["recommended"] == {"OMNISUPPORT_BATCH_MAX_SECONDS": 0.3}

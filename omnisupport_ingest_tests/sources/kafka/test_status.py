@@ -40,7 +40,7 @@ def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         made = command(
             *("sources", "new", SOURCE, "--kind", "kafka", "--servers", cluster.address, "--topic", TOPIC)
         )
-        assert made.code == 0, made.told
+        assert made.code == 0, made.output
         Home.open(tmp_path / "home", Settings().window_size)
         yield cluster
 

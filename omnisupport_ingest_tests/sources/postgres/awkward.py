@@ -173,8 +173,8 @@ class Shop:
         """Run one of our commands on this source; no password may be in what it says."""
         with environment(**self.settings(dsn)):
             done = command(*arguments)
-        assert PASSWORD not in done.told
-        assert "unexpected" not in done.told, done.told
+        assert PASSWORD not in done.output
+        assert "unexpected" not in done.output, done.output
         return done
 
     def untouched(self) -> bool:

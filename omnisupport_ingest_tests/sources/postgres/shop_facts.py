@@ -19,7 +19,7 @@ from omnisupport_ingest_tests.waiting import PATIENCE
 def status(shop: Shop, *, code: int = 0) -> dict[str, Any]:
     """What ``source status`` tells; ``code``: the exit code it must have."""
     done = shop.run("source", "status", "--json")
-    assert done.code == code, done.told
+    assert done.code == code, done.output
     found: dict[str, Any] = json.loads(done.out)
     return found
 

@@ -63,7 +63,7 @@ def test_capture_that_runs_takes_the_table_up_and_is_not_started_again(shop: Sho
         ranged = shop.run(*ASK, "--from", "1")
         assert ranged.code == 2 and "late has never been read. Request all of it first." in ranged.err
         asked = shop.run(*ASK)
-        assert asked.code == 0, asked.told
+        assert asked.code == 0, asked.output
         assert "late: requested." in asked.out
         assert "The running capture adds late; the other tables go on." in asked.out
         capture.says("snapshot of late")

@@ -171,7 +171,7 @@ def test_restart_goes_on_in_the_same_process_without_loss_and_takes_in_a_new_con
         shop.contract("late")
         shop.sql("INSERT INTO items VALUES (3, 'three')")
         done = shop.run("source", "restart", "--reason", "a new table")
-        assert done.code == 0, done.told
+        assert done.code == 0, done.output
         assert f"captured again by process {capture.process.pid}" in done.out
         capture.says("(a new table). The capture starts again.")
         capture.says("snapshot of late")
@@ -196,7 +196,7 @@ def test_restart_that_fails_tells_the_error_of_the_start(shop: Shop) -> None:
     # One table that cannot be followed is left out, and that is told; the restart goes well.
     shop.sql("ALTER TABLE items DROP CONSTRAINT items_pkey")
     done = shop.run("source", "restart")
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     capture.says("items is left out, the other tables go on")
     shop.sql("INSERT INTO orders VALUES (3, 'beside')")
     until(lambda: landed_rows(shop) == 1)

@@ -26,7 +26,7 @@ CAPTURE = ("capture", "--once")
 
 def _captured(shop: Shop, *, dsn: str | None = None) -> None:
     done = shop.run(*CAPTURE, dsn=dsn)
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
 
 
 def _confirmed(shop: Shop) -> Lsn:
@@ -117,7 +117,7 @@ def test_status_warns_of_a_slot_near_its_limit_and_of_one_that_is_gone(shop: Sho
         shop.sql("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
     assert shop.run(*CAPTURE).code == GapInSource.exit_code
     anew = shop.run(*CAPTURE, "--new-epoch", "the server gave the slot up")
-    assert anew.code == 0, anew.told
+    assert anew.code == 0, anew.output
     until(lambda: shop.run("source", "status").code == 0)
 
 
@@ -198,7 +198,7 @@ def test_drop_asks_says_what_it_means_and_takes_only_what_capture_made(
     assert "Nothing of ours" in shop.run("source", "drop", "--yes").out
     assert shop.run(*CAPTURE).code == GapInSource.exit_code
     came_back = shop.run(*CAPTURE, "--new-epoch", "back again")
-    assert came_back.code == 0, came_back.told
+    assert came_back.code == 0, came_back.output
 
 
 def test_drop_is_refused_while_capture_runs_and_leaves_a_slot_of_another_home_alone(shop: Shop) -> None:

@@ -44,8 +44,8 @@ CAPTURE = ("capture", "--once")
 def refused(shop: Shop, code: int, *, dsn: str | None = None) -> Done:
     """The capture, which must fail with ``code``, twice alike, and leave nothing behind."""
     done = shop.run(*CAPTURE, dsn=dsn)
-    assert done.code == code, done.told
-    assert "Traceback" not in done.told and "\nFix: " in done.err
+    assert done.code == code, done.output
+    assert "Traceback" not in done.output and "\nFix: " in done.err
     assert shop.untouched()
     assert shop.run(*CAPTURE, dsn=dsn).code == code
     return done
@@ -54,9 +54,9 @@ def refused(shop: Shop, code: int, *, dsn: str | None = None) -> Done:
 def works(shop: Shop, *, dsn: str | None = None) -> None:
     """The same command, after the fix; preflight agrees."""
     checked = shop.run("preflight", dsn=dsn)
-    assert checked.code == 0, checked.told
+    assert checked.code == 0, checked.output
     done = shop.run(*CAPTURE, dsn=dsn)
-    assert done.code == 0, done.told
+    assert done.code == 0, done.output
     assert shop.landed()
 
 
@@ -97,7 +97,7 @@ def test_following_capture_waits_for_a_host_that_is_down_and_goes_on_when_it_is_
 def test_wrong_password(shop: Shop) -> None:
     done = refused(shop, SourceRefused.exit_code, dsn=shop.dsn(password="wr0ng-word"))
     assert f'To set the password on the server, in psql: \\password "{ROLE}"' in done.err
-    assert "wr0ng-word" not in done.told
+    assert "wr0ng-word" not in done.output
     shop.sql(f"ALTER ROLE {ROLE} PASSWORD 'wr0ng-word'")
     try:
         works(shop, dsn=shop.dsn(password="wr0ng-word"))
@@ -227,7 +227,7 @@ def test_publication_without_a_table(shop: Shop) -> None:
     for number in (3, 4):
         shop.sql(f"INSERT INTO items VALUES ({number}, 'beside')", "UPDATE orders SET v = 'unseen'")
         done = shop.run(*CAPTURE)
-        assert done.code == PreflightFailed.exit_code, done.told
+        assert done.code == PreflightFailed.exit_code, done.output
         assert f"public.orders is not in publication {shop.database}" in done.err and fix in done.err
         assert "public.items" not in done.err, "one table alone is to blame"
         same_as_source(shop, "items")
@@ -235,7 +235,7 @@ def test_publication_without_a_table(shop: Shop) -> None:
         assert incomplete_now(list(store.manifests()), "items", 1, ()) is None
         assert incomplete_now(list(store.manifests()), "orders", 1, ()) is not None
         told = shop.run("source", "status")
-        assert told.code == 1 and fix in told.out, told.told
+        assert told.code == 1 and fix in told.out, told.output
     shop.sql(fix)
     works(shop)
     same_as_source(shop)

@@ -159,7 +159,7 @@ def test_commands_tell_of_another_database_and_change_nothing(shop: Shop) -> Non
         assert done.code == 7 and f"This is another database: {name}" in done.err
         assert "OMNISUPPORT_SOURCE_DSN" in done.err
         checked = shop.run("preflight", dsn=elsewhere)
-        assert checked.code == 1 and "This is another database" in checked.told
+        assert checked.code == 1 and "This is another database" in checked.output
         assert shop.run("source", "status", dsn=elsewhere).code == 1
         assert LandingStore(shop.home / "landing", SOURCE).batch_ids() == landed
         assert shop.run("capture", "--once").code == 0
