@@ -111,7 +111,7 @@ class BucketStorage:
         self._copy(path, content, put["e_tag"])
 
     def upload(self, paths: Iterable[Path]) -> None:
-        """A file that is a hard link of one that the store has is copied by the store itself."""
+        """Upload files. The store itself copies a file that is a hard link of one that it has."""
         paths = list(paths)
         self._require_process()
         with ThreadPoolExecutor(min(_AT_ONCE, len(paths) or 1)) as pool:
@@ -296,7 +296,7 @@ class BucketStorage:
         return f"{self._url}/{self._full(self.key(folder))}"
 
     def key(self, path: Path) -> str:
-        """The key of a path of the home, without the prefix."""
+        """Return the key of a path of the home, without the prefix."""
         return path.relative_to(self._home).as_posix()
 
     def _full(self, key: str) -> str:
@@ -314,7 +314,8 @@ class BucketStorage:
         return self._opened
 
     def _require_process(self) -> None:
-        """A forked copy of the library waits for threads that it does not have, for ever."""
+        """Refuse to work in a forked process: there the library would wait for ever for threads that it
+        lacks."""
         global _process
         if _process is None:
             _process = os.getpid()
@@ -359,6 +360,9 @@ def _attribute(path: Path, name: str) -> str | None:
 
 
 def _set_attribute(path: Path, name: str, value: str) -> None:
-    """Without attributes (a file system that has none) files are sent or brought once more than needed."""
+    """Set an attribute of a file.
+
+    On a file system without attributes, files are sent or brought once more than needed.
+    """
     with contextlib.suppress(OSError):
         os.setxattr(path, name, value.encode())

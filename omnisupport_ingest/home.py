@@ -43,13 +43,13 @@ _GRACE_BEFORE_CREATION = timedelta(hours=1)
 
 
 class HomeMismatch(IngestError):
-    """The home was made by a newer version, with another window size, or for other contracts."""
+    """Raised for a home of a newer version, with another window size, or for other contracts."""
 
     exit_code = 3
 
 
 class HomeUnwritable(IngestError):
-    """The home or a folder of it cannot be made, or not be written to."""
+    """Raised when the home or a folder of it cannot be made or written."""
 
     exit_code = 3
 
@@ -160,7 +160,10 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """Locks, process ids and addresses of what is running; nothing in it outlives a restart."""
+        """The folder of locks, process ids and addresses of running processes.
+
+        Nothing in it outlives a restart.
+        """
         return self._folder("run")
 
     @property
@@ -177,7 +180,10 @@ class Home:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """What is made inside names ``folder`` if it cannot be made. A full disk stays the error it is."""
+    """Raise ``HomeUnwritable`` for ``folder`` if the block cannot write there.
+
+    A full disk keeps its own error.
+    """
     try:
         yield
     except OSError as error:

@@ -48,13 +48,13 @@ _IN_LANDING = re.compile(
 
 
 class StorageRefused(IngestError):
-    """``OMNISUPPORT_STORAGE`` names no place for landing and lake, or not the one that this home has."""
+    """Raised when ``OMNISUPPORT_STORAGE`` is not a usable URL, or not the one of this home."""
 
     exit_code = 2
 
 
 class StorageUnreachable(IngestError):
-    """The object store does not answer, or does not let this process in."""
+    """Raised when the object store does not answer or refuses this process."""
 
     exit_code = 4
 
@@ -70,7 +70,7 @@ class Kept:
 
 
 class Storage(Protocol):
-    """What landing and lake need of the place that they are kept in. Paths are the home's."""
+    """The operations that landing and lake need from their storage. Paths are those of the home."""
 
     is_local: bool
 
@@ -90,7 +90,7 @@ class Storage(Protocol):
         """Whether ``path`` is kept."""
 
     def version(self, path: Path) -> tuple[object, ...] | None:
-        """What tells the file from another one of its name; None if it is not there."""
+        """Return a value that differs for every version of the file; None if it does not exist."""
 
     def digest(self, path: Path) -> tuple[int, str]:
         """Bytes and SHA-256 of what is kept, not of a copy; ``FileNotFoundError``."""
@@ -130,7 +130,7 @@ class LocalStorage:
         durable.replace(path, content)
 
     def upload(self, paths: Iterable[Path]) -> None:
-        """Nothing: who made a file here has synced it in its place."""
+        """Do nothing: whoever wrote a local file has synced it."""
 
     def at_hand(self, path: Path) -> Path:
         return path
@@ -166,7 +166,7 @@ class LocalStorage:
         return []
 
     def bring(self, folder: Path, *, afresh: bool = False) -> None:
-        """Nothing: all of it is here."""
+        """Do nothing: all records are local."""
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -185,7 +185,8 @@ _behind: dict[str, Storage] = {}
 
 
 def storage_of(path: Path | str) -> Storage:
-    """What keeps ``path``, a file or folder below the ``landing`` or ``lake`` of a home, or anywhere else."""
+    """Return the storage of ``path``: the object store of a home's ``landing`` or ``lake``, else the local
+    one."""
     text = os.fspath(path)
     for room in _ROOMS:
         at = text.find(room)
@@ -198,7 +199,7 @@ def storage_of(path: Path | str) -> Storage:
 
 
 def forget_home(home: Path) -> None:
-    """Look again what is behind ``home``: it has just been moved."""
+    """Forget the storage of ``home``, which has just been moved; the next use looks it up again."""
     _behind.pop(os.fspath(home), None)
 
 
@@ -232,7 +233,7 @@ def open_storage(home: Path, url: str) -> Storage:
 
 
 def recorded_storage(home: Path) -> str | None:
-    """Where the home says that its landing and lake are; None where they are its own folders."""
+    """Return the URL at which the home keeps landing and lake; None if these are its own folders."""
     try:
         return from_note(_Storage, parse_json(read_file(home / MARKER))).storage
     except (OSError, Unreadable):
@@ -303,7 +304,7 @@ class _Storage:
 
 
 def _met(home: str) -> Storage | None:
-    """What is behind the folder ``home``; None if it is no home."""
+    """Return the storage of the folder ``home``; None if it is not a home."""
     if not Path(home, MARKER).exists():
         return None
     # Not ``recorded_storage``: what cannot be opened just now (no more files, say) is not a home of folders.

@@ -7,7 +7,7 @@ from omnisupport_ingest.landing.manifest import RelationVersion
 
 
 def contracted_relation(contract: TableContract) -> RelationVersion:
-    """Columns, types and key of ``contract``; files come without a replica identity."""
+    """Return columns, types and key of ``contract`` as a relation without a replica identity."""
     return RelationVersion(
         schema=contract.schema,
         table=contract.table,

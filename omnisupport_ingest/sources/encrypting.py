@@ -37,7 +37,7 @@ _MOST_KEYS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table by its full name, how its images are divided, and the name of its subjects, if it has any."""
+    """A table: its full name, how its images are split, and the name of its subjects, if any."""
 
     name: str
     split: Split

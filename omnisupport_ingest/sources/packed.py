@@ -18,7 +18,10 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 class PackedWrong(ValueError):
-    """A packed file that is not whole, or not packed as its name says; the text is the end of a sentence."""
+    """Raised for a packed file that is incomplete or not packed as its name says.
+
+    The text ends a sentence.
+    """
 
 
 def plain_name(path: Path) -> str:

@@ -12,7 +12,7 @@ _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 def value_text(value: Any, kind: Kind | None) -> str:
-    """``value``, not null, as the text of a column of ``kind`` (null: of no contract)."""
+    """Return ``value``, not None, as the text of a column of ``kind`` (None: the column has no contract)."""
     if kind is Kind.BOOLEAN and isinstance(value, bool | int):
         return "t" if value else "f"
     if kind in _TIMES and isinstance(value, str | datetime):

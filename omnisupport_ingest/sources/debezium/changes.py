@@ -12,7 +12,7 @@ from omnisupport_ingest.sources.debezium.positions import order_of
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row's change, snapshot row or truncate, its values as JSON has them.
+    """A change, snapshot row or truncate; the values are those of the JSON.
 
     ``op``: ``c``, ``u``, ``d``, ``r`` or ``t``. ``before`` and ``after``: column → value. ``key``: the
     record's key, column → value; None if the file has none. ``fields`` and ``key_fields``: the Connect
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A line that is no change of a row: ``kind`` says what it is, as the report names it."""
+    """A line that is not a change of a row. ``kind``: its name in the report."""
 
     kind: str
 

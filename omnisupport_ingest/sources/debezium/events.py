@@ -68,7 +68,7 @@ class Events:
     def unread_event(
         self, moment: datetime | None, beside: Beside, epoch: int, row: int | None, envelope: str
     ) -> LandedEvent:
-        """A line that is no change: an event of no row, which stands below all and waits in quarantine.
+        """Return a line that is not a change as an event without a row: below all others, and for quarantine.
 
         ``moment``: when it was, None if nothing says; then it is of no window.
         """
@@ -139,7 +139,7 @@ def _event(
 
 
 def _position(change: Change) -> tuple[int, int]:
-    """``commit_lsn`` and ``ordinal``; see ``positions``."""
+    """Return ``commit_lsn`` and ``ordinal`` of the change; see ``positions``."""
     if change.position is not None:
         return change.position
     if change.lsn is None:

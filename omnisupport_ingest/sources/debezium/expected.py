@@ -10,21 +10,21 @@ from omnisupport_ingest.sources.debezium.faults import ValueFault
 
 
 def string(value: Any) -> str:
-    """A text."""
+    """Return ``value``, which must be a text."""
     if not isinstance(value, str):
         raise ValueFault("it is no text")
     return value
 
 
 def number(value: Any) -> int:
-    """A whole number; ``true`` and ``false`` are none."""
+    """Return ``value``, which must be a whole number; ``true`` and ``false`` are not."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueFault("it is no whole number")
     return value
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes that ``text`` stands for."""
+    """Return the bytes that are encoded in ``text``."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -6,17 +6,17 @@ from omnisupport_ingest.errors import IngestError
 
 
 class FileRefused(IngestError):
-    """A file that does not land. Nothing of it has landed."""
+    """Raised for a file that cannot land. Nothing of it has landed."""
 
 
 class SourceRefused(FileRefused):
-    """A source that takes no files of events, whatever is in them."""
+    """Raised for a source that takes no files of events at all."""
 
     exit_code = 2
 
 
 class LineFault(ValueError):
-    """A line that is no event that can land: what is wrong, and the fix a person can carry out."""
+    """Raised for a line that cannot land: the problem, and a fix that a person can carry out."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
@@ -30,4 +30,7 @@ class AnotherLife(LineFault):
 
 
 class ValueFault(ValueError):
-    """A value that is no value of its column's type; the message says why, without the value."""
+    """Raised for a value that its column's type cannot hold.
+
+    The message gives the reason without the value.
+    """

@@ -57,13 +57,14 @@ class Handling:
     odd_lines: str = QUARANTINE
 
     def table_of(self, name: str) -> NamedTable | None:
-        """The table whose events come in the file or topic ``name``; None where nothing says."""
+        """Return the table whose events come in the file or topic ``name``; None if the definition names
+        none."""
         return next((each for each in self.tables if fnmatchcase(name, each.pattern)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is known of a line beside its text.
+    """What is known of a line besides its text: file or topic, and times.
 
     ``name``: of its file or topic. ``moment``: its time where it tells none; None if there is no such time.
     ``noted``: when it was written down, for a line that cannot be read: its event stands in that window.
@@ -85,7 +86,7 @@ def handling_in_force(settings: Settings, source: str) -> Handling:
 
 
 def handling_of(events_settings: Mapping[str, Any]) -> Handling:
-    """The member ``events`` of a definition, checked already."""
+    """Return the handling in ``events_settings``, the checked member ``events`` of a definition."""
     tables = tuple(NamedTable(**each) for each in events_settings.get("tables", ()))
     columns = tuple(events_settings.get("time_columns", ()))
     return Handling(**{**events_settings, "tables": tables, "time_columns": columns})

@@ -32,7 +32,7 @@ _SEEN = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a file: where it is now, and how it landed or why not."""
+    """The outcome for a file: where it is now, and how it landed or why it did not."""
 
     path: Path
     source: str
@@ -41,7 +41,7 @@ class Taken:
 
 
 class NotTaken(IngestError):
-    """A file could be neither landed nor refused, for a reason that nobody has thought of."""
+    """Raised when a file could be neither landed nor refused, for an unexpected reason."""
 
 
 @dataclass

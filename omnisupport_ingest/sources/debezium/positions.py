@@ -54,7 +54,7 @@ def packed(upper: int, total_order: int | None) -> int:
 
 
 def order_of(lsn: int | None, total_order: int | None) -> str:
-    """What orders an event that says this much of itself."""
+    """Return the order of an event with these facts."""
     if lsn is None:
         return TIME
     return LSN if total_order is None else TRANSACTION

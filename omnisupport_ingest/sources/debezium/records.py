@@ -56,7 +56,8 @@ class Record:
 
 
 def read_line(line: bytes, handling: Handling = PLAIN, beside: Beside = ALONE) -> Change | Passed:
-    """The change in one line of JSON, or what else the line is; ``LineFault`` if it is neither."""
+    """Return the change in one line of JSON, or the kind of a line without one; ``LineFault`` for any other
+    line."""
     return read_record(_record(_parse(line), handling), handling, beside)
 
 
@@ -73,7 +74,7 @@ def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Docum
 
 
 def read_record(record: Record, handling: Handling, beside: Beside) -> Change | Passed:
-    """The change in ``record``, or what else it is; ``LineFault`` if it is neither."""
+    """Return the change in ``record``, or the kind of a record without one; ``LineFault`` for any other."""
     beside = replace(beside, name=record.topic or beside.name)
     value = record.value
     if value is None or value == "":
@@ -97,7 +98,7 @@ def read_record(record: Record, handling: Handling, beside: Beside) -> Change | 
 
 
 def _beside_the_rows(record: Record, value: Document) -> Passed | None:
-    """What a line is that tells of no row; None where it may."""
+    """Return the kind of a line that concerns no row; None if it may concern one."""
     if record.topic.startswith("__debezium-heartbeat") or value.keys() == {"ts_ms"}:
         return HEARTBEAT
     if value.get("status") in ("BEGIN", "END") and "id" in value:
@@ -309,7 +310,7 @@ def _of_tombstone(record: Record, handling: Handling, beside: Beside) -> Change 
 
 
 def _table(schema: Any, table: Any, handling: Handling, beside: Beside) -> tuple[str | None, str]:
-    """The table as the event names it, else as the definition says of its file or topic."""
+    """Return schema and table: from the event, else from the definition of its file or topic."""
     named = handling.table_of(beside.name)
     # The definition goes first where the topic's name is all that names a table.
     if named is not None and not (_text(table) and _text(schema)):
@@ -408,7 +409,7 @@ def _moment(micros: int, name: str) -> datetime:
 
 
 def _whole(value: Any, name: str) -> int | None:
-    """A number, or its text, as Debezium's flat form may have it."""
+    """Return a whole number that is given as a number or as text, as Debezium's flat form has it."""
     if value is None or value == "":
         return None
     number = whole_number(value) if isinstance(value, str) else value

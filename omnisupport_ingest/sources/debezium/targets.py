@@ -30,7 +30,7 @@ _OF_EXTENSIONS = (".hstore", ".geometry", ".geography")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a column is: its PostgreSQL type, taken apart.
+    """The PostgreSQL type of a column: name, modifier and scale.
 
     ``name`` is the type's plain name, empty if nothing is known; ``modifier`` its first number
     (length, precision); ``scale`` of a numeric. ``element`` of an array is its elements' type.

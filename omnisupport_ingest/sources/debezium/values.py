@@ -35,7 +35,7 @@ _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 
 
 def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> str | None:
-    """PostgreSQL's text of ``value``; ``ValueFault`` if it is no value of what it is said to be."""
+    """Return PostgreSQL's text of ``value``; ``ValueFault`` if it does not fit its schema or column type."""
     if value is None:
         return None
     read = _BY_MEANING.get(str(schema.get("name") or ""))

@@ -34,7 +34,7 @@ from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedMan
 
 
 def examine_events(seed: SeedManifest, inlet: Inlet, licenses: Collection[str] = ()) -> Examined:
-    """Look through the events of ``seed``. ``licenses``: those that its source takes; empty: any."""
+    """Examine the events of ``seed``. ``licenses``: those that its source accepts; empty: any."""
     examined = Examined()
     check_license(seed, licenses, examined)
     for file in seed.files:

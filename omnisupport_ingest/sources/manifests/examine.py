@@ -29,7 +29,7 @@ MOST_REPORTED = 1000
 
 
 class SeedRefused(IngestError):
-    """A delivery that is not what its manifest says, or not fit to land. Nothing of it landed."""
+    """Raised for a delivery that does not match its manifest or cannot land. Nothing of it landed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Examined:
     first_rejected: Fault | None = None
 
     def note(self, fault: Fault) -> None:
-        """Take ``fault`` in."""
+        """Add ``fault``."""
         self.counts[fault.kind, fault.action] += 1
         if fault.action == REJECT and self.first_rejected is None:
             self.first_rejected = fault
@@ -107,7 +107,7 @@ class Examined:
 
 
 class RowGates:
-    """What the gates for single rows say of a record of ``seed``."""
+    """Applies the gates for single rows to records of ``seed``."""
 
     def __init__(self, seed: SeedManifest) -> None:
         self._gates, self._contract = seed.gates, seed.contract
@@ -133,7 +133,7 @@ class RowGates:
         return None
 
     def has_position(self, row: Row) -> bool:
-        """Whether the cursor of ``row`` says where it stands."""
+        """Whether ``row`` has a position: its cursor can be read, or the contract names no cursor."""
         return self._cursor is None or cursor_number(self._cursor, row) is not None
 
     def _of_form(self, record: Record) -> list[tuple[str, str, str]]:
@@ -161,7 +161,7 @@ class RowGates:
 
 
 def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
-    """The cursor of ``row`` as a number; None where it has none that can be read."""
+    """Return the cursor of ``row`` as a number; None if it is missing or cannot be read."""
     try:
         number: int | None = cursor.numbers(pa.array([row[cursor.name]], pa.string()))[0].as_py()
     except QueryRefused:
@@ -170,7 +170,7 @@ def cursor_number(cursor: CursorColumn, row: Row) -> int | None:
 
 
 def examine(seed: SeedManifest, licenses: Collection[str] = ()) -> Examined:
-    """Look through the rows of ``seed``. ``licenses``: those that its source takes; empty: any."""
+    """Examine the rows of ``seed``. ``licenses``: those that its source accepts; empty: any."""
     examined, gates = Examined(), RowGates(seed)
     check_license(seed, licenses, examined)
     for file in seed.files:

@@ -41,11 +41,11 @@ Row = dict[str, str | None]
 
 
 class _BlockTooSmall(Exception):
-    """A record of a CSV file does not fit into a block."""
+    """Raised when a record of a CSV file does not fit into a block."""
 
 
 class FileUnreadable(ValueError):
-    """A data file that is not there, not whole, or none of its format; the text is the end of a sentence."""
+    """Raised for a data file that is missing, incomplete or of another format. The text ends a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Digests:
 
 
 def digests(path: Path) -> Digests:
-    """Those of ``path``; ``FileUnreadable``."""
+    """Return the digests of ``path``. Raises ``FileUnreadable``."""
     with _read_errors(path):
         with unpacked(path) as content:
             of_content = _sha256(content)
@@ -87,7 +87,7 @@ def records(path: Path, contract: TableContract) -> Iterator[Record]:
 
 
 def format_of(path: Path) -> str | None:
-    """How the name of ``path`` ends, without how it is packed, if that is a format; else None."""
+    """Return the format suffix of ``path``, without that of its packing; None if it is not a known format."""
     suffix = Path(plain_name(path)).suffix
     return suffix if suffix in _READERS and not (suffix == ".parquet" and path.suffix in PACKED) else None
 

@@ -61,8 +61,8 @@ _BLOCK_CHARACTERS = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of a delivery. ``batches`` hold it, those that had landed before included: they are
-    ``before``. ``examined``: what it was found to be."""
+    """The outcome of a delivery. ``batches`` hold it, including those in ``before``, which had landed before.
+    ``examined``: the result of its examination."""
 
     batches: tuple[Manifest, ...]
     before: frozenset[str]
@@ -116,7 +116,10 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
 
 
 def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
-    """What ``land`` would find, for a dry run; ``SeedRefused`` as of it, but for what a gate rejects."""
+    """Return what ``land`` would find, for a dry run.
+
+    Raises ``SeedRefused`` as ``land`` does, except for gates.
+    """
     _moment_of(seed, inlet)
     examined = examine(seed, inlet.licenses)
     store = inlet.store

@@ -60,7 +60,7 @@ class Part:
     others: tuple[str, ...] = ()
 
     def landed(self, seed: SeedManifest, store: LandingStore) -> Manifest | None:
-        """The batch, if it is there."""
+        """Return the landed batch, or None."""
         table = (seed.contract.schema, seed.contract.table)
         for name in (self.identity, *self.others):
             if store.exists(file_batch_id(name)):
@@ -70,7 +70,7 @@ class Part:
         return None
 
     def free_name(self, store: LandingStore) -> str:
-        """What the batch is named by that is to land."""
+        """Return the content name of the batch that is to land."""
         names = (self.identity, *self.others)
         return next(each for each in names if not store.exists(file_batch_id(each)))
 
@@ -140,7 +140,7 @@ def _parts(seed: SeedManifest, examined: Examined) -> tuple[Part, ...]:
 
 
 def _snapshot_name(content: Sequence[str], marks: Sequence[str]) -> str:
-    """A plain snapshot is its content alone."""
+    """Return the content name of a snapshot; without marks it is the hash of its content alone."""
     of_all = content[0] if len(content) == 1 else sha256_of("".join(content))
     return sha256_of(compact([of_all, *marks])) if marks else of_all
 

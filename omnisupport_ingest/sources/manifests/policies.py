@@ -21,7 +21,7 @@ MODES = (*ROW_MODES, CDC, REPLAY)
 
 @dataclass(frozen=True, slots=True)
 class Does:
-    """A policy that is carried out: what becomes of the fault."""
+    """A policy that is carried out, and its effect."""
 
     effect: str
 

@@ -20,7 +20,7 @@ _MAX_EXPONENT = 400
 
 
 class RowFault(ValueError):
-    """A line that is not a row of its contract; the message says why, without any value."""
+    """Raised for a line that is not a row of its contract. The message gives the reason without any value."""
 
 
 def read_row(line: bytes, contract: TableContract) -> dict[str, str | None]:

@@ -33,7 +33,8 @@ SCHEMA = "contracts/seed_manifest.schema.json"
 
 
 class SeedManifestError(IngestError):
-    """A seed manifest that cannot be used; the message names the file, the JSON path and the fix."""
+    """Raised for a seed manifest that cannot be used; the message names the file, the JSON path and the fix.
+    """
 
     exit_code = 2
 
@@ -61,7 +62,7 @@ class Gates:
     missing_file: str = OPTIONAL["missing_file"]
 
     def action(self, fault: str) -> str:
-        """The policy for a kind of fault."""
+        """Return the policy for a kind of fault."""
         return str(getattr(self, fault))
 
 
