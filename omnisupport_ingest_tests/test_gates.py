@@ -325,7 +325,10 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     **{("sources/query/dialect.py", f"DialectReader.{name}"): _READS for name in ("_take", "keys")},
     **{("sources/query/postgres.py", f"PostgresReader.{name}"): _READS for name in ("_asked", "_identity")},
     ("read/lake_keys.py", "DimensionKeys.__init__"): _MEMORY,
-    **{("read/lake_keys.py", f"DimensionKeys.{name}"): _MEMORY for name in ("_connection", "_one", "places")},
+    **{
+        ("read/lake_keys.py", f"DimensionKeys.{name}"): _MEMORY
+        for name in ("_connection", "_one", "ordinals")
+    },
     ("read/as_of_files.py", "write_tables"): _SCRATCH,
     ("read/as_of_files.py", "_remove_left_behind"): _SCRATCH,
     **{

@@ -47,15 +47,15 @@ class Metric:
     values: Callable[[dict[str, Any]], _Values]
 
 
-_Found = Callable[[dict[str, Any]], float | None]
+_ValueOf = Callable[[dict[str, Any]], float | None]
 
 
-def _home(name: str, text: str, value_of: _Found) -> Metric:
+def _home(name: str, text: str, value_of: _ValueOf) -> Metric:
     """A metric of the home."""
     return Metric(name, text, (), lambda document: iter([((), value_of(document))]))
 
 
-def _log(name: str, text: str, value_of: _Found) -> Metric:
+def _log(name: str, text: str, value_of: _ValueOf) -> Metric:
     """A metric of each log of the home."""
 
     def values(document: dict[str, Any]) -> _Values:
@@ -65,7 +65,7 @@ def _log(name: str, text: str, value_of: _Found) -> Metric:
     return Metric(name, text, ("source",), values)
 
 
-def _source(name: str, text: str, value_of: _Found) -> Metric:
+def _source(name: str, text: str, value_of: _ValueOf) -> Metric:
     """A metric of each source in use."""
 
     def values(document: dict[str, Any]) -> _Values:
@@ -75,7 +75,7 @@ def _source(name: str, text: str, value_of: _Found) -> Metric:
     return Metric(name, text, ("source",), values)
 
 
-def _table(name: str, text: str, value_of: _Found) -> Metric:
+def _table(name: str, text: str, value_of: _ValueOf) -> Metric:
     """A metric of each table of the lake."""
 
     def values(document: dict[str, Any]) -> _Values:

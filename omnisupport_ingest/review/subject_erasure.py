@@ -73,7 +73,7 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     ids = _key_ids(workspace, contract, key)
     of_subject = traced(workspace, contract.source, ids)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
-    remaining = _Left(cells, (), by_other_keys(workspace, contract, of_subject, ids))
+    remaining = _Remaining(cells, (), by_other_keys(workspace, contract, of_subject, ids))
     return _erased(None, False, of_subject, cells, 0, _remains(workspace, contract, of_subject, remaining))
 
 
@@ -105,7 +105,7 @@ def erase_subject(
     workspace.subjects.name_windows(contract.source, of_subject.windows)
     waiting = _waiting(workspace, contract.source, of_subject)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
-    remaining = _Left(cells, waiting, by_other_keys(workspace, contract, of_subject, ids))
+    remaining = _Remaining(cells, waiting, by_other_keys(workspace, contract, of_subject, ids))
     pending = bool(cells or waiting)
     swept = [] if pending else _sweep(workspace, contract, of_subject)
     remains = _remains(workspace, contract, of_subject, remaining)
@@ -159,7 +159,7 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _Remaining:
     """What is left of a subject: ``cells`` above raw; windows ``waiting`` to be judged, again or for the
     first time; landed images of its rows ``by_other_keys``."""
 
@@ -210,7 +210,7 @@ def _sweep(workspace: Workspace, contract: TableContract, of_subject: Traced) ->
 
 
 def _remains(
-    workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Left
+    workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Remaining
 ) -> tuple[dict[str, Any], ...]:
     """What of the subject is not gone, where, and why."""
     remains: list[dict[str, Any]] = []

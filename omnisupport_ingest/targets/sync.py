@@ -32,7 +32,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
-from omnisupport_ingest.sources.postgres.session.connect_errors import Called, first_line
+from omnisupport_ingest.sources.postgres.session.connect_errors import DatabaseLabel, first_line
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
@@ -76,8 +76,8 @@ class TargetAhead(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a target says that it has: a version of the lake's table, and how far that was."""
+class SyncRecord:
+    """What a target records of its last sync: the version of the dimension, and its position."""
 
     table_id: str
     version: int
@@ -150,7 +150,7 @@ def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
         state = CurrentState.of(workspace, contract)
         with closing(_connect(contract, policy)) as connection, _errors(contract, policy):
             with connection.cursor() as cursor:
-                synced = _held(cursor, policy)
+                synced = _sync_record(cursor, policy)
             connection.rollback()
     except IngestError as error:
         return TargetLag(table, name, problem=error.problem, fix=error.fix)
@@ -185,7 +185,7 @@ class _Sync:
             # Two syncs of one target wait for one another; the second then sees what the first has done.
             lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
             cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
-            synced = _held(cursor, self._policy)
+            synced = _sync_record(cursor, self._policy)
             # Opened under the lock: nobody has written a later version.
             state = CurrentState.of(self._workspace, self._contract)
             self._refuse_shared(synced)
@@ -209,7 +209,7 @@ class _Sync:
             self._commit(cursor, state)
             return self._done(state, counts, whole=since is None, added=added)
 
-    def _shape(self, cursor: Any, synced: Held | None) -> tuple[bool, tuple[str, ...]]:
+    def _shape(self, cursor: Any, synced: SyncRecord | None) -> tuple[bool, tuple[str, ...]]:
         """Make or widen the table; whether it is new, and the columns it got."""
         policy = self._policy
         cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
@@ -245,7 +245,7 @@ class _Sync:
                 )
         return False, tuple(column.name for column in added)
 
-    def _refuse_shared(self, synced: Held | None) -> None:
+    def _refuse_shared(self, synced: SyncRecord | None) -> None:
         """Two tables in one target would delete each other's rows."""
         mine = (self._contract.source, self._contract.name)
         if synced is not None and (synced.source, synced.contract) != mine:
@@ -255,11 +255,11 @@ class _Sync:
                 fix=f"Name another schema or table in x-cdc.target of {self._contract.path}.",
             )
 
-    def _refuse_older(self, state: CurrentState, synced: Held) -> None:
+    def _refuse_older(self, state: CurrentState, synced: SyncRecord) -> None:
         if synced.table_id == state.snapshot.table_id and state.snapshot.version < synced.version:
             raise self._ahead(f"version {synced.version}, and the lake is at {state.snapshot.version}")
 
-    def _refuse_behind(self, state: CurrentState, synced: Held, difference: Difference) -> None:
+    def _refuse_behind(self, state: CurrentState, synced: SyncRecord, difference: Difference) -> None:
         """Of a table that was made anew, or has another past, the position must not be an earlier one."""
         same = synced.table_id == state.snapshot.table_id
         if same and entry_of(state.snapshot, synced.version) in (synced.entry, None):
@@ -343,14 +343,14 @@ class _Sync:
         )
 
 
-def _since(state: CurrentState, synced: Held) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _since(state: CurrentState, synced: SyncRecord) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The files that came and went since what the target has; None if that is of another past."""
     if synced.table_id != state.snapshot.table_id or entry_of(state.snapshot, synced.version) != synced.entry:
         return None
     return state.since(synced.version)
 
 
-def _held(cursor: Any, policy: TargetPolicy) -> Held | None:
+def _sync_record(cursor: Any, policy: TargetPolicy) -> SyncRecord | None:
     """What the target says that it has; None where there is none."""
     notes = qualified(policy.schema, NOTES)
     cursor.execute(f"SELECT to_regclass({literal(notes)}), to_regclass({literal(_table(policy))})")
@@ -362,7 +362,7 @@ def _held(cursor: Any, policy: TargetPolicy) -> Held | None:
         f" WHERE table_name = {literal(policy.table)}"
     )
     row = cursor.fetchone()
-    return None if row is None else Held(*row)
+    return None if row is None else SyncRecord(*row)
 
 
 def _table(policy: TargetPolicy) -> str:
@@ -401,8 +401,8 @@ def _connect(contract: TableContract, policy: TargetPolicy) -> Connection:
     assert name is not None
     dsn = secret_in(how, name, contract.path, "connection string")
     try:
-        called = Called(f"the target {policy.schema}.{policy.table}", name)
-        connection = connect(dsn, application_name="omnisupport-ingest target", called=called)
+        label = DatabaseLabel(f"the target {policy.schema}.{policy.table}", name)
+        connection = connect(dsn, application_name="omnisupport-ingest target", label=label)
     except SourceRefused as error:
         raise TargetRefused(error.problem, fix=error.fix) from None
     except (BadDsn, SourceUnavailable) as error:

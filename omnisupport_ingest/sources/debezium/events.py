@@ -12,7 +12,7 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.handling import Beside, Handling
+from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
 from omnisupport_ingest.sources.debezium.images import NO_IMAGES, Images, Reader
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL, SNAPSHOT_BASE, TIME, TRANSACTION, packed
 
@@ -66,13 +66,13 @@ class Events:
         return event._replace(op=op, identity=_odd_identity(envelope), misplaced=None, envelope=envelope)
 
     def unread_event(
-        self, moment: datetime | None, beside: Beside, epoch: int, row: int | None, envelope: str
+        self, moment: datetime | None, context: LineContext, epoch: int, row: int | None, envelope: str
     ) -> LandedEvent:
         """Return a line that is not a change as an event without a row: below all others, and for quarantine.
 
         ``moment``: when it was, None if nothing says; then it is of no window.
         """
-        named = self._handling.table_of(beside.name)
+        named = self._handling.table_of(context.name)
         return LandedEvent(
             epoch=epoch,
             commit_lsn=0,

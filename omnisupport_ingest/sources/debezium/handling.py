@@ -63,7 +63,7 @@ class Handling:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class LineContext:
     """What is known of a line besides its text: file or topic, and times.
 
     ``name``: of its file or topic. ``moment``: its time where it tells none; None if there is no such time.
@@ -75,7 +75,7 @@ class Beside:
     noted: datetime | None = None
 
 
-PLAIN, ALONE = Handling(), Beside()
+PLAIN, ALONE = Handling(), LineContext()
 
 
 def handling_in_force(settings: Settings, source: str) -> Handling:

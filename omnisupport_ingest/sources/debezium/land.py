@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
-from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
 from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
@@ -210,7 +210,7 @@ class _Reading:
             self.tally,
             next_ordinal=_above_all(inlet.store, epoch) if arrival else None,
         )
-        self._beside = Beside(plain_name(path), landed_at if arrival else None)
+        self._beside = LineContext(plain_name(path), landed_at if arrival else None)
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """The events of the file; ``FileRefused`` for a line that keeps it out."""

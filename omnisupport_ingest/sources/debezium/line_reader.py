@@ -23,7 +23,7 @@ from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passed
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
-from omnisupport_ingest.sources.debezium.handling import Beside, Handling
+from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import Block, OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
@@ -69,7 +69,7 @@ class RawRecord:
 
     text: bytes
     change: Callable[[], Change | Passed]
-    beside: Beside
+    context: LineContext
     position: tuple[int, int] | None = None
 
 
@@ -96,9 +96,11 @@ class LineReader:
         self._contracts: dict[str, TableContract] = {}
         self._ordinary = OrdinaryLines(contracts, handling, orders)
 
-    def read(self, line: bytes, beside: Beside, epoch: int, row: int) -> LandedEvent | None:
+    def read(self, line: bytes, context: LineContext, epoch: int, row: int) -> LandedEvent | None:
         """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
-        return self.take(RawRecord(line, lambda: read_line(line, self._handling, beside), beside), epoch, row)
+        return self.take(
+            RawRecord(line, lambda: read_line(line, self._handling, context), context), epoch, row
+        )
 
     def take(self, record: RawRecord, epoch: int, row: int | None) -> LandedEvent | None:
         """The event in ``record``, as ``read`` of a line; ``row`` is None where it is of no file."""
@@ -162,9 +164,9 @@ class LineReader:
                 return self._events.odd_event(change, epoch, row, text)
             except LineFault:
                 pass
-        known = record.beside.moment or record.beside.noted
+        known = record.context.moment or record.context.noted
         return self._events.unread_event(
-            change.ts if change is not None else known, record.beside, epoch, row, text
+            change.ts if change is not None else known, record.context, epoch, row, text
         )
 
 

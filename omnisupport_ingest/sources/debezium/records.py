@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.debezium.changes import (
     Passed,
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Beside, Handling
+from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Handling, LineContext
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
 
 OPERATIONS = frozenset("crudt")
@@ -55,10 +55,10 @@ class Record:
     headers: Document = field(default_factory=dict)
 
 
-def read_line(line: bytes, handling: Handling = PLAIN, beside: Beside = ALONE) -> Change | Passed:
+def read_line(line: bytes, handling: Handling = PLAIN, context: LineContext = ALONE) -> Change | Passed:
     """Return the change in one line of JSON, or the kind of a line without one; ``LineFault`` for any other
     line."""
-    return read_record(_record(_parse(line), handling), handling, beside)
+    return read_record(_record(_parse(line), handling), handling, context)
 
 
 def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Document) -> Record:
@@ -73,27 +73,27 @@ def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Docum
     return Record(topic, *unwrapped(key_document), *unwrapped(_parse(value) if value else None), headers)
 
 
-def read_record(record: Record, handling: Handling, beside: Beside) -> Change | Passed:
+def read_record(record: Record, handling: Handling, context: LineContext) -> Change | Passed:
     """Return the change in ``record``, or the kind of a record without one; ``LineFault`` for any other."""
-    beside = replace(beside, name=record.topic or beside.name)
+    context = replace(context, name=record.topic or context.name)
     value = record.value
     if value is None or value == "":
-        return _of_tombstone(record, handling, beside)
+        return _of_tombstone(record, handling, context)
     if not isinstance(value, dict):
         raise _neither()
     flat = _Flat(record, value, handling)
     if isinstance(value.get("source"), dict) and isinstance(value.get("op"), str):
-        return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, beside)
+        return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, context)
     if flat.is_flat:
-        return _of_flat(record, flat, handling, beside)
+        return _of_flat(record, flat, handling, context)
     # Of a topic that is one of rows, a row may look like anything.
-    if handling.bare_rows and handling.table_of(beside.name) is not None:
-        return _of_flat(record, flat, handling, beside)
+    if handling.bare_rows and handling.table_of(context.name) is not None:
+        return _of_flat(record, flat, handling, context)
     passed = _beside_the_rows(record, value)
     if passed is not None:
         return passed
     if handling.bare_rows:
-        return _of_flat(record, flat, handling, beside)
+        return _of_flat(record, flat, handling, context)
     raise _neither()
 
 
@@ -184,12 +184,12 @@ def _headers(headers: Any) -> Document:
     }
 
 
-def _of_envelope(record: Record, value: Document, handling: Handling, beside: Beside) -> Change:
+def _of_envelope(record: Record, value: Document, handling: Handling, context: LineContext) -> Change:
     source, op = value["source"], value["op"]
     if op not in OPERATIONS:
         raise LineFault("its op is none of c, r, u, d, t and m", "Take the line out, or correct its op.")
     transaction = value.get("transaction")
-    schema, table = _table(source.get("schema"), source.get("table"), handling, beside)
+    schema, table = _table(source.get("schema"), source.get("table"), handling, context)
     if schema is None and source.get("connector") in MYSQL:
         schema = _text(source.get("db"))
     before, after = _image(value.get("before"), "before"), _image(value.get("after"), "after")
@@ -204,7 +204,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, beside: Be
         old_key=_old_key(record),
         fields=_row_fields(record.value_schema),
         key_fields=_fields(record.key_schema),
-        ts=_time(source.get, "source.", after or before or {}, handling, beside),
+        ts=_time(source.get, "source.", after or before or {}, handling, context),
         lsn=None if position else _whole(source.get("lsn"), "source.lsn"),
         commit_before=_commit_before(source.get("sequence")) if position is None else None,
         tx_id=_whole(source.get("txId"), "source.txId"),
@@ -249,7 +249,7 @@ class _Flat:
         return self._names.get(name, f"{self._prefix}{name}")
 
 
-def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) -> Change:
+def _of_flat(record: Record, flat: _Flat, handling: Handling, context: LineContext) -> Change:
     row = flat.row
     op = "d" if _truth(flat.about("deleted")) else flat.about("op")
     if op is None and (handling.bare_rows or flat.about("deleted") is not None):
@@ -262,7 +262,7 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) ->
         flat.about("schema") or (topic[-2] if len(topic) > 2 else None),
         flat.about("table") or (topic[-1] if len(topic) > 1 else None),
         handling,
-        beside,
+        context,
     )
     fields = {name: field for name, field in _fields(record.value_schema).items() if not flat.is_about(name)}
     return Change(
@@ -275,7 +275,7 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) ->
         old_key=_old_key(record),
         fields=fields,
         key_fields=_fields(record.key_schema),
-        ts=_time(flat.about, "__source_", row, handling, beside),
+        ts=_time(flat.about, "__source_", row, handling, context),
         lsn=_whole(flat.about("lsn"), "__source_lsn"),
         commit_before=_commit_before(flat.about("sequence")),
         tx_id=_whole(flat.about("txId"), "__source_txId"),
@@ -283,13 +283,13 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, beside: Beside) ->
     )
 
 
-def _of_tombstone(record: Record, handling: Handling, beside: Beside) -> Change | Passed:
+def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> Change | Passed:
     """A tombstone: it is dropped, as its delete came before it, but where nothing else tells of deletes."""
     if handling.tombstones == DROP or not isinstance(record.key, dict):
         return TOMBSTONE
     topic = record.topic.split(".")
     schema, table = _table(
-        topic[-2] if len(topic) > 2 else None, topic[-1] if len(topic) > 1 else None, handling, beside
+        topic[-2] if len(topic) > 2 else None, topic[-1] if len(topic) > 1 else None, handling, context
     )
     return Change(
         op="d",
@@ -301,7 +301,7 @@ def _of_tombstone(record: Record, handling: Handling, beside: Beside) -> Change 
         old_key=None,
         fields={},
         key_fields=_fields(record.key_schema),
-        ts=_time(lambda _: None, "source.", {}, handling, beside),
+        ts=_time(lambda _: None, "source.", {}, handling, context),
         lsn=None,
         commit_before=None,
         tx_id=None,
@@ -309,9 +309,9 @@ def _of_tombstone(record: Record, handling: Handling, beside: Beside) -> Change 
     )
 
 
-def _table(schema: Any, table: Any, handling: Handling, beside: Beside) -> tuple[str | None, str]:
+def _table(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
     """Return schema and table: from the event, else from the definition of its file or topic."""
-    named = handling.table_of(beside.name)
+    named = handling.table_of(context.name)
     # The definition goes first where the topic's name is all that names a table.
     if named is not None and not (_text(table) and _text(schema)):
         return named.schema, named.table
@@ -319,7 +319,7 @@ def _table(schema: Any, table: Any, handling: Handling, beside: Beside) -> tuple
         return _text(schema), table_name
     raise LineFault(
         "it does not say its table (source.table, __source_table), and nothing says what table comes in "
-        f"{shortened(beside.name)}",
+        f"{shortened(context.name)}",
         "Map the file or topic to its table in the definition of the source (events.tables), or for the flat "
         f"form set {_ADD_FIELDS}.",
     )
@@ -366,7 +366,7 @@ def _row_fields(schema: Document) -> dict[str, Document]:
 
 
 def _time(
-    member: Callable[[str], Any], prefix: str, row: Document, handling: Handling, beside: Beside
+    member: Callable[[str], Any], prefix: str, row: Document, handling: Handling, context: LineContext
 ) -> datetime:
     """Return the commit time at its finest resolution; else that of a column, else that beside the line."""
     for name, divisor in (("ts_us", 1), ("ts_ns", 1000), ("ts_ms", None)):
@@ -376,8 +376,8 @@ def _time(
     for name in handling.time_columns:
         if row.get(name) is not None:
             return _of_column(row[name], name)
-    if beside.moment is not None:
-        return beside.moment
+    if context.moment is not None:
+        return context.moment
     raise LineFault(
         f"it has no commit time ({prefix}ts_ms)",
         "Name the columns that say when in the definition of the source (events.time_columns), or for the "

@@ -26,7 +26,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.changes import Change, Passed
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
-from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Beside, Handling
+from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
@@ -95,10 +95,10 @@ class Record:
             headers,
         )
 
-    def read(self, place: Partition, handling: Handling, beside: Beside) -> Change | Passed:
+    def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
         """What it tells; ``LineFault`` if that cannot be read."""
         headers = {name: _header(held) for name, held in self.headers}
-        return read_record(record_of(place[0], self.key, self.value, headers), handling, beside)
+        return read_record(record_of(place[0], self.key, self.value, headers), handling, context)
 
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -194,11 +194,11 @@ class RoundReading:
     ) -> Iterator[LandedEvent]:
         """The event of one record, if it is of a row."""
         arrival = self._inlet.handling.order == BY_ARRIVAL
-        beside = Beside(place[0], record.moment if arrival else None, record.moment)
+        context = LineContext(place[0], record.moment if arrival else None, record.moment)
         told = RawRecord(
             line,
-            partial(record.read, place, self._inlet.handling, beside),
-            beside,
+            partial(record.read, place, self._inlet.handling, context),
+            context,
             (record.offset, _number(place)) if arrival else None,
         )
         event = self._event(told, place, record.offset, epoch)

@@ -20,7 +20,7 @@ MODES = (*ROW_MODES, CDC, REPLAY)
 
 
 @dataclass(frozen=True, slots=True)
-class Does:
+class Effect:
     """A policy that is carried out, and its effect."""
 
     effect: str
@@ -33,11 +33,11 @@ class Refused:
     why: str
 
 
-Rule = Does | Refused
+Rule = Effect | Refused
 
-_REJECTS = Does("nothing lands")
-_FILE_WAITS = Does("every row of the file waits in quarantine; a full snapshot then ends no row")
-_ROW_WAITS = Does("the row waits in quarantine, the rest lands")
+_REJECTS = Effect("nothing lands")
+_FILE_WAITS = Effect("every row of the file waits in quarantine; a full snapshot then ends no row")
+_ROW_WAITS = Effect("the row waits in quarantine, the rest lands")
 
 FAULTS: Mapping[str, str] = {
     "checksum": "A file is not the one described: its SHA-256 is another.",
@@ -60,14 +60,14 @@ OPTIONAL: Mapping[str, str] = {
 
 RULES: Mapping[str, tuple[Rule, Rule, Rule, Rule]] = {
     "checksum": (
-        Does("the file lands as it is"),
-        Does("the file lands as it is, with a warning"),
+        Effect("the file lands as it is"),
+        Effect("the file lands as it is, with a warning"),
         _FILE_WAITS,
         _REJECTS,
     ),
     "row_count": (
-        Does("what the file has lands"),
-        Does("what the file has lands, with a warning"),
+        Effect("what the file has lands"),
+        Effect("what the file has lands, with a warning"),
         _FILE_WAITS,
         _REJECTS,
     ),
@@ -78,32 +78,32 @@ RULES: Mapping[str, tuple[Rule, Rule, Rule, Rule]] = {
         _REJECTS,
     ),
     "unknown_column": (
-        Does("the column stays in the raw layers"),
-        Does("the column stays in the raw layers, with a warning"),
+        Effect("the column stays in the raw layers"),
+        Effect("the column stays in the raw layers, with a warning"),
         _ROW_WAITS,
         _REJECTS,
     ),
     "row": (
         Refused("no table publishes a row that breaks its contract"),
         Refused("no table publishes a row that breaks its contract"),
-        Does("the row lands, and judging puts it into quarantine with the names of the rules"),
+        Effect("the row lands, and judging puts it into quarantine with the names of the rules"),
         _REJECTS,
     ),
     "license": (
-        Does("the delivery lands"),
-        Does("the delivery lands, with a warning"),
+        Effect("the delivery lands"),
+        Effect("the delivery lands, with a warning"),
         Refused("what may not be kept may not be kept in quarantine either"),
         _REJECTS,
     ),
     "duplicate_delivery": (
-        Does("nothing lands twice; it counts as done"),
-        Does("nothing lands twice; it counts as done, with a warning"),
+        Effect("nothing lands twice; it counts as done"),
+        Effect("nothing lands twice; it counts as done, with a warning"),
         Refused("all of its rows are in the lake, so none is left to wait"),
-        Does("nothing lands twice; it is refused"),
+        Effect("nothing lands twice; it is refused"),
     ),
     "missing_file": (
-        Does("the other files land; a full snapshot then ends no row"),
-        Does("the other files land, with a warning; a full snapshot then ends no row"),
+        Effect("the other files land; a full snapshot then ends no row"),
+        Effect("the other files land, with a warning; a full snapshot then ends no row"),
         Refused("there is no row that could wait"),
         _REJECTS,
     ),
@@ -130,14 +130,14 @@ def rule(mode: str, fault: str, action: str) -> Rule:
     if mode == REPLAY and (fault != "missing_file"):
         return _NO_FILES
     matching = RULES[fault][ACTIONS.index(action)]
-    if mode == REPLAY and isinstance(matching, Does):
-        return matching if action == REJECT else Does("the other batches are folded again")
+    if mode == REPLAY and isinstance(matching, Effect):
+        return matching if action == REJECT else Effect("the other batches are folded again")
     return _OF_EVENTS.get((fault, action), matching) if mode == CDC else matching
 
 
 def allowed(mode: str, fault: str) -> list[str]:
     """The policies that ``mode`` carries out for ``fault``."""
-    return [action for action in ACTIONS if isinstance(rule(mode, fault, action), Does)]
+    return [action for action in ACTIONS if isinstance(rule(mode, fault, action), Effect)]
 
 
 def gates_schema() -> dict[str, Any]:
@@ -189,7 +189,7 @@ def gates_table() -> str:
 
 
 def _cell(rule: Rule) -> str:
-    return rule.effect if isinstance(rule, Does) else f"*refused*: {rule.why}"
+    return rule.effect if isinstance(rule, Effect) else f"*refused*: {rule.why}"
 
 
 def _gate_schema(mode: str, fault: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from omnisupport_ingest.sources.debezium.handling import (
     BY_ARRIVAL,
     DELETE,
     PLAIN,
-    Beside,
     Handling,
+    LineContext,
     NamedTable,
 )
 from omnisupport_ingest.sources.debezium.images import NOT_WHOLE
@@ -37,7 +37,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.sources.debezium.recorded import DATA, TABLES, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
 
-SOMEWHERE = Beside("x.users")
+SOMEWHERE = LineContext("x.users")
 USERS = NamedTable("*users*", "app", "users")
 MAPPED = Handling(tables=(NamedTable("*customers*", "public", "customers"),))
 TIMED = replace(MAPPED, time_columns=("updated_at",))
@@ -48,12 +48,12 @@ def recorder(tmp_path: Path) -> Recorder:
     return Recorder(tmp_path, "customers", "toasty", handling=TIMED)
 
 
-def read(document: object, handling: Handling = PLAIN, beside: Beside = SOMEWHERE) -> Change | Passed:
-    return read_line(json.dumps(document).encode(), handling, beside)
+def read(document: object, handling: Handling = PLAIN, context: LineContext = SOMEWHERE) -> Change | Passed:
+    return read_line(json.dumps(document).encode(), handling, context)
 
 
-def change(document: object, handling: Handling = PLAIN, beside: Beside = SOMEWHERE) -> Change:
-    found = read(document, handling, beside)
+def change(document: object, handling: Handling = PLAIN, context: LineContext = SOMEWHERE) -> Change:
+    found = read(document, handling, context)
     assert isinstance(found, Change)
     return found
 
@@ -64,7 +64,7 @@ def change(document: object, handling: Handling = PLAIN, beside: Beside = SOMEWH
 def test_every_line_of_the_collected_shapes_becomes_what_it_should() -> None:
     lines = (DATA / "shapes.jsonl").read_bytes().splitlines()
     handling = Handling(tables=(USERS,), time_columns=("deleted_at",))
-    read = [read_line(line, handling, Beside("app.users.jsonl")) for line in lines]
+    read = [read_line(line, handling, LineContext("app.users.jsonl")) for line in lines]
     assert [each.op if isinstance(each, Change) else each.kind for each in read] == [
         "u",
         "c",
@@ -164,36 +164,36 @@ def test_fields_of_the_flat_form_may_have_other_names_another_prefix_or_be_heade
 )
 def test_a_flat_row_with_some_of_its_metadata_only(about: dict[str, Any], op: str) -> None:
     row = customer(1, updated_at="2026-11-20T16:00:00Z")
-    told = change(row | about, TIMED, Beside("customers.jsonl"))
+    told = change(row | about, TIMED, LineContext("customers.jsonl"))
     assert (told.op, told.ts, told.order) == (op, datetime(2026, 11, 20, 16, tzinfo=UTC), "time")
 
 
 def test_a_row_without_a_word_about_it_needs_a_definition_that_says_so() -> None:
     row = customer(1, updated_at="2026-11-20T16:00:00+01:00")
     with pytest.raises(LineFault, match="neither a Debezium"):
-        change(row, TIMED, Beside("customers.jsonl"))
-    told = change(row, replace(TIMED, bare_rows=True), Beside("customers.jsonl"))
+        change(row, TIMED, LineContext("customers.jsonl"))
+    told = change(row, replace(TIMED, bare_rows=True), LineContext("customers.jsonl"))
     assert (told.op, told.after, told.ts.hour) == ("u", row, 15)
 
 
 @pytest.mark.parametrize("row", [{"ts_ms": 5}, {"id": 1, "value": None}, {"key": "a", "value": "b"}])
 def test_a_bare_row_may_look_like_anything(row: dict[str, Any]) -> None:
     handling = replace(MAPPED, bare_rows=True)
-    assert change(row, handling, Beside("customers.jsonl", datetime.now(UTC))).after == row
+    assert change(row, handling, LineContext("customers.jsonl", datetime.now(UTC))).after == row
 
 
 def test_without_any_time_a_row_is_odd_and_never_of_now() -> None:
     with pytest.raises(LineFault, match="no commit time"):
-        change({"id": 1, "__op": "u"}, MAPPED, Beside("customers.jsonl"))
+        change({"id": 1, "__op": "u"}, MAPPED, LineContext("customers.jsonl"))
 
 
 def test_a_tombstone_may_be_all_that_tells_of_a_delete() -> None:
     handling = replace(MAPPED, tombstones=DELETE, order=BY_ARRIVAL)
-    beside = Beside("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
+    context = LineContext("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
     for line in ({"key": {"id": 1}, "value": None}, {"id": 1, "value": None}):
-        told = change(line, handling, beside)
+        told = change(line, handling, context)
         assert (told.op, told.key, told.table) == ("d", {"id": 1}, "customers")
-    assert read(None, handling, beside) is TOMBSTONE
+    assert read(None, handling, context) is TOMBSTONE
 
 
 # ---- Other connectors

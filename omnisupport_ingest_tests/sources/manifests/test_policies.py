@@ -23,7 +23,7 @@ from omnisupport_ingest.sources.manifests.policies import (
     FAULTS,
     MODES,
     ROW_MODES,
-    Does,
+    Effect,
     Refused,
     rule,
 )
@@ -40,7 +40,7 @@ from omnisupport_ingest_tests.sources.manifests.deliveries import (
 )
 
 EVERY = [(mode, fault, action) for mode in MODES for fault in FAULTS for action in ACTIONS]
-DONE = [each for each in EVERY if isinstance(rule(*each), Does)]
+DONE = [each for each in EVERY if isinstance(rule(*each), Effect)]
 ROWS = [each for each in DONE if each[0] in ROW_MODES]
 EVENTS = [each for each in DONE if each[0] == "cdc"]
 SAMPLE = {"cdc": "partner_tickets_events", "replay": "omnisupport_tickets_again"}
@@ -67,7 +67,7 @@ def test_a_policy_is_carried_out_or_refused_with_the_reason(
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(document))
     found = rule(mode, fault, action)
-    if isinstance(found, Does):
+    if isinstance(found, Effect):
         assert load_manifest(path, CONTRACTS).gates.action(fault) == action
         return
     with pytest.raises(SeedManifestError) as refused:

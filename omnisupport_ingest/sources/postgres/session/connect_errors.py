@@ -19,14 +19,14 @@ _DSN = "{dsn}"
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class DatabaseLabel:
     """How messages name a database: its ``name``, and the ``setting`` that holds its connection string."""
 
     name: str
     setting: str
 
 
-SOURCE = Called("the source", "OMNISUPPORT_SOURCE_DSN")
+SOURCE = DatabaseLabel("the source", "OMNISUPPORT_SOURCE_DSN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +98,24 @@ _MISSING = re.compile(r'(role|database) "[^"]*" does not exist')
 _HBA_HOST = re.compile(r'host "([^"]+)"')
 
 
-def connection_error(error: Exception, parameters: Mapping[str, str], called: Called = SOURCE) -> IngestError:
-    """Return our error for ``error``, raised while connecting to the database that is ``called`` so.
+def connection_error(
+    error: Exception, parameters: Mapping[str, str], label: DatabaseLabel = SOURCE
+) -> IngestError:
+    """Return our error for ``error``, raised while connecting to the database of ``label``.
 
     ``parameters``: the parts of the connection string. ``SourceRefused`` for what a person must change,
     ``SourceUnavailable`` for what may pass by itself. No part of it holds a password.
     """
     message = str(error)
-    kind, fix = _known(message, parameters, called)
-    problem = f"Cannot connect to {destination(parameters, called.name)}: {first_line(error)}."
-    return kind(problem, fix=fix.replace(_DSN, called.setting))
+    kind, fix = _known(message, parameters, label)
+    problem = f"Cannot connect to {destination(parameters, label.name)}: {first_line(error)}."
+    return kind(problem, fix=fix.replace(_DSN, label.setting))
 
 
 def _known(
-    message: str, parameters: Mapping[str, str], called: Called
+    message: str, parameters: Mapping[str, str], label: DatabaseLabel
 ) -> tuple[type[SourceRefused | SourceUnavailable], str]:
-    refusal = _refusal(message, parameters, called)
+    refusal = _refusal(message, parameters, label)
     if refusal is not None:
         return SourceRefused, refusal
     for known in _KNOWN:
@@ -135,7 +137,7 @@ def first_line(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else "the connection is closed"
 
 
-def _refusal(message: str, parameters: Mapping[str, str], called: Called) -> str | None:
+def _refusal(message: str, parameters: Mapping[str, str], label: DatabaseLabel) -> str | None:
     """The fixes that depend on more than words."""
     if "password authentication failed" in message:
         # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
@@ -147,7 +149,7 @@ def _refusal(message: str, parameters: Mapping[str, str], called: Called) -> str
             return f"Correct the database name in {_DSN}, or create the database: " + _filled(
                 "CREATE DATABASE {database};", parameters
             )
-        how = "; this prints the SQL: omnisupport-ingest source grants" if called is SOURCE else "."
+        how = "; this prints the SQL: omnisupport-ingest source grants" if label is SOURCE else "."
         return f"Correct the user in {_DSN}, or create the role{how}"
     return None
 

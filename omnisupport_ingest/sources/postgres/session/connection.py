@@ -18,7 +18,7 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from omnisupport_ingest.sources.postgres.session.connect_errors import (
     SOURCE,
-    Called,
+    DatabaseLabel,
     connection_error,
     first_line,
 )
@@ -103,13 +103,15 @@ def with_silence(dsn: str, seconds: float) -> str:
     return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | parameters)))
 
 
-def connect(dsn: str, *, application_name: str = "omnisupport-ingest", called: Called = SOURCE) -> Connection:
+def connect(
+    dsn: str, *, application_name: str = "omnisupport-ingest", label: DatabaseLabel = SOURCE
+) -> Connection:
     """Open an autocommit connection for SQL.
 
     Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database as it is
-    ``called``.
+    ``label``.
     """
-    connection = _connect(dsn, application_name, {}, replication=False, called=called)
+    connection = _connect(dsn, application_name, {}, replication=False, label=label)
     connection.autocommit = True
     return connection
 
@@ -148,9 +150,9 @@ class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc
 
 
 def _connect(
-    dsn: str, application_name: str, more: dict[str, str], *, replication: bool, called: Called = SOURCE
+    dsn: str, application_name: str, more: dict[str, str], *, replication: bool, label: DatabaseLabel = SOURCE
 ) -> Connection:
-    dsn_parameters = dsn_parts(dsn, called)
+    dsn_parameters = dsn_parts(dsn, label)
     pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
     parameters = _DEFAULTS | dsn_parameters
     parameters["options"] = _options(dsn_parameters, VALUE_SETTINGS | QUOTING_SETTINGS | pinned)
@@ -160,7 +162,7 @@ def _connect(
     try:
         connection = kind(make_dsn(**parameters))
     except psycopg2.OperationalError as error:
-        raise connection_error(error, dsn_parameters, called) from None
+        raise connection_error(error, dsn_parameters, label) from None
     connection.silence = Silence(int(dsn_parameters.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     _lift_newer_timeouts(connection)
@@ -194,7 +196,7 @@ def _lift_newer_timeouts(connection: Connection) -> None:
             connection.commit()
 
 
-def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
+def dsn_parts(dsn: str, label: DatabaseLabel = SOURCE) -> dict[str, str]:
     """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password."""
     try:
         parameters: dict[str, str] = parse_dsn(dsn)
@@ -205,7 +207,7 @@ def dsn_parts(dsn: str, called: Called = SOURCE) -> dict[str, str]:
     slipped = any("@" in parameters.get(name, "") for name in ("host", "port", "dbname"))
     if slipped or not all(port.isdigit() for port in ports):
         raise BadDsn(
-            f"The connection string of {called.name} ({called.setting}) cannot be read.",
+            f"The connection string of {label.name} ({label.setting}) cannot be read.",
             fix="Write it as postgresql://user@host:5432/database or host=… dbname=… user=…, with "
             "special characters percent-encoded in the first form and quoted in the second.",
         ) from None

@@ -83,24 +83,24 @@ class Silence:
     def _first_row(self, question: str, pid: int) -> tuple[Any, ...] | None:
         return _first_row(self.parameters, question, pid, min(_ASK_SECONDS, self.seconds))
 
-    def _waiting(self, pid: int, streaming: bool) -> _Found | None:
+    def _waiting(self, pid: int, streaming: bool) -> _WaitCause | None:
         try:
             row = self._first_row("SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s", pid)
         except (psycopg2.Error, OSError) as error:
             # A server that refuses one more session answers, so it is there.
             if "FATAL" in str(error):
                 return None
-            return _Found(f"another connection gets no answer either ({first_line(error)})", False)
+            return _WaitCause(f"another connection gets no answer either ({first_line(error)})", False)
         if row is None:
-            return _Found(f"the server has no session {pid} any more", False)
+            return _WaitCause(f"the server has no session {pid} any more", False)
         state, event = row
         if state == "active" and (event or "").lower() not in (_STREAM_WAITS if streaming else _WAITS_FOR_US):
             return None
-        return _Found(f"the server has sent all that its session {pid} had to send", True)
+        return _WaitCause(f"the server has sent all that its session {pid} had to send", True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _WaitCause:
     clause: str
     may_pass: bool
 
