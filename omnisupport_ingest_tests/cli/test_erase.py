@@ -104,7 +104,7 @@ def test_what_must_not_be_erased_is_refused_with_the_fix(home: Path, options: li
         (["letters", "42", "--dry-run"], "'letters' is the name of no table with a contract."),
         (["notes", "42", "43", "--dry-run"], "The key of public.notes is id. Write it as: id=VALUE"),
         (["notes", "42", "--source", "sales", "--dry-run"], "No contract names the source 'sales'"),
-        (["notes", "42", "--reason", " "], "It is not said why."),
+        (["notes", "42", "--reason", " "], "The reason is missing."),
     ],
 )
 def test_wrong_usage_is_told(home: Path, arguments: list[str], problem: str):

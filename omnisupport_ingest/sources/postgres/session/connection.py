@@ -108,7 +108,7 @@ def connect(
 ) -> Connection:
     """Open an autocommit connection for SQL.
 
-    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database as it is
+    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database by
     ``label``.
     """
     connection = _connect(dsn, application_name, {}, replication=False, label=label)
