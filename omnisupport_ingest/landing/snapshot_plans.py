@@ -80,7 +80,7 @@ class SnapshotPlan:
 @dataclass(frozen=True, slots=True)
 class Search:
     """The stream was searched up to ``high``, below which ``chunks`` of a snapshot were read, for rows that
-    moved while it was read (``moved_rows``), and none was left to be read again."""
+    moved while it was read (``parallel_reading``), and none was left to be read again."""
 
     high: Lsn
     chunks: int

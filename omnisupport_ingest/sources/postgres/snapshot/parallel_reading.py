@@ -1,21 +1,28 @@
 """Reading the chunks of planned snapshots, several at a time, each thread on a connection of its own.
 
-Rows whose keys changed while their table was being read are read again afterwards (``landing.moved_rows``).
+Rows whose keys changed while their table was being read are read again afterwards. A row whose key changes
+from a range that is still to be read to one that has been read is in neither chunk. The stream has it, but
+without the columns that the change did not send (unchanged TOAST): these were never seen. The same holds for
+a row that a change of its key takes into the publication's row filter: it is sent as an insert, with those
+columns unsent.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
-from omnisupport_ingest.landing.moved_rows import moved_rows
 from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
@@ -29,6 +36,8 @@ from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
 _LOOK_SECONDS = 0.1
 """Seconds between two checks of the caller's stop while chunks are read."""
+
+_MOVED_COLUMNS = ["op", "commit_lsn", "source_schema", "source_table", "key", "unchanged"]
 
 
 class ParallelReading:
@@ -225,7 +234,7 @@ class MovedReading:
         again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
         since = self._since(plan, chunks, again)
         batches = self._store.stream_between(self._epoch, since, high)
-        moved = moved_rows(self._store, batches, table.schema, table.table, since, high)
+        moved = _moved_rows(self._store, batches, table.schema, table.table, since, high)
         if not moved:
             self._plans.note_searched(plan, search)
             self._searched.add(plan.snapshot_id)
@@ -244,3 +253,34 @@ class MovedReading:
             return max(chunk.low for chunk in again)
         # The row of the old key may be from before a gap: nothing of it is inherited.
         return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)
+
+
+def _moved_rows(
+    store: LandingStore, batches: Iterable[Manifest], schema: str, table: str, since: Lsn, below: Lsn
+) -> frozenset[str]:
+    """Return the new keys (JSON arrays, as events have them) of rows of ``table`` that came with columns
+    unsent.
+
+    ``batches``: of the epoch's stream. Only commits from ``since`` on, below ``below``, count.
+    """
+    keys: set[str] = set()
+    for batch in batches:
+        span = batch.stream
+        if span is None or span.last_commit_lsn is None or span.start_lsn is None:
+            continue
+        if span.last_commit_lsn < since or span.start_lsn >= below:
+            continue
+        for file in batch.files:
+            if f"{schema}.{table}" not in file.rows_per_table:
+                continue
+            rows = pq.read_table(store.path_of(file), columns=_MOVED_COLUMNS, partitioning=None)
+            moved = rows.filter(
+                (pc.field("source_schema") == schema)
+                & (pc.field("source_table") == table)
+                & (pc.field("op") == "c")
+                & (pc.list_value_length(pc.field("unchanged")) > 0)
+                & (pc.field("commit_lsn") >= since.value)
+                & (pc.field("commit_lsn") < below.value)
+            )
+            keys.update(moved.column("key").to_pylist())
+    return frozenset(keys)
