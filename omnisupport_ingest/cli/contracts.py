@@ -115,12 +115,12 @@ def validate(as_json: bool) -> int:
     from omnisupport_ingest.contracts.in_force import in_force
 
     settings = open_settings()
-    reading = _read_all(settings.contracts_dir or in_force(settings).contracts)
+    found = _read_all(settings.contracts_dir or in_force(settings).contracts)
     if as_json:
-        echo_json(_reading_document(reading))
+        echo_json(_reading_document(found))
     else:
-        _show_reading(reading)
-    return FINDINGS if reading.problems else 0
+        _show_reading(found)
+    return FINDINGS if found.problems else 0
 
 
 @contracts.command()

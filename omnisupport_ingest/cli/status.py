@@ -276,13 +276,12 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
 
 def _recommended(table: TableOverview) -> str | None:
     """Return the setting to think about where the last updates rewrote much of the table for few keys."""
-    scattered = table.scattered
-    if scattered is None:
+    found = table.scattered
+    if found is None:
         return None
     return (
-        f"Writes are scattered: the last {scattered.updates} updates rewrote {scattered.files_share:.0%} of "
-        "the "
-        f"files for {scattered.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
+        f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
+        f"files for {found.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
         '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
     )
 

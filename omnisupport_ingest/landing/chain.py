@@ -56,8 +56,7 @@ class Gap:
             return f"Two writers have landed the same part of the WAL: stop one of them. Then {repair}"
         lost = (
             f" Events between {self.expected} and {self.continued} that the source no longer has are lost, "
-            "and "
-            "this gap names them."
+            "and this gap names them."
         )
         return (
             "Restore the manifest and the data of the missing batch from a backup of the landing folder. "

@@ -188,8 +188,7 @@ class _InEpoch:
         return None
 
     def _known_again(self, stretch: LostStretch) -> list[Lsn]:
-        """Return the LSNs from which a later read covers what ``stretch`` lacks; empty without such a read.
-        """
+        """Return the LSNs from which later reads cover what ``stretch`` lacks; empty without such a read."""
         known = [] if stretch.mended is None else [stretch.mended]
         if stretch.lost_to is not None:
             known += [high for low, high in self.finished() if low >= stretch.lost_to]

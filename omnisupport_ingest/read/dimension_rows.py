@@ -29,8 +29,7 @@ _SCRATCH = "repair-"
 
 
 class LakeBehind(IngestError):
-    """Raised when a dimension does not hold all that has landed: a comparison with the source would mislead.
-    """
+    """Raised when a dimension lacks something that has landed: a comparison with the source would mislead."""
 
 
 class DimensionRows:

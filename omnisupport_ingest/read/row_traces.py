@@ -171,8 +171,7 @@ def _table_ends(rows: pa.Table) -> TableEnds:
 def _rows(
     files: EventFiles, contract: TableContract, where: Any
 ) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-    """Window, whether in quarantine, and the columns ``_COLUMNS`` of the table's events that ``where`` takes.
-    """
+    """Yield window, whether in quarantine, and ``_COLUMNS`` of the table's events that meet ``where``."""
     for file in files.accepted(contract):
         yield from ((file.window, False, row) for row in _read(file, contract, where, _IN_PATH))
     table = pc.field("source_table") == contract.table

@@ -61,10 +61,10 @@ def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
 
 
 def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
-    rows_of_reason: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     for file in files:
-        rows_of_reason[dict(file.partition).get("reason") or "unknown"] += file.rows
-    return rows_of_reason
+        found[dict(file.partition).get("reason") or "unknown"] += file.rows
+    return found
 
 
 def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:

@@ -152,14 +152,14 @@ def is_malformed(values: Mapping[str, Any]) -> bool:
 
 
 def _files(workspace: Workspace, source: str) -> list[_File]:
-    quarantine_files = QuarantineFiles.newest(workspace, source)
-    files: list[_File] = []
-    for file, state in quarantine_files.shown() if quarantine_files is not None else ():
+    held = QuarantineFiles.newest(workspace, source)
+    found: list[_File] = []
+    for file, state in held.shown() if held is not None else ():
         with_reviews = [each for each in (state.versions if state else ()) if each.startswith(REVIEWS)]
         digest = with_reviews[0].removeprefix(REVIEWS) if with_reviews else None
         reason = dict(partition_in(file.path, _PARTITION))["reason"] or "unknown"
-        files.append(_File(file.uri, file.window, reason, digest))
-    return files
+        found.append(_File(file.uri, file.window, reason, digest))
+    return found
 
 
 def _read(file: _File, ledger: ReviewLedger) -> Iterator[Quarantined]:

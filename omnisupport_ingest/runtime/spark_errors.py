@@ -123,8 +123,7 @@ def _worker_memory(problem: str, settings: Settings) -> SparkOutOfMemory:
         )
     return SparkOutOfMemory(
         f"{problem}. As many work at a time as {PREFIX}SPARK_MASTER says: {settings.spark_master}; beside "
-        "them "
-        f"Spark itself may use {PREFIX}SPARK_DRIVER_MEMORY: {settings.spark_driver_memory}.",
+        f"them Spark itself may use {PREFIX}SPARK_DRIVER_MEMORY: {settings.spark_driver_memory}.",
         fix=f"Give the machine more memory, or set {PREFIX}SPARK_MASTER=local[1] so that one works at a "
         f"time, or {PREFIX}SPARK_DRIVER_MEMORY to less; then start again. {_STAYS}",
     )

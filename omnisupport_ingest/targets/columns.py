@@ -89,8 +89,7 @@ def missing_columns(
             column = identifier(each.name)
             raise TargetRefused(
                 f"The column {each.name} of the target {schema}.{table} is {live_type}, and the contract "
-                "makes "
-                f"it {each.pg_type}.",
+                f"makes it {each.pg_type}.",
                 fix=f"Run there: ALTER TABLE {name} ALTER COLUMN {column} TYPE {each.pg_type} "
                 f"USING {column}::{each.pg_type};  -- then sync again. Or, to have it all sent anew: "
                 f"DROP TABLE {name};",

@@ -303,8 +303,7 @@ def refuse_other_deliveries(store: LandingStore) -> None:
             of_the_way = (name for name in names if captured or _is_of_rows(store.read(name)))
             raise SourceRefused(
                 f"{store.source} has {deliveries} (batch {next(of_the_way, '?')}); files of events are not "
-                "mixed "
-                "into it, as their positions are others.",
+                "mixed into it, as their positions are others.",
                 fix="Land them as a source of their own: --source with another name, which contracts give as "
                 "x-cdc.source.",
             )

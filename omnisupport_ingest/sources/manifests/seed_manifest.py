@@ -33,8 +33,7 @@ SCHEMA = "contracts/seed_manifest.schema.json"
 
 
 class SeedManifestError(IngestError):
-    """Raised for a seed manifest that cannot be used; the message names the file, the JSON path and the fix.
-    """
+    """Raised for a seed manifest that cannot be used; the message names file, JSON path and fix."""
 
     exit_code = 2
 

@@ -174,12 +174,10 @@ def _of_partitions(publication: Publication, contract: TableContract) -> Iterato
         yield Finding(
             "publication_partition",
             f"Publication {publication.name} sends only some rows or columns of {listed}, which is a "
-            "partition of "
-            f"{contract.full_name}: it is listed with a row filter or a column list of its own, and a "
-            "snapshot reads all of the table.",
+            f"partition of {contract.full_name}: it is listed with a row filter or a column list of its own, "
+            "and a snapshot reads all of the table.",
             f"{drop_statement(publication.name, differing)}  -- its changes are sent all the same, as its "
-            "table is "
-            "published",
+            "table is published",
         )
 
 
@@ -216,8 +214,7 @@ def _of_table(
         yield Finding(
             "column_list",
             f"Publication {publication.name} does not send {', '.join(unsent)} of {contract.full_name}, "
-            "which the "
-            "contract names.",
+            "which the contract names.",
             f"{anew}  -- or take it out of the contract",
         )
         return
@@ -226,8 +223,7 @@ def _of_table(
         yield Finding(
             "column_list",
             f"Publication {publication.name} does not send {', '.join(left_out)} of {contract.full_name} (a "
-            "column "
-            "list, or generated columns). The contract does not name them.",
+            "column list, or generated columns). The contract does not name them.",
             "",
             Severity.NOTES,
         )
