@@ -184,7 +184,7 @@ def test_loss_that_nobody_has_looked_for_before_the_repair_is_taken_up_is_writte
         until(certain)
         amid = out_and_back(tickets)
         known = record.read_bytes()
-        for step in ("found", "will_be_read"):
+        for step in ("add", "will_be_read"):
             with monkeypatch.context() as patched:
                 patched.setattr(LostChanges, step, _full_disk)
                 with pytest.raises(OSError):
