@@ -228,7 +228,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("layers/event_copies.py", "mark_copies"): _SCRATCH,
     ("lake/file_tasks.py", "_Growing._write"): _DRAFT,
     ("lake/key_files.py", "_write"): _DRAFT,
-    ("layers/updating_files.py", "_outcome"): _DRAFT,
+    ("layers/updating_ranges.py", "_noted"): _DRAFT,
     ("layers/keyed_update.py", "KeyedUpdate.commit"): _DRAFT,
     ("lake/staging.py", "_place"): "the step that lake.place stands around, where it is called",
     ("lake/state.py", "write_state"): _MEMORY,

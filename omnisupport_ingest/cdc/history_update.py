@@ -113,6 +113,16 @@ class HistoryRules:
         ]
         return pa.Table.from_arrays(arrays, schema=self.sent)
 
+    def reached(self, held: pa.Table, sent: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which of the versions ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
+        settled = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
+        is_open = _mask(pc.is_null(held[_END]))
+        return is_open & (_mask(among(held, sent)) | self._ended(held)) | _mask(among(held, settled))
+
+    def same(self, one: pa.Table, other: pa.Table) -> bool:
+        """Whether the two have the same versions, in whatever order."""
+        return _same(one, other)
+
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """Update the versions ``held`` by the rows ``sent``, in any order, any number per key.
 

@@ -77,9 +77,17 @@ class UpdateRules:
         rows = from_folded(folded, self.schema)
         return rows.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), rows.num_rows))
 
+    def reached(self, held: pa.Table, sent: pa.Table) -> Mask:
+        """Which of the rows ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
+        return _mask(among(held, sent)) | _reached(held, self)
+
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """``update_rows`` by these rules."""
         return update_rows(held, sent, self)
+
+    def same(self, one: pa.Table, other: pa.Table) -> bool:
+        """Whether the two have the same rows, in whatever order."""
+        return _same(one, other)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """``rows``, one per key, which need no order beside that of the keys."""

@@ -128,12 +128,10 @@ def _of_last_run(
         return None
     paths = {file.path for file in written}
     ranges = ranges_of(mine)
-    chosen = [n for n, each in enumerate(ranges) if each.file is not None and each.file.path in paths]
+    chosen = [n for n, each in enumerate(ranges) if any(file.path in paths for file in each.files)]
     if not chosen:
         return CheckFinding(True, "The last run changed no version.", {"open_versions": 0, "compared": 1})
-    beside = {
-        each.file.path for each in ranges_of(theirs) if each.file is not None and _meets(each, ranges, chosen)
-    }
+    beside = {file.path for each in ranges_of(theirs) if _meets(each, ranges, chosen) for file in each.files}
     files = [file for file in dimension.files(WHOLE_TABLE) if file.path in beside]
     current = dimension.read(spark, files).drop(STATE)
     current = current.mapInArrow(

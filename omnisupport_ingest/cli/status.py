@@ -275,13 +275,21 @@ def _table_document(table: TableOverview) -> dict[str, Any]:
 
 
 def _recommended(table: TableOverview) -> str | None:
-    """Return the setting to think about where the last updates rewrote much of the table for few keys."""
+    """Return the settings to think about where the last updates rewrote much of the table for few keys."""
     found = table.scattered
     if found is None:
         return None
-    return (
+    told = (
         f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
-        f"files for {found.keys_share:.3%} of the keys. A delayed merge lets many share an update: "
+        f"files for {found.keys_share:.3%} of the keys. "
+    )
+    if found.rows_per_file is not None:
+        told += (
+            f'Of smaller files they rewrite less: "rows_per_file": {found.rows_per_file} in x-cdc of its '
+            "contract. "
+        )
+    return (
+        f"{told}A delayed merge lets many share an update: "
         '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
     )
 

@@ -55,7 +55,16 @@ _LONGEST_DELAY = timedelta(hours=12)
 LEAST_OLD_FILES = timedelta(hours=1)
 """A run in progress has placed files that it has not committed yet."""
 
-_NOT_JUDGED_BY = ("cursor", "target", "delayed_merge", "retention", "evolution", "history", "quality")
+_NOT_JUDGED_BY = (
+    "cursor",
+    "target",
+    "delayed_merge",
+    "rows_per_file",
+    "retention",
+    "evolution",
+    "history",
+    "quality",
+)
 """Parts of ``x-cdc`` that change no row of net changes and dimension."""
 
 _WITHOUT_RULE = frozenset({"type", "x-pg-type", "description", "default"})
@@ -151,6 +160,7 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
         cursor=read_cursor(path, policy.get("cursor"), columns),
         target=_target(path, policy),
         delayed_merge=_delayed_merge(path, policy.get("delayed_merge")),
+        rows_per_file=policy.get("rows_per_file"),
         unprotected=() if in_lake == columns else columns,
         retention=_retention(path, policy.get("retention", {}), longest),
         evolution=policy.get("evolution", PINNED),
@@ -164,8 +174,8 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
 
 
 def _fingerprint(document: dict[str, Any]) -> str:
-    """The SHA-256 of ``document``, but for what bears on reading, on a target, on the time of merges or on
-    retention alone: that changes nothing that landed."""
+    """The SHA-256 of ``document``, but for what bears on reading, on a target, on merges and their files or
+    on retention alone: that changes nothing that landed."""
     policy = {name: value for name, value in document["x-cdc"].items() if name not in _NOT_JUDGED_BY}
     policy |= judged_by(document["x-cdc"].get("quality"))
     judged = document | {"x-cdc": policy}

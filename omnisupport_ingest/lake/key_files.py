@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -28,15 +28,14 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_tasks import repeating_texts
-from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.lake.stats import stats_of
 from omnisupport_ingest.storage import place_at_hand
 
 _MOST_STRETCHES = 1_000
 """Stretches in order up to which rows are sorted stretch by stretch."""
 
 ROWS_PER_FILE = 16_384
-"""Measured: an update of scattered keys costs least with files of about this size, and reading them all costs
-as much as reading large ones."""
+"""Where a contract does not say otherwise. Measured: files of about this size read as fast as large ones."""
 
 Bound = int | str
 
@@ -101,25 +100,24 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys from ``start`` up to but not with ``end`` (null: open), and the file that holds them, if any."""
+    """Keys from ``start`` up to but not with ``end`` (null: open), and the files that hold them: none, one,
+    or small ones that an update makes one of."""
 
     start: Bound | None
     end: Bound | None
-    file: KeyFile | None
+    files: tuple[KeyFile, ...] = ()
 
 
 def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile] | None:
     """The data files of the table, by key; None if some file does not say its lowest key, or ranges overlap:
     then another program has written to the table."""
     found = []
-    for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():
-        path = unquote(action["path"])
+    for path, low, high, rows in _listed(handle, order):
         if layout.is_state(path) or _is_sealed(path):
             continue
-        low, high = ((action.get(name) or {}).get(order.column) for name in ("min", "max"))
         if low is None or high is None:
             return None
-        found.append((low, high, KeyFile(path, str(folder / path), low, action["num_records"])))
+        found.append((low, high, KeyFile(path, str(folder / path), low, rows)))
     found.sort(key=lambda each: each[0])
     if any(above[0] <= below[1] for below, above in pairwise(found)):
         return None
@@ -129,29 +127,54 @@ def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile
 def sealed_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
     """The sealed files of the table, by the value of ``order`` that all rows of a file have."""
     found: dict[Bound, tuple[KeyFile, ...]] = {}
-    for action in pa.table(handle.get_add_actions(flatten=False)).to_pylist():
-        path = unquote(action["path"])
+    for path, value, _, rows in _listed(handle, order):
         if _is_sealed(path):
-            value = action["min"][order.column]
-            file = KeyFile(path, str(folder / path), value, action["num_records"])
-            found[value] = (*found.get(value, ()), file)
+            found[value] = (*found.get(value, ()), KeyFile(path, str(folder / path), value, rows))
     return found
+
+
+def _listed(handle: DeltaTable, order: KeyOrder) -> Iterator[tuple[str, Any, Any, int]]:
+    """Path, lowest and highest value of ``order``, and rows of each file. The statistics of other columns do
+    not become Python's objects: a table may have thousands of files."""
+    listed = pa.table(handle.get_add_actions(flatten=False))
+    bounds = []
+    for name in ("min", "max"):
+        told = listed[name].combine_chunks() if name in listed.column_names else None
+        has = (
+            told is not None
+            and pa.types.is_struct(told.type)
+            and told.type.get_field_index(order.column) >= 0
+        )
+        bounds.append(pc.struct_field(told, order.column).to_pylist() if has else [None] * listed.num_rows)
+    paths = map(unquote, listed["path"].to_pylist())
+    return zip(paths, *bounds, listed["num_records"].to_pylist(), strict=True)
 
 
 def _is_sealed(path: str) -> bool:
     return PurePosixPath(path).name.startswith(SEALED)
 
 
-def ranges_of(files: Sequence[KeyFile], cuts: Iterable[Bound] = ()) -> list[KeyRange]:
-    """The ranges of keys of ``files`` in order, cut once more at ``cuts``. One range without files."""
-    starts: dict[Bound, KeyFile | None] = {file.lowest: file for file in files[1:]}
+def ranges_of(
+    files: Sequence[KeyFile], cuts: Iterable[Bound] = (), *, rows_together: int = 0
+) -> list[KeyRange]:
+    """The ranges of keys of ``files`` in order, cut once more at ``cuts``. One range without files.
+
+    Files side by side with up to ``rows_together`` rows in all have one range.
+    """
+    groups: list[tuple[KeyFile, ...]] = []
+    for file in files:
+        if groups and sum(each.rows for each in groups[-1]) + file.rows <= rows_together:
+            groups[-1] = (*groups[-1], file)
+        else:
+            groups.append((file,))
+    starts = {group[0].lowest: group for group in groups[1:]}
     bounds = sorted({*starts, *cuts})
-    file = files[0] if files else None
+    held = groups[0] if groups else ()
     ranges, start = [], None
     for bound in bounds:
-        ranges.append(KeyRange(start, bound, file))
-        start, file = bound, starts.get(bound, file)
-    return [*ranges, KeyRange(start, None, file)]
+        ranges.append(KeyRange(start, bound, held))
+        start, held = bound, starts.get(bound, held)
+    return [*ranges, KeyRange(start, None, held)]
 
 
 def range_numbers(values: npt.NDArray[Any], ranges: Sequence[KeyRange]) -> npt.NDArray[np.int32]:
@@ -163,9 +186,9 @@ def range_numbers(values: npt.NDArray[Any], ranges: Sequence[KeyRange]) -> npt.N
 
 def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
     """The rows of the range, in the columns of ``schema``."""
-    if of.file is None:
+    if not of.files:
         return schema.empty_table()
-    rows = read_file(of.file, schema)
+    rows = pa.concat_tables([read_file(file, schema) for file in of.files])
     values = order.values(rows)
     chosen = np.ones(len(values), np.bool_)
     if of.start is not None:
@@ -230,7 +253,8 @@ def _may_hold(
 
 def read_file(file: KeyFile, schema: pa.Schema) -> pa.Table:
     """All rows of ``file``, in the columns of ``schema``."""
-    return pq.ParquetFile(file.uri, pre_buffer=False).read().select(schema.names).cast(schema)
+    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
+        return parquet.read(use_threads=False).select(schema.names).cast(schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,18 +314,20 @@ def _sealed(
 
 def written_file(path: Path, order: KeyOrder) -> WrittenFile:
     """What ``write_rows`` says of a file that it wrote, from the file."""
-    return _described(path, pq.read_table(path, columns=[order.column]), order)
+    return _described(path, pq.read_metadata(path), pq.read_table(path, columns=[order.column]), order)
 
 
 def _write(rows: pa.Table, order: KeyOrder, folder: Path, kind: str = "part-") -> WrittenFile:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{kind}{uuid.uuid4().hex}.parquet"
-    pq.write_table(rows, path, compression="snappy", use_dictionary=repeating_texts(rows))
-    return _described(path, rows, order)
+    footers: list[pq.FileMetaData] = []
+    repeat = repeating_texts(rows)
+    pq.write_table(rows, path, compression="snappy", use_dictionary=repeat, metadata_collector=footers)
+    return _described(path, footers[0], rows, order)
 
 
-def _described(path: Path, rows: pa.Table, order: KeyOrder) -> WrittenFile:
-    count, text = delta_stats(path)
+def _described(path: Path, footer: pq.FileMetaData, rows: pa.Table, order: KeyOrder) -> WrittenFile:
+    count, text = stats_of(footer)
     stats = json.loads(text)
     values = order.values(rows)
     # The bounds of text in the footer may be cut short; these are exact.

@@ -23,7 +23,11 @@ def rows_in(path: Path) -> int:
 
 def delta_stats(path: Path) -> tuple[int, str]:
     """The number of rows of the file, and its statistics as Delta's JSON text."""
-    footer = pq.read_metadata(path)
+    return stats_of(pq.read_metadata(path))
+
+
+def stats_of(footer: pq.FileMetaData) -> tuple[int, str]:
+    """What ``delta_stats`` says, of a footer."""
     schema = footer.schema.to_arrow_schema()
     minimum: dict[str, int] = {}
     maximum: dict[str, int] = {}

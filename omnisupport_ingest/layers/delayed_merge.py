@@ -14,6 +14,7 @@ truncate, the end of a snapshot, another contract and what is to be purged are m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
@@ -37,6 +38,9 @@ _MERGES = 3
 _FILES = 8
 _MUCH = 0.25
 _LITTLE = 0.01
+_MANY_ROWS = 500_000
+_MANY_FOR_A_KEY = 1_000
+_SMALL_FILES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +83,39 @@ def waiting_merge(
 @dataclass(frozen=True, slots=True)
 class ScatteredWrites:
     """The middle one of the last ``updates``: shares (0 to 1) of the files it rewrote and of the keys it
-    touched."""
+    touched. ``rows_per_file``: smaller files of which it would rewrite at most half as many rows; None if
+    there are none.
+    """
 
     updates: int
     files_share: float
     keys_share: float
+    rows_per_file: int | None = None
 
 
 def scattered_writes(merges: tuple[MergeCost, ...]) -> ScatteredWrites | None:
     """Whether the last updates of a dimension rewrote much for few keys; None if not, or if it is not known.
 
-    Much is a quarter of its files, few is a hundredth of its rows. Of a table of a few files nothing is said.
+    Much is a quarter of its files for a hundredth of its rows or fewer, or half a million rows and a thousand
+    for each key. Of a table of a few files nothing is said.
     """
     found = [each for each in merges if each.keys and each.rows and each.held >= _FILES]
     if len(found) < _MERGES:
         return None
-    files = median(each.files / each.held for each in found)
+    share = median(each.files / each.held for each in found)
     keys = median(each.keys / each.rows for each in found)
-    return ScatteredWrites(len(found), files, keys) if files >= _MUCH and keys <= _LITTLE else None
+    rows = median(each.files / each.held * each.rows for each in found)
+    for_a_key = median(each.files / each.held * each.rows / each.keys for each in found)
+    many = rows >= _MANY_ROWS and for_a_key >= _MANY_FOR_A_KEY
+    if not many and not (share >= _MUCH and keys <= _LITTLE):
+        return None
+    last = found[-1]
+    help_much = _share_rewritten(share, last.held, last.rows / _SMALL_FILES) <= share / 2
+    return ScatteredWrites(len(found), share, keys, _SMALL_FILES if help_much else None)
+
+
+def _share_rewritten(share: float, files: int, others: float) -> float:
+    """Where keys anywhere rewrite a ``share`` of so many ``files``, the share they rewrite of so many
+    ``others`` with the same rows: each falls into any file alike."""
+    keys = -files * math.log1p(-min(share, 1 - 0.5 / files))
+    return -math.expm1(-keys / others)

@@ -58,7 +58,8 @@ from omnisupport_ingest.layers.shown import (
     shown_since,
     versions_of,
 )
-from omnisupport_ingest.layers.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -224,7 +225,8 @@ class _Update(KeyedUpdate):
             looks_back=contract.purge_deleted_after is not None and not self._whole,
         )
         doubts = partial(_doubted, contract=contract)
-        target = FilesToUpdate(self._files, self._order, draft, rules, ROWS_PER_FILE, doubts=doubts)
+        rows_per_file = contract.rows_per_file or ROWS_PER_FILE
+        target = FilesToUpdate(self._files, self._order, draft, rules, rows_per_file, doubts=doubts)
         look_at_all = bool(self._files) and (
             carried.told != known.told or self._purged != purged_of(self._before)
         )

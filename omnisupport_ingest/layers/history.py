@@ -43,7 +43,8 @@ from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import absent
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.retyping import require_types
-from omnisupport_ingest.layers.updating_files import FilesToUpdate, FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
+from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position as Place
@@ -179,8 +180,9 @@ class _Update(KeyedUpdate):
             if self._whole
             else sealed_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
         )
+        rows_per_file = contract.rows_per_file or ROWS_PER_FILE
         target = FilesToUpdate(
-            self._files, self._order, draft, rules, ROWS_PER_FILE, seals=True, sealed=sealed
+            self._files, self._order, draft, rules, rows_per_file, seals=True, sealed=sealed
         )
         if self._whole:
             sent = self._all()

@@ -11,79 +11,43 @@ from __future__ import annotations
 import math
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares, rows_of
 from omnisupport_ingest.lake.key_files import (
-    ROWS_PER_FILE,
     Bound,
-    KeyFile,
     KeyOrder,
     KeyRange,
     WrittenFile,
     between,
     range_numbers,
     ranges_of,
-    read_file,
-    read_range,
     rows_between,
-    write_rows,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import room_on_disk
 from omnisupport_ingest.lake.stats import rows_in
+from omnisupport_ingest.layers.updating_ranges import OUTCOME, RANGE, FilesToUpdate, is_cut, update_ranges
 
-_RANGE = "_cdc_range"
 _TASKS_OF_FEW = 4
-_FILES_OF_FEW = 4
-_ROWS_OF_A_RANGE = 2 * ROWS_PER_FILE
+_ROWS_OF_FEW_FILES = 400_000
 _ROWS_OF_A_PART = 100_000
 _KEYS_OF_A_SAMPLE = 50_000
 _BYTES_OF_A_GROUP = 4 * 1024 * 1024
-
-_KEYS = pa.schema([("_cdc_key", pa.string())])
-
-_OUTCOME = T.StructType(
-    [
-        T.StructField("range", T.IntegerType()),
-        T.StructField("changed", T.BooleanType()),
-        T.StructField("removed", T.StringType()),
-        T.StructField("added", T.StringType()),
-        T.StructField("refold", T.StringType()),
-        T.StructField("sealed", T.ArrayType(T.StringType())),
-        T.StructField("doubted", T.BooleanType()),
-        T.StructField(
-            "files",
-            T.ArrayType(
-                T.StructType(
-                    [
-                        T.StructField("name", T.StringType()),
-                        T.StructField("rows", T.LongType()),
-                        T.StructField("bytes", T.LongType()),
-                        T.StructField("stats", T.StringType()),
-                    ]
-                )
-            ),
-        ),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -102,50 +66,6 @@ class FilesUpdated:
     added: ContentHash = field(default_factory=ContentHash)
     refold: tuple[str, ...] = ()
     doubted: frozenset[str] = frozenset()
-
-
-class Rules(Protocol):
-    """How the rows of a table are updated: ``cdc.updating.UpdateRules``, ``cdc.history_update.HistoryRules``.
-
-    ``schema``: of the rows in the files. ``sent``: of the rows that are sent to them, with ``CHANGE``.
-    ``ordered_above``: the files above have the column that the files of the table are ordered by.
-    """
-
-    @property
-    def ordered_above(self) -> bool: ...
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    @property
-    def sent(self) -> pa.Schema: ...
-
-    def rows_of(self, told: pa.Table) -> pa.Table:
-        """What files above tell of the table, as rows to be sent."""
-
-    def update(self, held: pa.Table, sent: pa.Table) -> Updated:
-        """Update the rows ``held`` by the rows ``sent``."""
-
-    def ordered(self, rows: pa.Table) -> pa.Table:
-        """``rows`` in the order that those of one key are to have."""
-
-
-@dataclass(frozen=True)
-class FilesToUpdate:
-    """The files of a table by key, the folder that new ones are drafted in, and the rules.
-
-    ``rows_per_file`` and ``seals``: as of ``lake.key_files.write_rows``; ``sealed``: the files so made.
-    ``doubts``: whether rows that were made have to be looked at before they are shown.
-    """
-
-    files: Sequence[KeyFile]
-    order: KeyOrder
-    draft: Path
-    rules: Rules
-    rows_per_file: int = ROWS_PER_FILE
-    seals: bool = False
-    sealed: Mapping[Bound, tuple[KeyFile, ...]] = field(default_factory=dict)
-    doubts: Callable[[pa.Table], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +95,7 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     out by now asks for.
     """
     rows = _Rows(sent.changes, _refolded_files(sent, target), arrow_schema(sent.folded, without=()))
-    ranges = ranges_of(target.files)
+    ranges = ranges_of(target.files, rows_together=target.rows_per_file)
     if are_few(rows.files) and sent.refolded is None and not look_at_all:
         few = partial(_update_few, rows=rows, target=target, ranges=ranges)
         with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
@@ -186,13 +106,14 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     sample = _Sample(target.order.nothing(), 1)
     if not are_few(rows.files):
         sample = _sample(sent.spark, rows, target.order)
-        ranges = ranges_of(target.files, _cuts(sample, ranges))
-    looks = [number for number in range(len(ranges)) if look_at_all or _is_cut(ranges, number)]
+        cuts = _cuts(sample, ranges, 2 * target.rows_per_file)
+        ranges = ranges_of(target.files, cuts, rows_together=target.rows_per_file)
+    looks = [number for number in range(len(ranges)) if look_at_all or is_cut(ranges, number)]
     bounds = _shared_out(sample, ranges, looks)
     update = partial(_update, rows=rows, target=target, ranges=ranges, bounds=bounds, looks=looks)
     tasks = len(bounds) - 1
     with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
-        outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, _OUTCOME).collect()
+        outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, OUTCOME).collect()
     return _collected(outcomes, ranges)
 
 
@@ -274,13 +195,13 @@ def _sampled(
             yield pa.RecordBatch.from_arrays([pa.array(every, kind)], names=["key"])
 
 
-def _cuts(sample: _Sample, ranges: Sequence[KeyRange]) -> list[Bound]:
+def _cuts(sample: _Sample, ranges: Sequence[KeyRange], rows_of_a_range: int) -> list[Bound]:
     """Where to cut ranges that very many rows are sent to."""
     numbers = range_numbers(sample.keys, ranges)
     starts = {each.start for each in ranges}
     cuts: set[Bound] = set()
     for number, keys in zip(*np.unique(numbers, return_counts=True), strict=True):
-        pieces = math.ceil(keys * sample.weight / _ROWS_OF_A_RANGE)
+        pieces = math.ceil(keys * sample.weight / rows_of_a_range)
         if pieces > 1:
             held = sample.keys[np.searchsorted(numbers, number) :][:keys]
             cuts |= {held[keys * piece // pieces] for piece in range(1, pieces)}
@@ -295,17 +216,11 @@ def _shared_out(sample: _Sample, ranges: Sequence[KeyRange], looks: Sequence[int
     looked = (sent > 0) if len(sample.keys) else np.ones(count, np.bool_)
     looked[list(looks)] = True
     # To read a file and write it again costs about as much as half of its rows being sent.
-    work = np.cumsum(sent + np.where(looked, ROWS_PER_FILE // 2, 0))
+    held = np.array([sum(file.rows for file in each.files) for each in ranges])
+    work = np.cumsum(sent + np.where(looked, held // 2, 0))
     tasks = max(_TASKS_OF_FEW, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
     firsts = np.searchsorted(work, work[-1] * np.arange(1, tasks) / tasks, side="right")
     return sorted({0, *(int(first) for first in firsts if first < count), count})
-
-
-def _is_cut(ranges: Sequence[KeyRange], number: int) -> bool:
-    """Whether the file of a range holds other ranges too: if one of them changes, all must be written."""
-    file = ranges[number].file
-    beside = [each.file for each in (*ranges[max(0, number - 1) : number], *ranges[number + 1 : number + 2])]
-    return file is not None and file in beside
 
 
 def _update(
@@ -324,8 +239,8 @@ def _update(
         low, high = bounds[number], bounds[number + 1]
         sent = rows.between(target, ranges[low].start, ranges[high - 1].end)
         places = range_numbers(target.order.values(sent), ranges)
-        sent = sent.append_column(_RANGE, pa.array(places))
-        yield from _update_rows(sent, target, ranges, [look for look in looks if low <= look < high])
+        sent = sent.append_column(RANGE, pa.array(places))
+        yield from update_ranges(sent, target, ranges, [look for look in looks if low <= look < high])
 
 
 def _update_few(
@@ -334,98 +249,30 @@ def _update_few(
     """What ``_update`` says, if few files hold the keys of ``rows``; None if it is work for several tasks."""
     sent = rows.between(target, ranges[0].start, ranges[-1].end)
     places = range_numbers(target.order.values(sent), ranges)
-    if len(np.unique(places)) > _FILES_OF_FEW:
+    held = sum(file.rows for number in np.unique(places) for file in ranges[number].files)
+    if held > _ROWS_OF_FEW_FILES:
         return None
-    sent = sent.append_column(_RANGE, pa.array(places))
-    return [row for batch in _update_rows(sent, target, ranges) for row in batch.to_pylist()]
-
-
-def _update_rows(
-    table: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], looks: Iterable[int] = ()
-) -> Iterator[pa.RecordBatch]:
-    """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``."""
-    rules = target.rules
-    table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
-    numbers = table[_RANGE].to_numpy()
-    outcomes = []
-    for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
-        start, end = np.searchsorted(numbers, [number, number + 1])
-        sent = table.slice(start, end - start).select(rules.sent.names).combine_chunks()
-        held = read_range(ranges[number], target.order, rules.schema)
-        sealed = _sealed_of(sent, target)
-        if sealed:
-            held = pa.concat_tables([held, *(read_file(file, rules.schema) for file in sealed)])
-        updated = rules.update(held, sent)
-        outcome = _outcome(int(number), updated, target, keep=_is_cut(ranges, int(number)))
-        outcomes.append(outcome | {"sealed": [file.path for file in sealed]})
-    columns = [pa.array([each[field.name] for each in outcomes], _arrow(field)) for field in _OUTCOME.fields]
-    yield pa.RecordBatch.from_arrays(columns, names=_OUTCOME.names)
-
-
-def _sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
-    """The sealed files of keys whose rows are sent as they are to be: they hold rows that go."""
-    if not target.sealed:
-        return []
-    settled = sent.filter(pc.is_in(sent[CHANGE], pa.array([SET, GONE])))
-    values = dict.fromkeys(target.order.values(settled).tolist())
-    return [file for value in values for file in target.sealed.get(value, ())]
-
-
-def _arrow(of: T.StructField) -> pa.DataType:
-    if of.name == "sealed":
-        return pa.list_(pa.string())
-    if isinstance(of.dataType, T.ArrayType):
-        return pa.list_(
-            pa.struct(
-                [("name", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()), ("stats", pa.string())]
-            )
-        )
-    return {"range": pa.int32(), "changed": pa.bool_(), "doubted": pa.bool_()}.get(of.name, pa.string())
-
-
-def _outcome(number: int, updated: Updated, target: FilesToUpdate, *, keep: bool) -> dict[str, Any]:
-    """Write what the range has now. ``keep``: also where nothing changed, as the file's other ranges may."""
-    refold, doubted = "", False
-    files: list[WrittenFile] = []
-    if len(updated.refold):
-        target.draft.mkdir(mode=0o700, parents=True, exist_ok=True)
-        refold = str(target.draft / f"refold-{number}-{uuid.uuid4().hex}.parquet")
-        pq.write_table(pa.table([updated.refold.cast(pa.string())], schema=_KEYS), refold)
-    elif updated.changed or keep:
-        rows = target.rules.ordered(updated.rows)
-        doubted = target.doubts is not None and target.doubts(rows)
-        files = write_rows(
-            rows, target.order, target.draft, rows_per_file=target.rows_per_file, seals=target.seals
-        )
-    return {
-        "range": number,
-        "changed": updated.changed,
-        "removed": str(ContentHash.of(updated.removed)),
-        "added": str(ContentHash.of(updated.added)),
-        "refold": refold,
-        "doubted": doubted,
-        "files": [
-            {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
-        ],
-    }
+    sent = sent.append_column(RANGE, pa.array(places))
+    return [row for batch in update_ranges(sent, target, ranges) for row in batch.to_pylist()]
 
 
 def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpdated:
     refold = tuple(sorted(each["refold"] for each in outcomes if each["refold"]))
     if refold:
         return FilesUpdated(refold=refold)
-    changed = {ranges[each["range"]].file for each in outcomes if each["changed"]}
-    unsealed = {path for each in outcomes if each["changed"] for path in each["sealed"]}
+    changed = {ranges[each["range"]].files for each in outcomes if each["changed"]}
+    rewritten = [each for each in outcomes if ranges[each["range"]].files in changed]
     written = [
         WrittenFile(file["name"], file["rows"], file["bytes"], file["stats"])
-        for each in outcomes
-        if ranges[each["range"]].file in changed
+        for each in rewritten
         for file in each["files"]
     ]
+    replaced = {file.path for files in changed for file in files}
+    replaced |= {path for each in rewritten for path in each["sealed"]}
     none = ContentHash()
     return FilesUpdated(
         written=tuple(sorted(written, key=lambda file: file.name)),
-        replaced=tuple(sorted({file.path for file in changed if file is not None} | unsealed)),
+        replaced=tuple(sorted(replaced)),
         removed=reduce(ContentHash.__add__, (ContentHash.parse(each["removed"]) for each in outcomes), none),
         added=reduce(ContentHash.__add__, (ContentHash.parse(each["added"]) for each in outcomes), none),
         doubted=frozenset(file["name"] for each in outcomes if each["doubted"] for file in each["files"]),

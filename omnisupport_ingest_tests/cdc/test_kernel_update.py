@@ -18,7 +18,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.stored import STATE, stored_type
 from omnisupport_ingest.cdc.table_ends import TableEnds, Told
-from omnisupport_ingest.cdc.updating import CHANGE, GONE, MERGE, SET, UpdateRules, update_rows
+from omnisupport_ingest.cdc.updating import CHANGE, GONE, MERGE, SET, Updated, UpdateRules, update_rows
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -68,13 +68,16 @@ class Held:
             if row["_cdc_kind"] == ENDED or row["_cdc_moved_from_key"] or row["_cdc_doubt"]
         } - {None}
         while True:
-            updated = update_rows(self.rows, self._sent(keyed, odd, rules), rules)
+            updated = self._update(self._sent(keyed, odd, rules), rules)
             if not len(updated.refold):
                 break
             assert not odd >= set(updated.refold.to_pylist())
             odd |= set(updated.refold.to_pylist())
         self.rows = updated.rows.combine_chunks()
         self.content = self.content - ContentHash.of(updated.removed) + ContentHash.of(updated.added)
+
+    def _update(self, sent: pa.Table, rules: UpdateRules) -> Updated:
+        return update_rows(self.rows, sent, rules)
 
     def _sent(self, keyed: pa.Table, odd: set[str], rules: UpdateRules) -> pa.Table:
         rows = [{**_stored(row), CHANGE: MERGE} for row in keyed.to_pylist(maps_as_pydicts="strict")]

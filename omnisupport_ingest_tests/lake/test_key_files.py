@@ -8,7 +8,7 @@ import pytest
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
-from omnisupport_ingest.lake.key_files import KeyOrder
+from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, KeyRange, range_numbers, ranges_of
 
 
 def rows(keys: list[int | None], first: int = 0) -> pa.Table:
@@ -43,3 +43,33 @@ def test_the_rows_that_stay_are_those_of_a_filter(most, monkeypatch):
         kept = rng.random(50) < share
         assert columnar.kept_where(held, kept).equals(held.filter(pa.array(kept)))
     assert columnar.kept_where(rows([]), np.zeros(0, np.bool_)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("rows_together", "found"),
+    [
+        (0, [[9], [3], [4], [2], [30]]),
+        (8, [[9], [3, 4], [2], [30]]),
+        (9, [[9], [3, 4, 2], [30]]),
+        (100, [[9, 3, 4, 2, 30]]),
+    ],
+)
+def test_small_files_side_by_side_have_one_range(rows_together, found):
+    files = [KeyFile(f"f{low}", f"/f{low}", low, count) for low, count in enumerate((9, 3, 4, 2, 30))]
+    ranges = ranges_of(files, rows_together=rows_together)
+    assert [[file.rows for file in each.files] for each in ranges] == found
+    assert [each.start for each in ranges[1:]] == [each.end for each in ranges[:-1]]
+    for low, file in enumerate(files):
+        (number,) = range_numbers(np.array([low]), ranges)
+        assert file in ranges[number].files
+
+
+def test_a_cut_parts_a_range_of_several_files_and_both_parts_know_all_of_them():
+    files = [KeyFile(f"f{low}", f"/f{low}", low, 2) for low in (0, 10, 20)]
+    ranges = ranges_of(files, [15], rows_together=4)
+    assert [(each.start, each.end, [file.lowest for file in each.files]) for each in ranges] == [
+        (None, 15, [0, 10]),
+        (15, 20, [0, 10]),
+        (20, None, [20]),
+    ]
+    assert ranges_of([], [5]) == [KeyRange(None, 5), KeyRange(5, None)]

@@ -399,6 +399,8 @@ def test_status_recommends_the_delay_where_the_last_updates_rewrote_much_for_few
         if each.get("recommended")
     ]
     assert "the last 4 updates rewrote 30% of the files for 7.500% of the keys" in line
+    assert '"delayed_merge"' in line
+    assert "rows_per_file" not in line
     story.write_contract(document())
     story.workspace = Workspace.open(story.workspace.settings)
     (table,) = [each for each in overview(story.workspace, SOURCE).tables if each.layer == "dimension"]
@@ -426,3 +428,26 @@ def test_writes_are_scattered_where_most_updates_rewrite_much_for_few_keys(
     merges: tuple[MergeCost, ...], found: bool
 ) -> None:
     assert (scattered_writes(merges) is not None) is found
+
+
+IN_LARGE_FILES = MergeCost(330, 5_000_000, 58, 305)
+IN_SMALL_FILES = MergeCost(330, 5_000_000, 70, 1220)
+
+
+@pytest.mark.parametrize(
+    ("merge", "found"),
+    [
+        (SCATTERED, True),
+        (IN_LARGE_FILES, True),
+        (IN_SMALL_FILES, None),
+        (MergeCost(100, 5_000_000, 90, 1220), None),
+        (MergeCost(100, 1_000_000, 80, 244), False),
+        (MergeCost(1_000, 5_000_000, 305, 305), False),
+        (MergeCost(100, 5_000_000, 15, 305), None),
+    ],
+)
+def test_smaller_files_are_recommended_where_they_halve_what_is_rewritten(
+    merge: MergeCost, found: bool | None
+) -> None:
+    told = scattered_writes((merge,) * 3)
+    assert (None if told is None else told.rows_per_file == 4_096) is found
