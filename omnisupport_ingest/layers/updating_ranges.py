@@ -191,9 +191,9 @@ def _updated(
 def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
     if was.num_rows != made.num_rows:
         return False
-    hashes = (np.sort(each["_cdc_row_hash"].to_numpy()) for each in (was, made))
+    before, after = (np.sort(each["_cdc_row_hash"].to_numpy()) for each in (was, made))
     # Mostly rows differ in what their hashes are about.
-    return np.array_equal(*hashes) and rules.same(was, made)
+    return bool(np.array_equal(before, after)) and rules.same(was, made)
 
 
 def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) -> dict[str, Any]:
