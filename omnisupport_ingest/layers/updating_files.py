@@ -415,7 +415,13 @@ def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpda
     if refold:
         return FilesUpdated(refold=refold)
     changed = {ranges[each["range"]].file for each in outcomes if each["changed"]}
-    unsealed = {path for each in outcomes if each["changed"] for path in each["sealed"]}
+    # Of a cut file, ranges that did not change are written again too, with the sealed rows that were read.
+    again = (
+        each
+        for each in outcomes
+        if each["changed"] or (each["files"] and ranges[each["range"]].file in changed)
+    )
+    unsealed = {path for each in again for path in each["sealed"]}
     written = [
         WrittenFile(file["name"], file["rows"], file["bytes"], file["stats"])
         for each in outcomes
