@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.removed import HISTORY, Removed
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
+from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.retention.test_killed import REMOVE, killed, opened
 from omnisupport_ingest_tests.retention.test_story import DAY, as_of_first, put, take_all, told
@@ -164,3 +166,21 @@ def test_a_removal_of_versions_killed_at_a_gate_is_ended_by_the_next_call(old_ho
     assert state is not None and state.checkpoint.content_hash == str(held) and held.count == 3
     assert carry_out(workspace, plan_retention(workspace, SOURCE), removed_by="test") == []
     assert history.materialize(workspace, spark, contract, "run", replay=True).rows == 3
+
+
+def test_the_command_line_shows_what_would_leave_a_history_and_what_it_kept(old_home, tmp_path):
+    home = tmp_path / "home"
+    shutil.copytree(old_home[0], home, symlinks=True)
+    with environment(home=str(home), contracts_dir=str(old_home[1]), window="minutes:1"):
+        assert "versions that ended longer ago leave" in command("retention", "show").out
+        (document,) = json.loads(command("retention", "plan", "--json").out)
+        (found,) = document["old_versions"]
+        assert (found["table"], found["versions"], found["keep"]) == ("notes", 2, "P8D")
+        shown = command("retention", "plan").out
+        assert "history of notes, kept P8D: 2 versions to go that ended before 2026-01-04" in shown
+        assert "Nothing was removed." in command("retention", "apply").out
+        assert (
+            "removed from history: 1 table, 1 file"
+            in command("retention", "apply", "--yes", "--by", "ana").out
+        )
+        assert "to go that ended" not in command("retention", "plan").out

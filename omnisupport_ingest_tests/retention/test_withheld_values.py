@@ -19,6 +19,7 @@ from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.quarantined import quarantined
+from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.retention.test_killed import REMOVE, killed, opened
 from omnisupport_ingest_tests.retention.test_story import DAY, put, rows, take_all, told
@@ -155,3 +156,17 @@ def test_a_removal_of_values_killed_at_a_gate_is_ended_by_the_next_call(old_home
     assert sum(map(len, held)) == 2 and "s3cret" not in str(held)
     sweep_old_files(workspace, SOURCE)
     assert QuarantineFiles.newest(workspace, SOURCE).of(FIRST) == files.of(FIRST)  # type: ignore[union-attr]
+
+
+def test_the_command_line_shows_whose_values_would_go(old_home, tmp_path):
+    home = tmp_path / "home"
+    shutil.copytree(old_home[0], home, symlinks=True)
+    with environment(home=str(home), contracts_dir=str(old_home[1]), window="minutes:1"):
+        shown = command("retention", "plan").out
+        assert (
+            f"quarantine of notes, kept P12D: values of 2 events (1 undecided, and sealed) to go: {FIRST}"
+            in shown
+        )
+        done = command("retention", "apply", "--yes", "--by", "ana").out
+        assert "removed from quarantine: 1 window" in done
+        assert "values of" not in command("retention", "plan").out
