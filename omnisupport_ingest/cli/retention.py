@@ -182,6 +182,20 @@ def _print(document: dict[str, Any]) -> None:
         if unfinished:
             click.echo(f"    begun before and to be finished: {some(unfinished)}")
         _print_refused(document, layer)
+    _print_of_tables(document)
+    old = document["old_files"]
+    freed = sum(each["bytes"] for each in old)
+    click.echo(f"  old files: {counted(sum(each['count'] for each in old), 'file')} to go, {size(freed)}")
+    for each in document.get("removed", ()):
+        files = counted(each["files"], "file")
+        of = counted(each["windows"], "table" if each["layer"] == "history" else "window")
+        click.echo(f"  removed from {each['layer']}: {of}, {files}")
+    if "old_files_removed" in document:
+        click.echo(f"  removed old folders and single files: {document['old_files_removed']:,}")
+
+
+def _print_of_tables(document: dict[str, Any]) -> None:
+    """What leaves by the word of single tables."""
     values: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in document["withheld_values"]:
         values.setdefault((each["table"], each["keep"]), []).append(each)
@@ -194,24 +208,15 @@ def _print(document: dict[str, Any]) -> None:
         )
     _print_refused(document, "quarantine")
     for each in document["old_versions"]:
-        going = counted(each["versions"], "version")
+        versions = counted(each["versions"], "version")
         click.echo(
-            f"  history of {each['table']}, kept {each['keep']}: {going} to go that ended before "
+            f"  history of {each['table']}, kept {each['keep']}: {versions} to go that ended before "
             f"{each['ended_before']}, about {size(each['bytes'])}"
         )
     for of, what in (("quarantine", "window"), ("history", "table")):
         begun = [each[what] for each in document["unfinished"] if each["layer"] == of]
         if begun:
             click.echo(f"  {of}, begun before and to be finished: {some(begun)}")
-    old = document["old_files"]
-    freed = sum(each["bytes"] for each in old)
-    click.echo(f"  old files: {counted(sum(each['count'] for each in old), 'file')} to go, {size(freed)}")
-    for each in document.get("removed", ()):
-        files = counted(each["files"], "file")
-        of = counted(each["windows"], "table" if each["layer"] == "history" else "window")
-        click.echo(f"  removed from {each['layer']}: {of}, {files}")
-    if "old_files_removed" in document:
-        click.echo(f"  removed old folders and single files: {document['old_files_removed']:,}")
 
 
 def _print_refused(document: dict[str, Any], layer: str) -> None:
