@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
@@ -101,5 +102,6 @@ def keep_definitions() -> None:
 def _load() -> dg.Definitions:
     require_known_variables()
     workspace = Workspace.open(settings_of_home(Settings()))
+    tracing.send_to(workspace.settings.traces_endpoint)
     record_in_force(workspace.settings, workspace.home)
     return build_definitions(workspace)

@@ -13,7 +13,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 
 VARIABLE = "OMNISUPPORT_FAILPOINT"
 """``GATE.before`` or ``GATE.after`` ends the process at the first pass of that point, ``…:N`` at the Nth.
@@ -144,6 +147,15 @@ def _armed_by(text: str) -> _Armed | None:
 
 _armed = _armed_by(os.environ.get(VARIABLE, ""))
 
+_watcher: Callable[[str, object], AbstractContextManager[object]] | None = None
+
+
+def watched_by(watcher: Callable[[str, object], AbstractContextManager[object]] | None) -> None:
+    """Have ``watcher`` be asked for what is around each effect of a gate from now on, by the gate's name and
+    what it is on; None: nothing is."""
+    global _watcher
+    _watcher = watcher
+
 
 class gate:
     """``with gate(name, of):`` around exactly one durable effect on ``of`` (named for filters only).
@@ -151,15 +163,22 @@ class gate:
     The point ``name.after`` is passed only if the effect did not raise.
     """
 
-    __slots__ = ("_name", "_of")
+    __slots__ = ("_name", "_of", "_watched")
 
     def __init__(self, name: str, of: object = "") -> None:
         self._name, self._of = name, of
+        self._watched = _watcher(name, of) if _watcher is not None else None
 
     def __enter__(self) -> None:
+        if self._watched is not None:
+            self._watched.__enter__()
         if _armed is not None:
             _armed.reached(f"{self._name}.before", self._of)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if _armed is not None and kind is None:
             _armed.reached(f"{self._name}.after", self._of)
+        if self._watched is not None:
+            self._watched.__exit__(kind, error, trace)

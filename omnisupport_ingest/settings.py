@@ -289,6 +289,13 @@ class Settings(BaseSettings):
         "`metrics`. Unset: none.",
         examples=["9464"],
     )
+    traces_endpoint: str | None = Field(
+        None,
+        description="Where runs send their traces, by OTLP over HTTP; needs the extra `traces`. What the "
+        "collector wants besides is told to its library by its own variables, such as "
+        "`OTEL_EXPORTER_OTLP_HEADERS`. Unset: nowhere.",
+        examples=["http://127.0.0.1:4318/v1/traces"],
+    )
     webserver_hosts: str | None = Field(
         None,
         description="Names under which a reverse proxy shows the Dagster UI, with the port if the browser "

@@ -14,7 +14,7 @@ import omnisupport_ingest
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
 VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values"}
-FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "home", "locks", "processes"}
+FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "tracing", "home", "locks", "processes"}
 FLOOR_1 |= {"storage", "bucket"}
 
 LAKE_SIDE = {"layers", "read", "review", "checks"}
@@ -111,6 +111,7 @@ def test_private_dagster_names_are_in_four_modules():
 CALLED_FROM_ELSEWHERE = {
     "read_as_of": "people's own programs, by docs/history.md",
     "toChannel": "PySpark",
+    "generate_trace_id": "OpenTelemetry",
     "format_commands": "click",
     "_init_session": "dagster-pyspark",
     "check_run_worker_health": "Dagster",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,11 @@ def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
     return [
         None if epoch is None else (epoch, lsn, ordinal) for epoch, lsn, ordinal in zip(*fields, strict=True)
     ]
+
+
+def micros_of(moment: datetime) -> int:
+    """Microseconds from 1970 to ``moment`` (timezone-aware)."""
+    return (moment - EPOCH_START) // timedelta(microseconds=1)
 
 
 def micros(column: pa.ChunkedArray | pa.Array) -> list[Micros | None]:

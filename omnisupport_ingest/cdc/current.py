@@ -7,7 +7,7 @@ it ended, along chains and swaps.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -129,7 +129,7 @@ def current_state(
 
 
 def _ended_before(moment: datetime) -> Column:
-    micros = (moment - columnar.EPOCH_START) // timedelta(microseconds=1)
+    micros = columnar.micros_of(moment)
     return F.col("_ended") & (F.col("_ended_time") < F.timestamp_micros(F.lit(micros)))
 
 

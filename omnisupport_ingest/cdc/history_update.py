@@ -65,7 +65,8 @@ class HistoryRules:
     ``schema``: of versions; ``event``: of the events. ``through``: the highest position that the history
     has been made from. ``new_ends``: truncates and boundaries above it, by position. ``source_schema``:
     events of tables in other schemas are passed over; null: all are of the table. ``changed_only``: what
-    changes nothing opens no version.
+    changes nothing opens no version. ``ended_before`` (microseconds from 1970): no version is made that ended
+    before it; null: every one is.
     """
 
     shape: Shape
@@ -77,6 +78,7 @@ class HistoryRules:
     soft_delete_column: str | None = None
     source_schema: str | None = None
     changed_only: bool = False
+    ended_before: int | None = None
 
     @property
     def ordered_above(self) -> bool:
@@ -142,6 +144,8 @@ class HistoryRules:
             return Updated(held.slice(0, 0), False, nothing, nothing, pa.array(sorted(refold), pa.string()))
         put = settled.filter(pc.equal(settled[CHANGE], SET)).select(self.schema.names).cast(self.schema)
         made = pa.concat_tables([extended, with_hashes(put)]).combine_chunks()
+        if self.ended_before is not None:
+            made = made.filter(pc.invert(ended(made, self.ended_before)))
         leaving = held.filter(pa.array(reached | replaced))
         none = pa.array([], pa.string())
         if _same(leaving, made):
@@ -236,6 +240,12 @@ class HistoryRules:
         if name is None:
             return pa.array(np.zeros(len(exact), np.bool_))
         return pc.or_(pc.is_valid(values[name]), pa.array([name in each for each in exact], pa.bool_()))
+
+
+def ended(versions: pa.Table, before: int) -> pa.ChunkedArray:
+    """Which of ``versions`` ended before the moment ``before``, in microseconds from 1970; never NULL."""
+    end = versions["_cdc_valid_to"]
+    return pc.fill_null(pc.less(end, pa.scalar(before, pa.int64()).cast(end.type)), False)
 
 
 def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -40,7 +40,8 @@ def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableCon
     broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
-        return CheckFinding(False, f"Broken by some row: {', '.join(broken)}.", numbers)
+        told = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
+        return CheckFinding(False, f"Broken: {told}.", numbers)
     return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from omnisupport_ingest.contracts.load import (
     load_contract,
 )
 from omnisupport_ingest.contracts.quality_document import reference_problems
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.settings import Settings
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -106,6 +109,10 @@ def new(
 def validate(as_json: bool) -> int:
     """Read every contract, and print each problem with its file, its place in it, and the fix.
 
+    Contracts are held against the definitions of their sources, too: what only a captured log can do
+    (encrypted values, retention of landing and raw, a watch on the schema) is refused of other kinds, and a
+    table that is read by a cursor has to name it.
+
     \b
     Example:
       omnisupport-ingest contracts validate
@@ -115,7 +122,7 @@ def validate(as_json: bool) -> int:
     from omnisupport_ingest.contracts.in_force import in_force
 
     settings = open_settings()
-    found = _read_all(settings.contracts_dir or in_force(settings).contracts)
+    found = _read_all(settings.contracts_dir or in_force(settings).contracts, settings)
     if as_json:
         echo_json(_reading_document(found))
     else:
@@ -299,8 +306,11 @@ class _Reading:
     problems: tuple[ContractError, ...]
 
 
-def _read_all(folder: Path) -> _Reading:
+def _read_all(folder: Path, settings: Settings) -> _Reading:
     """Read every contract file of ``folder``; ``ContractError`` if it is no folder or holds none."""
+    from omnisupport_ingest.contracts.sources import sources_in
+    from omnisupport_ingest.contracts.way_in import way_problems
+
     read: list[TableContract] = []
     problems: list[ContractError] = []
     for path in contract_paths(folder):
@@ -316,6 +326,11 @@ def _read_all(folder: Path) -> _Reading:
         except ContractError as error:
             problems.append(error)
     problems += reference_problems(usable)
+    try:
+        problems += way_problems(usable, sources_in(folder.absolute().parent / "sources", settings, usable))
+    except ContractError as error:
+        # A definition that is none: which contracts are of what kind is not known.
+        problems.append(error)
     return _Reading(folder, usable, tuple(problems))
 
 

@@ -37,8 +37,9 @@ def retention() -> None:
 def show(source: str | None, as_json: bool) -> None:
     """List every layer with how long it is kept, and who says so.
 
-    Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window: landing, raw and
-    old_files. Without a word landing and raw are kept for ever, old files for a day.
+    Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window (of a version in the
+    history: after its own end): landing, raw, quarantine (values of withheld events),
+    history and old_files. Without a word all is kept for ever, but old files for a day.
 
     \b
     Example:
@@ -71,7 +72,8 @@ def plan(source: str | None, table: str | None, as_json: bool) -> None:
 
     Age is counted by the watermark of the source, not by the clock. Landing loses the data files of batches;
     their manifests stay. A window whose events leave raw is sealed: it is not replayed any more, and events
-    that still arrive for it go to quarantine.
+    that still arrive for it go to quarantine. There withheld events lose their values and stay. Versions that
+    leave a history are not made again.
 
     \b
     Example:
@@ -92,7 +94,7 @@ def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_j
     """Remove what `retention plan` shows. Without --yes it is shown only.
 
     The record of what goes is written first; a removal that was interrupted is finished by the next call. The
-    platform may run meanwhile. Files of raw are on disk until they are old files.
+    platform may run meanwhile. Files of raw and of histories are on disk until they are old files.
 
     \b
     Example:
@@ -152,8 +154,16 @@ def _document(planned: RetentionPlan, old: list[OldFiles]) -> dict[str, Any]:
         "to_remove": [
             asdict(each) | {"landed_until": each.landed_until.isoformat()} for each in planned.doomed
         ],
+        "old_versions": [
+            asdict(each) | {"keep": duration_text(each.keep), "ended_before": iso(each.ended_before)}
+            for each in planned.versions
+        ],
+        "withheld_values": [
+            asdict(each) | {"keep": duration_text(each.keep), "landed_until": iso(each.landed_until)}
+            for each in planned.values
+        ],
         "refused": [{"layer": e.layer, "window": e.window, "why": e.why} for e in planned.refused],
-        "unfinished": [{"layer": e.layer, "window": e.window} for e in planned.unfinished],
+        "unfinished": [{"layer": e.layer, "window": e.window, "table": e.table} for e in planned.unfinished],
         "old_files": [asdict(each) | {"keep": duration_text(each.keep)} for each in old],
     }
 
@@ -171,17 +181,48 @@ def _print(document: dict[str, Any]) -> None:
         unfinished = [each["window"] for each in document["unfinished"] if each["layer"] == layer]
         if unfinished:
             click.echo(f"    begun before and to be finished: {some(unfinished)}")
-        reasons: dict[str, list[str]] = {}
-        for each in document["refused"]:
-            if each["layer"] == layer:
-                reasons.setdefault(each["why"], []).append(each["window"])
-        for why, refused in reasons.items():
-            click.echo(f"    refused, as {why}: {some(refused)}")
+        _print_refused(document, layer)
+    _print_of_tables(document)
     old = document["old_files"]
     freed = sum(each["bytes"] for each in old)
     click.echo(f"  old files: {counted(sum(each['count'] for each in old), 'file')} to go, {size(freed)}")
     for each in document.get("removed", ()):
         files = counted(each["files"], "file")
-        click.echo(f"  removed from {each['layer']}: {counted(each['windows'], 'window')}, {files}")
+        of = counted(each["windows"], "table" if each["layer"] == "history" else "window")
+        click.echo(f"  removed from {each['layer']}: {of}, {files}")
     if "old_files_removed" in document:
         click.echo(f"  removed old folders and single files: {document['old_files_removed']:,}")
+
+
+def _print_of_tables(document: dict[str, Any]) -> None:
+    """What leaves by the word of single tables."""
+    values: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in document["withheld_values"]:
+        values.setdefault((each["table"], each["keep"]), []).append(each)
+    for (table, keep), each_window in values.items():
+        events, undecided = (sum(each[name] for each in each_window) for name in ("events", "undecided"))
+        of_them = f" ({undecided:,} undecided, and sealed)" if undecided else ""
+        click.echo(
+            f"  quarantine of {table}, kept {keep}: values of {counted(events, 'event')}{of_them} to go: "
+            f"{some([each['window'] for each in each_window])}"
+        )
+    _print_refused(document, "quarantine")
+    for each in document["old_versions"]:
+        versions = counted(each["versions"], "version")
+        click.echo(
+            f"  history of {each['table']}, kept {each['keep']}: {versions} to go that ended before "
+            f"{each['ended_before']}, about {size(each['bytes'])}"
+        )
+    for of, what in (("quarantine", "window"), ("history", "table")):
+        begun = [each[what] for each in document["unfinished"] if each["layer"] == of]
+        if begun:
+            click.echo(f"  {of}, begun before and to be finished: {some(begun)}")
+
+
+def _print_refused(document: dict[str, Any], layer: str) -> None:
+    reasons: dict[str, list[str]] = {}
+    for each in document["refused"]:
+        if each["layer"] == layer:
+            reasons.setdefault(each["why"], []).append(each["window"])
+    for why, refused in reasons.items():
+        click.echo(f"    refused, as {why}: {some(refused)}")

@@ -81,19 +81,24 @@ def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
 
 
 def refuse_encrypted(contracts: Iterable[TableContract], way: str) -> None:
-    """``ContractError`` if one of ``contracts`` says encrypted: events that land by ``way`` land plain.
+    """``ContractError`` if one of ``contracts`` says encrypted: events that land by ``way`` land plain."""
+    for each in contracts:
+        if each.subject is not None:
+            raise encrypted_refusal(each, way)
+
+
+def encrypted_refusal(contract: TableContract, way: str) -> ContractError:
+    """Why ``contract`` cannot have its events encrypted, which land by ``way`` and not from a log.
 
     Such events come again with every delivery, where an erased subject has no key to encrypt them alike; and
     what was delivered lies in files or topics that no key reaches.
     """
-    for each in contracts:
-        if each.subject is not None:
-            raise ContractError(
-                f"{each.path} at $.x-cdc.at_rest.pii: is 'encrypted', and {each.full_name} lands {way}: what "
-                "is delivered again after its key was destroyed would contradict what landed, and the files "
-                "or topics that it came by keep the values.",
-                fix="Write plain, or take at_rest out; capture from PostgreSQL alone encrypts.",
-            )
+    return ContractError(
+        f"{contract.path} at $.x-cdc.at_rest.pii: is 'encrypted', and {contract.full_name} lands {way}: what "
+        "is delivered again after its key was destroyed would contradict what landed, and the files or "
+        "topics that it came by keep the values.",
+        fix="Write plain, or take at_rest out; capture from PostgreSQL alone encrypts.",
+    )
 
 
 def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], told: str | None) -> str:

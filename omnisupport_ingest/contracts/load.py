@@ -241,8 +241,9 @@ def _delayed_merge(path: Path, delay: dict[str, Any] | None) -> DelayedMerge | N
 
 
 def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> RetentionPolicy:
-    landing, raw, old_files = (
-        _duration(path, f"retention.{name}", policy.get(name)) for name in ("landing", "raw", "old_files")
+    landing, raw, quarantine, history, old_files = (
+        _duration(path, f"retention.{name}", policy.get(name))
+        for name in ("landing", "raw", "quarantine", "history", "old_files")
     )
     if raw is not None and (landing is None or landing > raw):
         raise refused(
@@ -258,6 +259,20 @@ def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> R
             "is shorter than lateness.max, within which late events are taken in by a replay from raw",
             "Keep raw at least as long as lateness.max.",
         )
+    if quarantine is not None and (raw is None or raw > quarantine):
+        raise refused(
+            path,
+            "x-cdc.retention.quarantine",
+            "is shorter than raw, from which the events would be quarantined again",
+            "Keep raw no longer than quarantine: give both, raw the shorter time.",
+        )
+    if history is not None and history < max_lateness:
+        raise refused(
+            path,
+            "x-cdc.retention.history",
+            "is shorter than lateness.max, within which late events still make versions",
+            "Keep history at least as long as lateness.max.",
+        )
     if old_files is not None and old_files < LEAST_OLD_FILES:
         raise refused(
             path,
@@ -265,7 +280,7 @@ def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> R
             "is shorter than PT1H, and a run that is in progress needs its files",
             "Keep them for an hour at least, and longer than the longest run takes.",
         )
-    return RetentionPolicy(landing, raw, old_files)
+    return RetentionPolicy(landing, raw, quarantine, history, old_files)
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

@@ -122,12 +122,15 @@ class RetentionPolicy:
     """How long the layers of a table are kept, counted from the end of a window; null: for ever.
 
     ``landing`` and ``raw`` hold the events of all tables of a source, so they are kept for as long as the
-    table that wants them longest. ``old_files``: how long a file of the lake stays that no version of its
-    table holds any more; null: the default.
+    table that wants them longest. ``quarantine``: the values of the table's withheld events, in windows whose
+    events left raw. ``history``: versions, counted from their own end. ``old_files``: how long a file of the
+    lake stays that no version of its table holds any more; null: the default.
     """
 
     landing: timedelta | None = None
     raw: timedelta | None = None
+    quarantine: timedelta | None = None
+    history: timedelta | None = None
     old_files: timedelta | None = None
 
 

@@ -1,168 +1,227 @@
 """The pandera gate of a contract: the last look at accepted rows, typed, before the dimension shows them.
 
-Rows are judged and quarantined by ``row_rules``, one by one; the gate says that nothing got past it.
-pandera runs a Spark job per check, so the checks of one frame share a single aggregate here, and
-of its report only the names of broken checks are passed on: its messages may print rows.
+Events are judged and quarantined by ``row_rules``, one by one; the gate says that nothing got past it. It is
+generated from the same contract and judges rows for itself: the tasks of Spark hand their rows to pandera's
+checks, lazily, and pandera says which rows break which. Only the names of broken rules leave a task, and how
+many rows broke them: pandera's failure cases hold values.
+
+The rows of a frame are judged by pandera on pandas, for pandera on Spark gives one answer for all of them;
+whether the frame has the contract's columns and types is asked of pandera on Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from decimal import Decimal
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import partial
 from typing import Any
 
-import pandera.pyspark as pa
-from pyspark.sql import Column, DataFrame
+import pandas as pd
+import pandera.pandas as pa
+import pandera.pyspark as on_spark
+import pyarrow
+from pandera.errors import SchemaErrors
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.column_rules import gated
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, FLOATS, Kind
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, FLOATS, INTEGERS, Kind
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.errors import IngestError
 
-# Java's regular expressions: \z is the true end, where $ would let a line break follow. A cast alone would
-# not do: Spark reads '1.5d' as a number. Possessive: no long text is tried again at each of its digits.
-_NUMBER = r"^[+-]?(\d++\.?+\d*+|\.\d++)([eE][+-]?\d{1,9})?\z"
-_NOT_FINITE = r"^(NaN|[+-]?[Ii]nf(inity)?)\z"
+# Digits are those of ASCII. Possessive: no long text is tried again at each of its digits.
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]{1,9})?|NaN|[+-]?[Ii]nf(?:inity)?"
+)
 
-Judge = Callable[[Column], Column]
-"""From a value to whether it breaks a rule: true, or else false or NULL."""
+ROWS_AT_ONCE = 65_536
+"""Rows that pandera judges together, for each call of it has its price."""
 
-
-def value_rules(of: model.Column) -> dict[str, Judge]:
-    """The rules about a value that is there: name of the rule → how it judges the typed column.
-
-    Those that keep rows out; a dimension has rows that break the others. A judge gives true for a value that
-    breaks the rule, false or NULL for one that is NULL.
-    """
-    column = gated(of)
-    rules: dict[str, Judge] = {}
-    if column.enum:
-        rules["enum"] = lambda value: ~value.isin(*column.enum)
-    if column.minimum is not None:
-        rules["minimum"] = lambda value: _number(column, value) < _bound(column, column.minimum)
-    if column.maximum is not None:
-        rules["maximum"] = lambda value: _number(column, value) > _bound(column, column.maximum)
-    if column.max_length is not None:
-        rules["max_length"] = lambda value: F.length(value) > F.lit(column.max_length)
-    if column.pattern is not None:
-        rules["pattern"] = lambda value: ~value.rlike(str(column.pattern))
-    return {f"{column.name}:{rule}": judge for rule, judge in rules.items()}
+_JUDGED = "rule string, rows long"
 
 
-def _as_double(text: Column) -> Column:
-    """The number that ``text`` spells, rounded to a double; NULL if it spells none.
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Row ``row`` of a table, counted from 0, breaks ``rule`` (``priority:maximum``)."""
 
-    Spark orders ``NaN`` above every number, as PostgreSQL does.
-    """
-    return F.when(text.rlike(_NUMBER) | text.rlike(_NOT_FINITE), text.try_cast("double"))
-
-
-def _number(column: model.Column, value: Column) -> Column:
-    return _as_double(value) if column.type.kind is Kind.NUMERIC_TEXT else value
+    row: int
+    rule: str
 
 
-def _bound(column: model.Column, bound: Decimal | None) -> Column:
-    rounded = column.type.kind in FLOATS or column.type.kind is Kind.NUMERIC_TEXT
-    return _double(bound) if rounded else F.lit(bound)
-
-
-def _double(bound: Decimal | None) -> Column:
-    return F.lit(None if bound is None else float(bound))
+class GateFailed(IngestError):
+    """The gate gave no answer: a Spark job or a check failed, not a row."""
 
 
 def pandera_schema(contract: model.TableContract) -> pa.DataFrameSchema:
-    """The schema of the typed columns of ``contract``; a frame may have further columns.
+    """The rules about the typed columns of ``contract``, as pandera's own checks on its columns.
 
-    A NOT NULL column is held to it if its type has no values that turn into NULL by not fitting.
-    Use a new schema for every frame: it remembers the answers for the one it has seen.
+    Those that keep rows out; a dimension has rows that break the others. A NOT NULL column is held to it if
+    its type has no values that turn into NULL by not fitting. A frame may have further columns.
     """
-    answers = _Answers(contract)
     return pa.DataFrameSchema(
         {
-            column.name: pa.Column(
-                spark_type(column),  # type: ignore[arg-type]
-                checks=[pa.Check(answers.check(name), name=name, error=name) for name in _conditions(column)],
-                nullable=True,
-            )
+            column.name: pa.Column(checks=_checks(gated(column)), nullable=_may_be_null(column))
             for column in contract.columns
         },
         name=contract.full_name,
     )
 
 
-def failures(df: DataFrame, contract: model.TableContract) -> tuple[str, ...]:
-    """The names of the checks that ``df`` fails, sorted; empty if it passes. Never row values.
+def broken_rows(rows: pyarrow.Table, schema: pa.DataFrameSchema) -> Iterator[Broken]:
+    """What pandera finds in ``rows``, which have the columns of ``schema``. ``GateFailed``."""
+    frame = pd.DataFrame({name: _series(rows[name]) for name in schema.columns})
+    try:
+        schema.validate(frame, lazy=True)
+    except SchemaErrors as errors:
+        cases = errors.failure_cases
+        for column, check, row in zip(cases["column"], cases["check"], cases["index"], strict=True):
+            if pd.isna(row):
+                raise _no_answer(schema.name) from None
+            name = f"{column}:not_null" if check == "not_nullable" else str(check)
+            yield Broken(int(row), name)
 
-    A broken value is named as the row rule is (``priority:maximum``); a column that is missing or
-    of another type as ``priority:schema``. ``GateFailed`` if Spark could not run the checks.
+
+def failures(df: DataFrame, contract: model.TableContract) -> dict[str, int]:
+    """The rules that ``df`` breaks, by name, sorted, and how many rows break each; empty if it passes.
+
+    A broken value is named as the row rule is (``priority:maximum``); a column that is missing or of another
+    type as ``priority:schema``, of no row. Never row values. ``GateFailed`` if Spark could not look.
     """
-    validated: Any = pandera_schema(contract).validate(df)
-    report = validated.pandera.errors
-    names = set()
-    for kinds in report.values():
-        for reason, entries in kinds.items():
-            if reason == "CHECK_ERROR":
-                raise GateFailed(
-                    f"The contract checks of {contract.full_name} could not be run.",
-                    fix="Look for the Spark job's own error above; the dimension stays as it was.",
-                )
-            names |= {_name(entry) for entry in entries}
-    return tuple(sorted(names))
+    found = Counter(dict.fromkeys(_of_schema(df, contract), 0))
+    ruled = [name for name in _ruled(pandera_schema(contract)) if f"{name}:schema" not in found]
+    if ruled:
+        judge = partial(_judged, contract=contract)
+        judged = df.select(*(F.col(f"`{name}`") for name in ruled)).mapInArrow(judge, _JUDGED)
+        try:
+            told = judged.groupBy("rule").agg(F.sum("rows").alias("rows")).collect()
+        except PySparkException:
+            # What Spark says of a failed task may show a row.
+            raise _no_answer(contract.full_name) from None
+        found.update({row["rule"]: row["rows"] for row in told})
+    return dict(sorted(found.items()))
 
 
-class GateFailed(IngestError):
-    """The gate gave no answer: a Spark job failed, not a check."""
+def failures_of_few(rows: pyarrow.Table, contract: model.TableContract) -> dict[str, int]:
+    """``failures`` of ``rows`` at hand, which have the contract's columns in their types. ``GateFailed``."""
+    schema = pandera_schema(contract)
+    found = Counter(broken.rule for broken in broken_rows(rows, schema.select_columns(_ruled(schema))))
+    return dict(sorted(found.items()))
 
 
-class _Answers:
-    """Which conditions hold for some row of a frame: all asked in one Spark job, at the first question."""
-
-    def __init__(self, contract: model.TableContract) -> None:
-        self._contract = contract
-        self._answers: dict[str, bool] | None = None
-        self._failure: Exception | None = None
-
-    def check(self, name: str) -> Callable[[DataFrame], bool]:
-        """The pandera check function for one condition: true if no row meets it."""
-        return lambda df: not self._of(df).get(name, False)
-
-    def _of(self, df: DataFrame) -> dict[str, bool]:
-        if self._failure is not None:
-            raise self._failure
-        if self._answers is None:
-            try:
-                self._answers = self._ask(df)
-            except Exception as failure:
-                # pandera takes it for a failed check and goes on: the next check need not try again.
-                self._failure = failure
-                raise
-        return self._answers
-
-    def _ask(self, df: DataFrame) -> dict[str, bool]:
-        # A column of another type is pandera's to report; its values cannot be judged.
-        judged = [
-            column
-            for column in self._contract.columns
-            if column.name in df.columns and df.schema[column.name].dataType == spark_type(column)
-        ]
-        met = {name: judge for column in judged for name, judge in _conditions(column).items()}
-        asked = [F.max(F.coalesce(judge(), F.lit(False))) for judge in met.values()]
-        row = df.agg(*asked).collect()[0] if asked else ()
-        return {name: bool(answer) for name, answer in zip(met, row, strict=True)}
+def _ruled(schema: pa.DataFrameSchema) -> list[str]:
+    """The columns that a rule is about."""
+    return [name for name, column in schema.columns.items() if column.checks or not column.nullable]
 
 
-def _conditions(column: model.Column) -> dict[str, Callable[[], Column]]:
-    def on_column(judge: Judge) -> Callable[[], Column]:
-        return lambda: judge(F.col(f"`{column.name}`"))
-
-    judges = value_rules(column)
-    if not column.nullable and column.type.kind in ALWAYS_FITS:
-        judges[f"{column.name}:not_null"] = lambda value: value.isNull()
-    return {name: on_column(judge) for name, judge in judges.items()}
+def _no_answer(name: str) -> GateFailed:
+    return GateFailed(
+        f"The contract checks of {name} could not be run.",
+        fix="Look for the Spark job's own error above; the dimension stays as it was.",
+    )
 
 
-def _name(entry: dict[str, Any]) -> str:
-    column, check = str(entry["column"]), str(entry["check"])
-    return check if check.startswith(f"{column}:") else f"{column}:schema"
+def _judged(
+    batches: Iterable[pyarrow.RecordBatch], contract: model.TableContract
+) -> Iterator[pyarrow.RecordBatch]:
+    """What a task says of its rows: by rule, how many of them break it."""
+    found, schema = Counter[str](), pandera_schema(contract)
+    for rows in _joined(batches):
+        found.update(broken.rule for broken in broken_rows(rows, schema.select_columns(rows.column_names)))
+    columns = [pyarrow.array(found.keys(), pyarrow.string()), pyarrow.array(found.values(), pyarrow.int64())]
+    yield pyarrow.RecordBatch.from_arrays(columns, names=["rule", "rows"])
+
+
+def _joined(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
+    held: list[pyarrow.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= ROWS_AT_ONCE:
+            yield pyarrow.Table.from_batches(held)
+            held = []
+    if held:
+        yield pyarrow.Table.from_batches(held)
+
+
+def _of_schema(df: DataFrame, contract: model.TableContract) -> set[str]:
+    """The columns that ``df`` lacks or has with another type. No Spark job."""
+    columns = {each.name: on_spark.Column(spark_type(each), nullable=True) for each in contract.columns}  # type: ignore[arg-type]
+    validated: Any = on_spark.DataFrameSchema(columns, name=contract.full_name).validate(df)
+    entries = [
+        entry
+        for kinds in validated.pandera.errors.values()
+        for entries in kinds.values()
+        for entry in entries
+    ]
+    return {f"{entry['column']}:schema" for entry in entries}
+
+
+def _may_be_null(column: model.Column) -> bool:
+    return column.nullable or column.type.kind not in ALWAYS_FITS
+
+
+def _series(values: pyarrow.ChunkedArray) -> pd.Series[Any]:
+    """``values`` with NULL and NaN told apart, whole numbers exact, texts and decimals as Python has them."""
+    is_number = pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)
+    if is_number:
+        return pd.Series(pd.arrays.ArrowExtensionArray(values))
+    return pd.Series(values.to_numpy(), dtype=object)
+
+
+def _checks(column: model.Column) -> list[pa.Check]:
+    """The rules about a value that is there; pandera asks no check of NULL."""
+    found: dict[str, Callable[..., pa.Check]] = {}
+    if column.enum:
+        found["enum"] = partial(pa.Check.isin, column.enum)
+    if column.minimum is not None:
+        found["minimum"] = _bounded(column.type.kind, column.minimum, least=True)
+    if column.maximum is not None:
+        found["maximum"] = _bounded(column.type.kind, column.maximum, least=False)
+    if column.max_length is not None:
+        found["max_length"] = partial(pa.Check.str_length, max_value=column.max_length)
+    if column.pattern is not None:
+        search = re.compile(column.pattern).search
+        found["pattern"] = partial(pa.Check, lambda text: search(text) is not None, element_wise=True)
+    names = {rule: f"{column.name}:{rule}" for rule in found}
+    return [make(name=names[rule], error=names[rule]) for rule, make in found.items()]
+
+
+def _bounded(kind: Kind, bound: Decimal, *, least: bool) -> Callable[..., pa.Check]:
+    if kind in INTEGERS:
+        whole = int(bound.to_integral_value(ROUND_CEILING if least else ROUND_FLOOR))
+        within = partial(_within_whole, bound=whole, least=least)
+    elif kind in FLOATS:
+        within = partial(_within_float, bound=float(bound), least=least)
+    elif kind is Kind.NUMERIC_TEXT:
+        within = partial(_within_text, bound=float(bound), least=least)
+    else:
+        return partial(pa.Check.ge if least else pa.Check.le, bound)
+    return partial(pa.Check, within)
+
+
+def _within_whole(values: pd.Series[Any], bound: int, *, least: bool) -> pd.Series[Any]:
+    if abs(bound) >= 1 << 63:
+        # Beyond every number that a column can have.
+        return pd.Series([(bound < 0) == least] * len(values), index=values.index)
+    return values >= bound if least else values <= bound
+
+
+def _within_float(values: pd.Series[Any], bound: float, *, least: bool) -> pd.Series[Any]:
+    # NaN is above every number, as PostgreSQL has it.
+    return ~(values < bound) if least else values <= bound
+
+
+def _within_text(values: pd.Series[Any], bound: float, *, least: bool) -> pd.Series[Any]:
+    """Of exact numbers that no decimal holds, rounded to a double. What is no number is beyond nothing."""
+
+    def within(text: str) -> bool:
+        if not _NUMBER.fullmatch(text):
+            return True
+        value = float(text)
+        return not value < bound if least else value <= bound
+
+    return values.map(within).astype(bool)

@@ -184,8 +184,11 @@ class Sources:
 
 def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> Sources:
     """The sources of the home of ``settings``: those defined, and those that its contracts imply."""
-    contracts = contracts or contracts_in_force(settings)
-    folder = sources_folder(settings)
+    return sources_in(sources_folder(settings), settings, contracts or contracts_in_force(settings))
+
+
+def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Sources:
+    """The sources that ``folder`` defines, and those that ``contracts`` and ``settings`` imply."""
     found = {each.name: each for each in load_sources(folder)}
     for name in (*contracts.sources(), settings.source):
         if name not in found:

@@ -16,11 +16,12 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
-from omnisupport_ingest.defs.tables import dimension_lineage, table_metadata
+from omnisupport_ingest.defs.tables import source_lineage, source_metadata, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.standing_task import standing_task
@@ -97,6 +98,7 @@ def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.A
         group_name=keys.LANDING,
         kinds=kinds,
         owners=_owners(workspace.contracts.of_source(source)),
+        metadata=source_metadata(workspace.contracts.of_source(source)),
     )
 
 
@@ -152,7 +154,7 @@ def _dimension(
         contracts=(contract,),
         contract=contract,
         partitions=partitions,
-        lineage=dimension_lineage(contract),
+        lineage=source_lineage(contract),
         make=lambda run: dimensions.materialize(
             run.workspace,
             run.spark,
@@ -197,14 +199,18 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         replay = keys.TAKE_NEW_TAG not in context.run.tags
         if table.partitions is not None:
             _refuse_replay(context, workspace, replay=replay)
-        with named_spark_errors(workspace.settings), _one_task(workspace, pyspark, replay=replay) as spark:
+        of_windows = context.has_partition_key_range or context.has_partition_key
+        windows = context.partition_keys if of_windows else ()
+        with (
+            tracing.span("table", table=table.spec.path, windows=len(windows), replay=replay),
+            named_spark_errors(workspace.settings),
+            _one_task(workspace, pyspark, replay=replay) as spark,
+        ):
             done = table.make(
                 LayerRun(
                     workspace=workspace,
                     spark=spark,
-                    windows=context.partition_keys
-                    if context.has_partition_key_range or context.has_partition_key
-                    else (),
+                    windows=windows,
                     run_id=context.run_id,
                     replay=replay,
                     merge_now=keys.MERGE_NOW_TAG in context.run.tags,

@@ -14,6 +14,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.assets import LakeTable, lake_asset
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.tables import source_lineage
 from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
@@ -60,6 +61,7 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
         contracts=(contract,),
         contract=contract,
         partitions=None,
+        lineage=source_lineage(contract),
         # A click on Materialize makes it again, whether or not anything has changed.
         make=lambda run: [
             history.materialize(run.workspace, run.spark, contract, run.run_id, replay=run.replay)

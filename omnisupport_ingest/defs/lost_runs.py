@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import dagster as dg
 
+from omnisupport_ingest import tracing
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.processes import ProcessIdentity
@@ -45,7 +46,8 @@ class _NamesItsProcess(dg.Executor):
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         _record(plan_context.instance, plan_context.run_id, ProcessIdentity.current())
-        return self._executor.execute(plan_context, execution_plan)
+        with tracing.run(plan_context.run_id, plan_context.job_name):
+            yield from self._executor.execute(plan_context, execution_plan)
 
 
 def _executor(context: dg.InitExecutorContext) -> dg.Executor:

@@ -12,6 +12,7 @@ import dagster as dg
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.layers.removed import HISTORY
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.old_files import sweep_old_files
 from omnisupport_ingest.retention.plan import plan_retention
@@ -37,7 +38,8 @@ def build_retention() -> dg.Definitions:
         for source in workspace.contracts.sources():
             planned = plan_retention(workspace, source)
             for each in carry_out(workspace, planned, removed_by=f"run {context.run_id}"):
-                told[f"{source}_{each.layer}_windows"] = dg.MetadataValue.int(each.windows)
+                of = "tables" if each.layer == HISTORY else "windows"
+                told[f"{source}_{each.layer}_{of}"] = dg.MetadataValue.int(each.windows)
                 told[f"{source}_{each.layer}_bytes"] = dg.MetadataValue.int(each.bytes)
             told[f"{source}_refused"] = dg.MetadataValue.int(len(planned.refused))
             told[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
@@ -52,7 +54,8 @@ def build_retention() -> dg.Definitions:
     @dg.job(
         name=JOB,
         description="Removes what contracts give up by age (x-cdc.retention): data files of landing, events "
-        "of raw, old files of the lake. `omnisupport-ingest retention plan` shows what that is.",
+        "of raw, old versions of histories, old files of the lake. `omnisupport-ingest retention plan` shows "
+        "what that is.",
         executor_def=run_executor,
     )
     def retention() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
 
 from omnisupport_ingest.cdc.column_descriptions import described
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.defs.keys import deduped_key
+from omnisupport_ingest.defs.keys import deduped_key, landing_key
 from omnisupport_ingest.lake.table import TableSpec
 
 
@@ -35,14 +36,41 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
     }
 
 
-def dimension_lineage(contract: TableContract) -> dict[str, Any]:
-    """Each column of a dimension comes from the images of the events, before and after the change."""
-    upstream = deduped_key(contract.source)
+def source_metadata(contracts: Iterable[TableContract]) -> dict[str, Any]:
+    """What lands of a source, as columns: ``<schema>.<table>.<column>``, by the contracts of its tables.
+
+    A batch holds them in the images of rows, which have no columns of their own.
+    """
+    columns = [
+        dg.TableColumn(
+            _source_column(contract, column.name),
+            column.pg_type,
+            description=column.description,
+            constraints=dg.TableColumnConstraints(nullable=column.nullable),
+            tags={"personal-data": ""} if column.personal else None,
+        )
+        for contract in contracts
+        for column in contract.source_columns
+    ]
+    return {"dagster/column_schema": dg.TableSchema(columns)}
+
+
+def source_lineage(contract: TableContract) -> dict[str, Any]:
+    """Each column of a dimension or a history comes from the column of its source table, by the images of
+    rows before and after each change."""
+    landed, events = landing_key(contract.source), deduped_key(contract.source)
     return {
         "dagster/column_lineage": dg.TableColumnLineage(
             {
-                name: [dg.TableColumnDep(upstream, image) for image in ("after", "before")]
+                name: [
+                    dg.TableColumnDep(landed, _source_column(contract, name)),
+                    *(dg.TableColumnDep(events, image) for image in ("after", "before")),
+                ]
                 for name in contract.column_names
             }
         )
     }
+
+
+def _source_column(contract: TableContract, name: str) -> str:
+    return f"{contract.full_name}.{name}"

@@ -312,6 +312,11 @@ def _sealed(
     return written, ordered.filter(pa.array(stays)).combine_chunks()
 
 
+def write_again(of: Path, rows: pa.Table, order: KeyOrder, folder: Path) -> WrittenFile:
+    """Write ``rows``, what is left of the file ``of`` in its order; a sealed file stays one."""
+    return _write(rows, order, folder, SEALED if _is_sealed(of.name) else "part-")
+
+
 def written_file(path: Path, order: KeyOrder) -> WrittenFile:
     """What ``write_rows`` says of a file that it wrote, from the file."""
     return _described(path, pq.read_metadata(path), pq.read_table(path, columns=[order.column]), order)

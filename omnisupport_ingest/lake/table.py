@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from omnisupport_ingest import tracing
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import (
     WindowChange,
@@ -412,7 +413,12 @@ class TableSnapshot:
 
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
     """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other (``until_first``)."""
-    return until_first(lambda: plan_and_commit(table.open()), attempts)
+
+    def attempt() -> T:
+        with tracing.attempt(table.spec.path):
+            return plan_and_commit(table.open())
+
+    return until_first(attempt, attempts)
 
 
 _opened: dict[Path, TableSnapshot] = {}

@@ -17,12 +17,13 @@ net changes keep what ended them, so nothing that arrives below brings them back
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -210,11 +211,7 @@ class _Update(KeyedUpdate):
             return FilesUpdated()
         contract, known, carried = self._contract, self._carried_before, self._carried_after
         new_ends = TableEnds.told(carried.told - known.told)
-        gone_before = (
-            None
-            if self._purged is None
-            else ((self._purged - columnar.EPOCH_START) // timedelta(microseconds=1))
-        )
+        gone_before = None if self._purged is None else columnar.micros_of(self._purged)
         rules = UpdateRules(
             shape=shape_of(contract),
             schema=arrow_schema(stored_type(contract), without=()),
@@ -294,23 +291,37 @@ def known_live_rows(rows: DataFrame) -> DataFrame:
 
 def _doubted(rows: pa.Table, contract: TableContract) -> bool:
     """Whether the gate must look at stored ``rows``: nearly always their columns show that they pass."""
+    return not surely_kept(_known_live(rows, contract), contract)
+
+
+def _known_live(rows: pa.Table, contract: TableContract) -> pa.Table:
+    """The same of stored ``rows`` as ``known_live_rows``, in the columns of ``contract``."""
     unresolved = pc.fill_null(pc.list_value_length(rows["_cdc_unresolved"]), 0)
     shown = pc.and_(pc.equal(unresolved, 0), pc.invert(rows["_cdc_is_deleted"]))
-    return not surely_kept(rows.select([each.name for each in contract.columns]).filter(shown), contract)
+    return rows.select([each.name for each in contract.columns]).filter(shown)
 
 
 def _gate(
     spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: tuple[StagedFile, ...]
 ) -> None:
     # pandera takes seconds to import, so only who updates a dimension pays for it.
-    from omnisupport_ingest.contracts.pandera_schema import failures
+    from omnisupport_ingest.contracts.pandera_schema import ROWS_AT_ONCE, failures, failures_of_few
 
-    paths = [f"file://{snapshot.table.folder / file.path}" for file in staged]
-    rows = spark.read.schema(current_type(contract)).parquet(*paths)
-    broken = failures(known_live_rows(rows), contract)
+    files = [snapshot.table.folder / file.path for file in staged]
+    if sum(file.rows for file in staged) <= ROWS_AT_ONCE:
+        # No job of Spark for what one call judges.
+        schema = arrow_schema(current_type(contract), without=())
+        rows = pa.concat_tables(
+            pq.ParquetFile(file).read().select(schema.names).cast(schema) for file in files
+        )
+        broken = failures_of_few(_known_live(rows, contract), contract)
+    else:
+        frame = spark.read.schema(current_type(contract)).parquet(*(f"file://{file}" for file in files))
+        broken = failures(known_live_rows(frame), contract)
     if broken:
+        told = ", ".join(f"{name} ({count} rows)" for name, count in broken.items())
         raise GateClosed(
-            f"The current state of {contract.full_name} does not meet its contract: {', '.join(broken)}. "
+            f"The current state of {contract.full_name} does not meet its contract: {told}. "
             "The dimension stays as it was.",
             fix=f"Look at the rows of net_changes/{contract.name} that break it; correct the contract or its "
             "source, and run the windows again.",

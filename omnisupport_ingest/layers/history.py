@@ -11,6 +11,7 @@ quarantine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.fold import partitions_for, shape_of
 from omnisupport_ingest.cdc.history import chosen_ends, history, history_type
@@ -42,6 +44,7 @@ from omnisupport_ingest.layers.history_news import EventNews, differing, ends_in
 from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import absent
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
 from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
@@ -70,7 +73,9 @@ def materialize(
     def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
         files = EventFiles.opened(workspace, contract.source)
-        update = _Update(spark, contract, snapshot, files, whole=replay)
+        # Versions that retention has taken stay out, whatever is made again.
+        gone = Removed.open(workspace, contract.source).ended_before(contract.name)
+        update = _Update(spark, contract, snapshot, files, whole=replay, ended_before=gone)
         if update.is_due:
             update.commit(Identity(LAYER, contract.source, run_id))
 
@@ -105,12 +110,14 @@ class _Update(KeyedUpdate):
         files: EventFiles,
         *,
         whole: bool,
+        ended_before: datetime | None,
     ) -> None:
         super().__init__(spark, contract, snapshot, files.deduped)
         self._events = files
         self._news = news_of(self._before, files, contract)
         self._ends: tuple[TableEvent, ...] = ()
         self._odd: DataFrame | None = None
+        self._ended_before = ended_before
         stale = (
             whole
             or bool(snapshot.retyped)
@@ -174,6 +181,7 @@ class _Update(KeyedUpdate):
             soft_delete_column=contract.soft_delete_column,
             source_schema=contract.schema,
             changed_only=contract.changed_only,
+            ended_before=None if self._ended_before is None else columnar.micros_of(self._ended_before),
         )
         sealed = (
             {}

@@ -4,7 +4,7 @@ The data files of a window leave **landing** once raw holds its events: then raw
 replay starts there. When its events leave **raw** too, the window is **sealed**: its accepted events and all
 that was made of them stay, but it is neither replayed nor stale, and events that still land in it go to
 quarantine. So no layer may take what is gone for something to be made again: here are the rules that keep it
-from that.
+from that. Versions that leave the **history** of a table stay out of it when it is made again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,11 +27,18 @@ from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
 from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.workspace import Workspace
 
-LANDING, RAW = "landing", "raw"
+LANDING, RAW, QUARANTINE, HISTORY = "landing", "raw", "quarantine", "history"
 BEGUN, DONE = "begun", "done"
 
 _NAME = "retention_ledger"
-_REQUIRED = frozenset(("layer", "window", "step", "landed_until", "files", "events", "bytes", SEQUENCE))
+_REQUIRED = frozenset(("layer", "window", "step", "files", "events", "bytes", SEQUENCE))
+_TOLD_BY = {
+    LANDING: ("landed_until",),
+    RAW: ("landed_until",),
+    QUARANTINE: ("landed_until", "table"),
+    HISTORY: ("table", "ended_before"),
+}
+"""The layers, and what a row has to say of each besides."""
 
 
 class WindowSealed(IngestError):
@@ -47,18 +55,31 @@ class RecordLost(IngestError):
 class Removal:
     """What was removed of one window: ``files`` with ``events`` and ``bytes``, by whom, when and why.
 
-    ``landed_until`` (timezone-aware): files of batches that landed later stay.
+    ``landed_until`` (timezone-aware): files of batches that landed later stay. Of quarantine, the values of
+    events of ``table`` that landed until then. Of the history of ``table``, which is of no window, the
+    versions that ended before ``ended_before`` (timezone-aware).
     """
 
     layer: str
     window: str
-    landed_until: datetime
+    landed_until: datetime | None
     files: int
     events: int
     bytes: int
     why: str
     removed_by: str
     removed_at: datetime
+    table: str | None = None
+    ended_before: datetime | None = None
+
+    @property
+    def place(self) -> tuple[str, str, str | None, datetime | None]:
+        """What it is about: of two removals with one place the second changes nothing.
+
+        A sealed window may withhold events again and again, so each removal of their values is another.
+        """
+        which = self.removed_at if self.layer == QUARANTINE else self.ended_before
+        return self.layer, self.window, self.table, which
 
 
 @dataclass(frozen=True)
@@ -82,23 +103,34 @@ class Removed:
     def of_entries(cls, entries: pa.Table) -> Removed:
         """From rows of the ledger, by ``sequence`` (columns of ``RETENTION_TYPE``). ``LedgerUnreadable``."""
         require_rows(entries, _NAME, _REQUIRED)
-        begun: dict[tuple[str, str], Removal] = {}
-        done: set[tuple[str, str]] = set()
+        begun: dict[Any, Removal] = {}
+        done: set[Any] = set()
         for number, row in enumerate(entries.to_pylist()):
-            if row["layer"] not in (LANDING, RAW) or row["step"] not in (BEGUN, DONE):
+            if row["layer"] not in _TOLD_BY or row["step"] not in (BEGUN, DONE):
                 refuse_row(entries, _NAME, number, "its layer or step is none that this version knows")
+            for name in _TOLD_BY[row["layer"]]:
+                if row[name] is None:
+                    refuse_row(entries, _NAME, number, f"{name} is missing")
             del row[SEQUENCE]
-            place = row["layer"], row["window"]
-            if row.pop("step") == BEGUN:
-                begun[place] = Removal(**row)
+            step, removal = row.pop("step"), Removal(**row)
+            if step == BEGUN:
+                begun[removal.place] = removal
             else:
-                done.add(place)
+                done.add(removal.place)
         removals = tuple(begun.values())
         return cls(removals, tuple(each for place, each in begun.items() if place not in done))
 
     def of(self, layer: str) -> Mapping[str, Removal]:
         """The removals from ``layer``, by window."""
         return {each.window: each for each in self.removals if each.layer == layer}
+
+    def ended_before(self, table: str) -> datetime | None:
+        """Versions of the history of ``table`` (its name in the source) that ended before this moment have
+        left it, or are about to; None where none have."""
+        moments = [
+            each.ended_before for each in self.removals if each.layer == HISTORY and each.table == table
+        ]
+        return max((each for each in moments if each is not None), default=None)
 
     @property
     def trimmed(self) -> frozenset[str]:
@@ -128,7 +160,9 @@ class Present:
     def _has(self, file: LandedPart | DataFile, landed_at: datetime) -> bool:
         removal = self._removals.get(file.window)
         # A file that is there is never taken for a removed one: the record is written before it goes.
-        return removal is None or landed_at > removal.landed_until or self._store.path_of(file).exists()
+        if removal is None or removal.landed_until is None or landed_at > removal.landed_until:
+            return True
+        return self._store.path_of(file).exists()
 
 
 def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table: str) -> Upstream:

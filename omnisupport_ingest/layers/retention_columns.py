@@ -21,12 +21,16 @@ RETENTION_TYPE = T.StructType(
         T.StructField("why", T.StringType()),
         T.StructField("removed_by", T.StringType()),
         T.StructField("removed_at", T.TimestampType()),
+        T.StructField("table", T.StringType()),
+        T.StructField("ended_before", T.TimestampType()),
         T.StructField(SEQUENCE, T.LongType()),
     ]
 )
-"""``layer`` is ``landing`` or ``raw``, ``step`` is ``begun`` or ``done``. ``landed_until``: files of batches
-that landed later are not meant. ``files``, ``events`` and ``bytes``: how much it was. Then why, who and when;
-``sequence`` numbers the commits."""
+"""``layer`` is ``landing``, ``raw``, ``quarantine`` or ``history``, ``step`` is ``begun`` or ``done``.
+``landed_until``: files (of quarantine: events) of batches that landed later are not meant. ``files``,
+``events`` (of a history: versions) and ``bytes``: how much it was. Then why, who and when. ``table``: of a
+quarantine or history, the name in the lake; ``ended_before``: of a history, which is of no window, the
+versions that ended before. ``sequence`` numbers the commits."""
 
 
 def retention_ledger(lake: Path, source: str) -> Ledger:
@@ -37,6 +41,6 @@ def retention_ledger(lake: Path, source: str) -> Ledger:
             path=f"{source}/retention_ledger",
             schema=RETENTION_TYPE,
             partition_by=(),
-            description=f"What retention removed from landing and raw of {source}, when and why.",
+            description=f"What retention removed from the layers of {source}, when and why.",
         ),
     )

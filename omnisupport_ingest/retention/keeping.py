@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.layers.removed import LANDING, RAW
+from omnisupport_ingest.layers.removed import LANDING, QUARANTINE, RAW
 
 OLD_FILES = "old_files"
 
@@ -31,7 +31,6 @@ class Kept:
 
 _FOR_EVER = (
     ("deduped_events", "history, as-of and net changes are made from it"),
-    ("quarantine", "its events are withheld events of the net changes, and may be released"),
     ("net_changes", "a dimension is the fold of the net changes of all windows, tombstones included"),
 )
 
@@ -44,10 +43,21 @@ def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
         *(Kept(layer, None, None, why) for layer, why in _FOR_EVER),
     ]
     for contract in contracts:
+        keep = contract.retention.quarantine
+        why = (
+            "withheld events are of the fold, and may be released"
+            if keep is None
+            else "values of withheld events leave sealed windows; the events stay"
+        )
+        found.append(Kept(QUARANTINE, contract.full_name, keep, why))
         shown = contract.purge_deleted_after
         why = f"x-cdc.events.purge_deleted_after is {'' if shown else 'not '}set; in the dimension alone"
         found.append(Kept("tombstones", contract.full_name, shown, why))
-        found.append(Kept("history", contract.full_name, None, "every version of every row is shown"))
+        keep = contract.retention.history
+        why = (
+            "every version of every row is shown" if keep is None else "versions that ended longer ago leave"
+        )
+        found.append(Kept("history", contract.full_name, keep, why))
     found.append(Kept(OLD_FILES, None, old_files_of_source(contracts), "the longest that a contract says"))
     return found
 

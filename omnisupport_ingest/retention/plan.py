@@ -26,11 +26,17 @@ from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
-from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
-from omnisupport_ingest.layers.removed import LANDING, RAW, Removal, Removed
+from omnisupport_ingest.layers.quarantine_files import (
+    EventsGone,
+    QuarantineFiles,
+    gone_from_disk,
+    named_by,
+)
+from omnisupport_ingest.layers.removed import LANDING, QUARANTINE, RAW, Removal, Removed
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.keeping import keep_of
+from omnisupport_ingest.retention.old_versions import OldVersions, old_versions
 from omnisupport_ingest.retention.rules import (
     Answer,
     Verdict,
@@ -38,8 +44,11 @@ from omnisupport_ingest.retention.rules import (
     judge_landing,
     judge_raw,
 )
+from omnisupport_ingest.retention.withheld_values import WithheldValues, refused_values, withheld_values
 from omnisupport_ingest.review.quarantined import Filter, quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
+
+_GONE_FROM_DISK = "a file of it is gone from disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +69,15 @@ class RetentionPlan:
     """What would go, what is refused, and removals of before that were not carried out to the end.
 
     ``keep``: how long landing and raw are kept, None without end; ``watermark``: by which age is counted.
+    ``versions``: of the histories, what their contracts give up; ``values``: the same of quarantine.
     """
 
     source: str
     keep: Mapping[str, timedelta | None]
     watermark: datetime | None
     doomed: tuple[Doomed, ...] = ()
+    versions: tuple[OldVersions, ...] = ()
+    values: tuple[WithheldValues, ...] = ()
     refused: tuple[Verdict, ...] = ()
     unfinished: tuple[Removal, ...] = ()
 
@@ -78,11 +90,22 @@ def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
     contracts = workspace.contracts.of_source(source)
     keep = {layer: keep_of(contracts, layer) for layer in (LANDING, RAW)}
     looked = _Looked(workspace, source)
-    plan = RetentionPlan(source, keep, looked.watermark, unfinished=looked.removed.unfinished)
+    found = (old_versions(workspace, each, looked.watermark) for each in contracts)
+    versions = tuple(each for each in found if each is not None)
+    values, kept = looked.withheld_values()
+    plan = RetentionPlan(
+        source,
+        keep,
+        looked.watermark,
+        versions=versions,
+        values=values,
+        refused=kept,
+        unfinished=looked.removed.unfinished,
+    )
     if keep[LANDING] is None or looked.watermark is None:
         return plan
     doomed: list[Doomed] = []
-    refused: list[Verdict] = []
+    refused = list(kept)
     for window in looked.old(min(each for each in keep.values() if each is not None)):
         facts = looked.facts(window)
         landing = judge_landing(facts, keep[LANDING], looked.watermark)
@@ -142,6 +165,38 @@ class _Looked:
             trimmed=window in self.removed.trimmed,
             sealed=window in self.removed.sealed,
         )
+
+    def withheld_values(self) -> tuple[tuple[WithheldValues, ...], tuple[Verdict, ...]]:
+        """The values in quarantine that contracts give up by now, and what of them stays and why."""
+        given_up = {
+            contract: contract.retention.quarantine
+            for contract in self.workspace.contracts.of_source(self.source)
+            if contract.retention.quarantine is not None
+        }
+        found: list[WithheldValues] = []
+        refused: list[Verdict] = []
+        files = QuarantineFiles.newest(self.workspace, self.source) if given_up else None
+        if files is None or self._judged is None or self.watermark is None:
+            return (), ()
+        unfinished = {each.window for each in self.removed.unfinished if each.layer == RAW}
+        for window in self._judged.windows():
+            if window == OUT_OF_RANGE or not named_by(files.state(window)):
+                continue
+            for contract, keep in given_up.items():
+                if self.workspace.grid.end_of(window) + keep > self.watermark:
+                    continue
+                try:
+                    values = withheld_values(files, contract, window, keep)
+                except EventsGone:
+                    refused.append(Verdict(QUARANTINE, window, Answer.REFUSED, _GONE_FROM_DISK))
+                    break
+                if values is None:
+                    continue
+                if window in self.removed.sealed - unfinished:
+                    found.append(values)
+                else:
+                    refused.append(refused_values(window, contract.full_name))
+        return tuple(found), tuple(refused)
 
     def doomed(self, verdict: Verdict) -> Doomed:
         parts = self._store.parts(verdict.window)

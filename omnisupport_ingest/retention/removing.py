@@ -3,7 +3,8 @@
 So whoever dies in between leaves a record of what was begun, and the next call carries it to its end. No file
 is missing that no record names. Landing deletes exactly the data files that raw has taken; manifests stay,
 and with them the chain, the arrival facts of every batch and the index. Raw loses its files by one commit,
-which keeps the state of the window: what it has taken is known for good.
+which keeps the state of the window: what it has taken is known for good. A history loses its old versions by
+one commit too.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ from pathlib import Path
 import pyarrow as pa
 
 from omnisupport_ingest.contracts.durations import duration_text
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers.looking import look
-from omnisupport_ingest.layers.removed import BEGUN, DONE, LANDING, RAW, Removal, Removed
+from omnisupport_ingest.layers.removed import BEGUN, DONE, HISTORY, LANDING, QUARANTINE, RAW, Removal, Removed
 from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
 from omnisupport_ingest.layers.upstream_files import units_of
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.old_versions import OldVersions, remove_versions
 from omnisupport_ingest.retention.plan import RetentionPlan
+from omnisupport_ingest.retention.withheld_values import WithheldValues, remove_values
 from omnisupport_ingest.storage import require_folders
+
+_LAYERS = (LANDING, RAW, QUARANTINE, HISTORY)
 
 _AT_ONCE = 200
 """Windows that one commit of the ledger records: what a crash leaves half done."""
@@ -38,8 +45,8 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What left a layer: ``files`` of ``windows``, and the ``bytes`` of disk that they alone have. Those of
-    raw are on disk until a sweep."""
+    """What left a layer: ``files`` of ``windows`` (of histories: of so many tables), and the ``bytes`` that
+    they alone have on disk. Those of raw and histories are there until a sweep."""
 
     layer: str
     windows: int
@@ -52,10 +59,10 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
 
     ``removed_by``: kept in the ledger beside the time and the policy.
     """
-    if plan.unfinished or any(plan.of(layer) for layer in (LANDING, RAW)):
+    if plan.doomed or any(each.layer in (LANDING, RAW) for each in plan.unfinished):
         require_folders(workspace.home.landing, "Retention of landing and raw")
     remover = _Remover(workspace, plan.source)
-    carried = [remover.finish(layer, plan.unfinished) for layer in (LANDING, RAW)]
+    carried = [remover.finish(layer, plan.unfinished) for layer in _LAYERS]
     for layer in (LANDING, RAW):
         doomed, keep = plan.of(layer), plan.keep[layer]
         now = datetime.now(UTC)
@@ -76,7 +83,42 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
         for start in range(0, len(removals), _AT_ONCE):
             begun = remover.begin(removals[start : start + _AT_ONCE])
             carried.append(remover.finish(layer, begun))
+    begun = remover.begin([_of_values(each, removed_by) for each in plan.values])
+    carried.append(remover.finish(QUARANTINE, begun))
+    begun = remover.begin([_of_versions(each, removed_by) for each in plan.versions])
+    carried.append(remover.finish(HISTORY, begun))
     return [each for each in _summed(carried) if each.windows]
+
+
+def _of_values(each: WithheldValues, removed_by: str) -> Removal:
+    return Removal(
+        QUARANTINE,
+        each.window,
+        each.landed_until,
+        each.files,
+        each.events,
+        0,
+        why=f"values of its quarantine are kept for {duration_text(each.keep)}",
+        removed_by=removed_by,
+        removed_at=datetime.now(UTC),
+        table=each.table,
+    )
+
+
+def _of_versions(each: OldVersions, removed_by: str) -> Removal:
+    return Removal(
+        HISTORY,
+        WHOLE_TABLE,
+        None,
+        each.files,
+        each.versions,
+        each.bytes,
+        why=f"its history is kept for {duration_text(each.keep)}",
+        removed_by=removed_by,
+        removed_at=datetime.now(UTC),
+        table=each.table,
+        ended_before=each.ended_before,
+    )
 
 
 @dataclass(frozen=True)
@@ -88,8 +130,8 @@ class _Remover:
         """Record that ``removals`` begin; those that another process has begun are left to it."""
 
         def decide(entries: pa.Table) -> pa.Table:
-            known = {(each.layer, each.window) for each in Removed.of_entries(entries).removals}
-            return _rows([each for each in removals if (each.layer, each.window) not in known], BEGUN)
+            known = {each.place for each in Removed.of_entries(entries).removals}
+            return _rows([each for each in removals if each.place not in known], BEGUN)
 
         written = self.workspace.removals(self.source).append(decide)
         return Removed.of_entries(written).removals
@@ -99,10 +141,13 @@ class _Remover:
         mine = [each for each in removals if each.layer == layer]
         if not mine:
             return Carried(layer, 0, 0, 0)
-        if layer == LANDING:
-            files, size = self._leave_landing(mine)
-        else:
-            files, size = self._leave_raw(mine)
+        leave = {
+            LANDING: self._leave_landing,
+            RAW: self._leave_raw,
+            QUARANTINE: self._leave_quarantine,
+            HISTORY: self._leave_history,
+        }
+        files, size = leave[layer](mine)
         self.workspace.removals(self.source).append(lambda _: _rows(mine, DONE))
         return Carried(layer, len(mine), files, size)
 
@@ -114,6 +159,7 @@ class _Remover:
             taken = frozenset(state.inputs) if state is not None else frozenset()
             for part in store.parts(removal.window):
                 # What has landed since the record was written is not meant, nor what raw has not taken.
+                assert removal.landed_until is not None, "the ledger refuses such a row"
                 if part.batch_id not in taken or part.landed_at > removal.landed_until:
                     continue
                 freed = _delete(store.path_of(part))
@@ -139,6 +185,28 @@ class _Remover:
 
         retrying(attempt, self.workspace.raw(self.source))
         return sum(files for files, _ in left), sum(size for _, size in left)
+
+    def _leave_quarantine(self, removals: Sequence[Removal]) -> tuple[int, int]:
+        wanted: dict[str, list[TableContract]] = {}
+        for removal in removals:
+            # Of a table that was withdrawn since, the files stay as they are.
+            if removal.table in self._contracts:
+                wanted.setdefault(removal.window, []).append(self._contracts[removal.table])
+        return remove_values(self.workspace, self.source, wanted, removals[0].removed_by), 0
+
+    @property
+    def _contracts(self) -> dict[str | None, TableContract]:
+        return {each.name: each for each in self.workspace.contracts.of_source(self.source)}
+
+    def _leave_history(self, removals: Sequence[Removal]) -> tuple[int, int]:
+        contracts = self._contracts
+        files, size = 0, 0
+        for removal in removals:
+            assert removal.ended_before is not None, "the ledger refuses such a row"
+            if removal.table in contracts:
+                left = remove_versions(self.workspace, contracts[removal.table], removal.ended_before)
+                files, size = files + left[0], size + left[1]
+        return files, size
 
 
 def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> WindowChange | None:
@@ -190,6 +258,8 @@ def _rows(removals: Iterable[Removal], step: str) -> pa.Table:
             "why": each.why,
             "removed_by": each.removed_by,
             "removed_at": each.removed_at,
+            "table": each.table,
+            "ended_before": each.ended_before,
         }
         for each in removals
     ]
@@ -197,7 +267,7 @@ def _rows(removals: Iterable[Removal], step: str) -> pa.Table:
 
 
 def _summed(carried: Iterable[Carried]) -> list[Carried]:
-    sums = {layer: Carried(layer, 0, 0, 0) for layer in (LANDING, RAW)}
+    sums = {layer: Carried(layer, 0, 0, 0) for layer in _LAYERS}
     for each in carried:
         of = sums[each.layer]
         sums[each.layer] = Carried(

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest.cdc.columnar import micros_of
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.history_rows import history_groups
@@ -48,8 +49,8 @@ randoms = st.integers(0, (1 << 32) - 1).map(Random)
 class Held:
     """A history updated in place, as one file."""
 
-    def __init__(self, *, changed_only: bool = False) -> None:
-        self.changed_only = changed_only
+    def __init__(self, *, changed_only: bool = False, ended_before: int | None = None) -> None:
+        self.changed_only, self.ended_before = changed_only, ended_before
         self.rows = SCHEMA.empty_table()
         self.content = ContentHash()
         self.seen: list[Event] = []
@@ -65,7 +66,14 @@ class Held:
             self._put(self._whole())
             return
         rules = HistoryRules(
-            TABLE.shape, _COLUMNS, SCHEMA, _EVENT, through, tuple(ends), changed_only=self.changed_only
+            TABLE.shape,
+            _COLUMNS,
+            SCHEMA,
+            _EVENT,
+            through,
+            tuple(ends),
+            changed_only=self.changed_only,
+            ended_before=self.ended_before,
         )
         sent = rules.rows_of(table_of(part))
         updated = rules.update(self.rows, sent)
@@ -85,11 +93,18 @@ class Held:
 
     def _whole(self) -> pa.Table:
         made = whole(self.seen)
-        return with_hashes(only_changes(made, TABLE.shape.columns)) if self.changed_only else made
+        made = with_hashes(only_changes(made, TABLE.shape.columns)) if self.changed_only else made
+        return young(made, self.ended_before)
 
     def _put(self, rows: pa.Table) -> None:
         self.rows = rows
         self.content = ContentHash.of(rows["_cdc_row_hash"].to_numpy())
+
+
+def young(rows: pa.Table, before: int | None) -> pa.Table:
+    """``rows`` without the versions that ended before the moment ``before``."""
+    ends = [None if end is None else micros_of(end) for end in rows["_cdc_valid_to"].to_pylist()]
+    return rows.filter(pa.array([before is None or end is None or end >= before for end in ends], pa.bool_()))
 
 
 def table_of(events: list[Event]) -> pa.Table:
@@ -188,6 +203,29 @@ def test_what_a_database_sent_cut_into_runs_gives_the_history_of_one(rng: Random
     sent = histories.simulate(rng).events
     events = lanes.with_distinct_times(lanes.in_one_lane(sent))
     agrees(sorted(events, key=lambda event: event.at), rng)
+
+
+@settings(max_examples=examples(40))
+@given(randoms, st.booleans())
+def test_versions_that_retention_took_stay_out_whatever_comes_after(rng: Random, changed_only: bool) -> None:
+    events = any_events(rng)
+    if rng.random() < 0.7:
+        events.sort(key=lambda event: event.at)
+    else:
+        rng.shuffle(events)
+    whole_history, held = Held(changed_only=changed_only), Held(changed_only=changed_only)
+    times = sorted(micros_of(end) for end in whole(events)["_cdc_valid_to"].to_pylist() if end is not None)
+    before = rng.choice([0, *times])
+    parts = cut(events, rng)
+    taken_at = rng.randrange(len(parts))
+    for number, part in enumerate(parts):
+        whole_history.take(part)
+        held.take(part)
+        if number == taken_at:
+            held.ended_before = before
+            held._put(young(held.rows, before))
+    assert content(held.rows) == content(young(whole_history.rows, before))
+    assert held.content == ContentHash.of(held.rows["_cdc_row_hash"].to_numpy())
 
 
 def test_what_changes_nothing_opens_no_version_however_the_runs_are_cut() -> None:

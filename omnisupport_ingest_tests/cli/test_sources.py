@@ -163,6 +163,41 @@ def test_validate_names_each_definition_that_cannot_work(folder: Path) -> None:
     assert told["support_desk"] is None and "Fix:" in told["desk"]
 
 
+def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> None:
+    """What `land`, `sync` and retention refuse later is refused by `contracts validate`, and says why."""
+    path = folder / "contracts" / "data" / "desk_tickets.json"
+    document = json.loads(path.read_text())
+    first = next(name for name in document["properties"] if name not in ("id", "updated_at"))
+    document["x-cdc"] |= {
+        "pii": {first: {"policy": "drop", "note": "Names."}},
+        "at_rest": {"pii": "encrypted"},
+        "retention": {"landing": "P7D", "raw": "P30D"},
+        "evolution": "block",
+    }
+    del document["x-cdc"]["cursor"]
+    path.write_text(json.dumps(document))
+    # Nothing defines desk, and it is not the source of the settings: so its tables come as files.
+    told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
+    places = ["at_rest.pii", "retention.landing", "retention.raw", "evolution"]
+    assert len(told) == len(places)
+    for problem, place in zip(told, places, strict=True):
+        assert f"desk_tickets.json at $.x-cdc.{place}" in problem and "as files" in problem
+        assert "no definition of desk is in force" in problem
+
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    done = command("contracts", "validate")
+    assert done.code == 1 and done.err.count("sources/desk.json") == 5
+    assert "$.x-cdc.cursor: names no field" in done.err and "by a cursor (kind query in " in done.err
+    assert done.err.count("or define desk with the kind postgres_log") == 4
+
+    (folder / "contracts" / "sources" / "desk.json").unlink()
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    assert command("contracts", "validate").code == 0
+    (folder / "contracts" / "sources" / "desk.json").write_text("{")
+    done = command("contracts", "validate")
+    assert done.code == 1 and "desk.json is not valid JSON" in done.err
+
+
 def test_validate_says_that_a_log_has_no_connection_string(folder: Path) -> None:
     command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
     done = command("sources", "validate")

@@ -76,6 +76,7 @@ def test_of_any_contract_that_is_taken_a_gate_is_made_that_asks_what_judging_ask
             return
         schema = pandera_schema(contract)
         asked = {check.name for column in schema.columns.values() for check in column.checks}
+        asked |= {f"{name}:not_null" for name, column in schema.columns.items() if not column.nullable}
     assert list(schema.columns) == list(contract.column_names)
     # Of a typed column, what is no value of its type is NULL; where that happens NULL is no fault. What a
     # policy leaves of a value keeps no rule about the value.

@@ -133,6 +133,30 @@ def test_every_column_of_a_table_is_described(story: Story, definitions, key: li
     assert all(each.description for each in schema.columns)
 
 
+@pytest.mark.parametrize("table", [["dim_notes"], ["history", "dim_notes_history"]])
+def test_columns_of_dimension_and_history_lead_back_to_those_of_the_source(definitions, table: list[str]):
+    graph = definitions.resolve_asset_graph()
+    metadata = graph.get(dg.AssetKey(["desk", *table])).metadata
+    lineage = metadata["dagster/column_lineage"].deps_by_column
+    assert set(lineage) == {"id", "title", "body"}
+    schemas = {
+        layer: {
+            each.name: each
+            for each in graph.get(dg.AssetKey(["desk", layer])).metadata["dagster/column_schema"].columns
+        }
+        for layer in ("landing", "deduped_events")
+    }
+    for name, deps in lineage.items():
+        told = {(dep.asset_key.path[-1], dep.column_name) for dep in deps}
+        assert told == {
+            ("landing", f"public.notes.{name}"),
+            ("deduped_events", "after"),
+            ("deduped_events", "before"),
+        }
+        assert all(column in schemas[layer] for layer, column in told)
+    assert schemas["landing"]["public.notes.title"].description == "Title."
+
+
 def test_a_broken_contract_names_its_file(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ContractError, match=r"broken\.json"):

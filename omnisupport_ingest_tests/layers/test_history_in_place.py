@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.checks.history_checks import open_rows_are_current_state, versions_do_not_overlap
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.contenthash import hash_of_files
-from omnisupport_ingest.lake.key_files import SEALED
+from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
+from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers import (
@@ -252,3 +252,19 @@ def test_many_changes_are_put_in_the_order_of_their_keys_first_and_leave_the_sam
     run(story, spark, FIRST)
     assert len(versions(story, spark)) == 46
     assert same_as_made_whole(story, spark)
+
+
+def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_leave_their_own() -> None:
+    """Where one range of a cut file changes, all are written, with what was read from sealed files."""
+    file = KeyFile("part.parquet", "/table/part.parquet", 1, 8)
+    none = str(ContentHash())
+    outcome = {"removed": none, "added": none, "refold": "", "doubted": False, "sealed": []}
+    written = [{"name": "new.parquet", "rows": 4, "bytes": 9, "stats": "{}"}]
+    outcomes = [
+        outcome | {"range": 0, "changed": True, "files": written},
+        outcome | {"range": 1, "changed": False, "files": written, "sealed": ["sealed-1.parquet"]},
+        outcome | {"range": 2, "changed": False, "files": [], "sealed": ["sealed-2.parquet"]},
+    ]
+    other = KeyFile("other.parquet", "/table/other.parquet", 9, 8)
+    ranges = [KeyRange(None, 5, file), KeyRange(5, 9, file), KeyRange(9, None, other)]
+    assert updating_files._collected(outcomes, ranges).replaced == ("part.parquet", "sealed-1.parquet")

@@ -1,0 +1,72 @@
+"""Whether contracts ask for what the way in of their source can do: its kind, as its definition says.
+
+A contract alone does not know how its rows come. What only a captured log can keep is refused here, before
+anything lands, with the definition that says what the source is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omnisupport_ingest.contracts.at_rest import encrypted_refusal
+from omnisupport_ingest.contracts.columns import refused
+from omnisupport_ingest.contracts.model import PINNED, ContractError, Contracts, TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
+
+_COME = {
+    SourceKind.QUERY: "by a cursor",
+    SourceKind.FILES: "as files",
+    SourceKind.KAFKA: "from topics of Kafka",
+}
+
+
+def way_problems(contracts: Contracts, sources: Sources) -> list[ContractError]:
+    """What in ``contracts`` does not fit the kinds of ``sources``, and tables that a definition misnames."""
+    problems: list[ContractError] = []
+    for source in sources.all:
+        try:
+            tables = source.tables(contracts) if contracts.of_source(source.name) else ()
+        except ContractError as error:
+            problems.append(error)
+            tables = contracts.of_source(source.name)
+        if source.kind is not SourceKind.LOG:
+            for contract in tables:
+                problems += _of_table(contract, source)
+    return problems
+
+
+def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[ContractError]:
+    path, come = Path(contract.path), f"{contract.full_name} comes {_COME[source.kind]} ({_told_by(source)})"
+    log = f"or define {source.name} with the kind postgres_log."
+    if contract.subject is not None:
+        yield encrypted_refusal(contract, f"{_COME[source.kind]} ({_told_by(source)})")
+    if source.kind is SourceKind.QUERY and contract.cursor is None:
+        yield refused(
+            path,
+            "x-cdc.cursor",
+            f"names no field, and {come}",
+            f"Name a column that grows with every change as cursor.field, {log}",
+        )
+    kept = contract.retention
+    for layer in ("landing", "raw"):
+        if getattr(kept, layer) is not None:
+            yield refused(
+                path,
+                f"x-cdc.retention.{layer}",
+                f"is set, and {come}: what comes next is compared with what landed, which stays",
+                f"Take landing, raw and quarantine out of retention, {log}",
+            )
+    if contract.evolution != PINNED:
+        yield refused(
+            path,
+            "x-cdc.evolution",
+            f"is {contract.evolution!r}, and {come}: nobody watches its schema there",
+            f"Write pinned, or take evolution out, {log}",
+        )
+
+
+def _told_by(source: SourceDefinition) -> str:
+    if source.path:
+        return f"kind {source.kind} in {source.path}"
+    return f"no definition of {source.name} is in force, and it is not the source of the settings"

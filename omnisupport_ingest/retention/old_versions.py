@@ -1,0 +1,165 @@
+"""Versions of rows that ended longer ago than a contract keeps its history, and their removal.
+
+Open versions stay, however old. What leaves is a function of the ledger alone: a version that ended before
+the moment recorded there is not made again, whatever makes the history anew. `as-of` reads events.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.columnar import micros_of
+from omnisupport_ingest.cdc.history_update import ended
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.key_files import WrittenFile, write_again, written_file
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.staging import place_files
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers.event_tasks import order_of
+from omnisupport_ingest.layers.history import LAYER
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.workspace import Workspace
+
+_END = "_cdc_valid_to"
+
+
+@dataclass(frozen=True, slots=True)
+class OldVersions:
+    """``versions`` of the history of ``table`` that ended before ``ended_before`` (timezone-aware), as they
+    are kept for ``keep``. ``files`` are written again without them; ``bytes``: about their share of these."""
+
+    table: str
+    keep: timedelta
+    ended_before: datetime
+    files: int
+    versions: int
+    bytes: int
+
+
+def ends_before(keep: timedelta | None, watermark: datetime | None) -> datetime | None:
+    """The moment before which versions have ended that are kept for ``keep``; None where all stay.
+
+    It moves by whole hours: each step of it writes files again.
+    """
+    if keep is None or watermark is None:
+        return None
+    try:
+        return (watermark - keep).replace(minute=0, second=0, microsecond=0)
+    except OverflowError:
+        return None
+
+
+def old_versions(
+    workspace: Workspace, contract: TableContract, watermark: datetime | None
+) -> OldVersions | None:
+    """What the history of ``contract`` holds that its contract gives up; None if it is nothing."""
+    keep = contract.retention.history
+    before, snapshot = ends_before(keep, watermark), look(workspace.history(contract))
+    if keep is None or before is None or snapshot is None:
+        return None
+    files, versions, size = 0, 0, 0
+    for file in _files_with_old(snapshot, before):
+        found = _count(file, before)
+        if found:
+            files, versions = files + 1, versions + found
+            size += file.bytes * found // file.rows
+    return OldVersions(contract.name, keep, before, files, versions, size) if versions else None
+
+
+def remove_versions(workspace: Workspace, contract: TableContract, before: datetime) -> tuple[int, int]:
+    """Write the history of ``contract`` again without the versions that ended ``before``, in one commit.
+
+    Returns how many files were written again or left, and about how many bytes fewer they have. A second call
+    changes nothing. The files of before are on disk until they are old files.
+    """
+    left = [0, 0]
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        left[:] = _leave(snapshot, contract, before)
+
+    if look(workspace.history(contract)) is not None:
+        retrying(attempt, workspace.history(contract))
+    return left[0], left[1]
+
+
+def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -> tuple[int, int]:
+    state, order, table = snapshot.state(WHOLE_TABLE), order_of(contract), snapshot.table
+    files = [file for file in _files_with_old(snapshot, before) if _count(file, before)]
+    if state is None or not files:
+        return 0, 0
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    draft.mkdir(mode=0o700, parents=True)
+    leaving, written = ContentHash(), dict[str, WrittenFile]()
+    generation = snapshot.version + 1
+    unit = idempotency_key(
+        layer=LAYER,
+        table=contract.full_name,
+        window=WHOLE_TABLE,
+        inputs=[snapshot.table_id, f"from:{snapshot.version}", f"ended_before:{before.isoformat()}"],
+        versions=state.versions,
+    )
+    try:
+        with gate("lake.write", draft):
+            for file in files:
+                rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
+                old = ended(rows, micros_of(before))
+                leaving += ContentHash.of(_hashes(rows.filter(old)))
+                stay = rows.filter(pc.invert(old)).combine_chunks()
+                if stay.num_rows:
+                    made = write_again(Path(file.path), stay, order, draft)
+                    written[made.name] = made
+        add = []
+        placed = place_files(table, draft, written, unit=unit, generation=generation) if written else ()
+        for path in placed:
+            # Another call may have placed files here before.
+            made = written.get(Path(path).name) or written_file(table.folder / path, order)
+            add.append(StagedFile(path, WHOLE_TABLE, (), made.rows, made.bytes, made.stats))
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    content = ContentHash.parse(state.checkpoint.content_hash) - leaving
+    checkpoint = replace(state.checkpoint, rows=content.count, content_hash=str(content))
+    after = replace(state, generation=generation, checkpoint=checkpoint)
+    snapshot.commit([WindowChange(WHOLE_TABLE, tuple(add), tuple(files), after, replaces=False)])
+    return len(files), sum(file.bytes for file in files) - sum(file.bytes for file in add)
+
+
+def _files_with_old(snapshot: TableSnapshot, before: datetime) -> list[LakeFile]:
+    """The files of a history that may hold versions that ended ``before``, by their footers."""
+    return [file for file in snapshot.files(WHOLE_TABLE) if file.rows and _may_have(file, before)]
+
+
+def _may_have(file: LakeFile, before: datetime) -> bool:
+    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
+        footer, schema = parquet.metadata, parquet.schema
+        place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == _END)
+        told = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+    # Without a minimum every version of the group is open, or nothing is known of it.
+    return any(
+        each is None or (each.min < before if each.has_min_max else each.null_count is None) for each in told
+    )
+
+
+def _count(file: LakeFile, before: datetime) -> int:
+    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
+        return pc.sum(ended(parquet.read(columns=[_END]), micros_of(before))).as_py() or 0
+
+
+def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
+    return found

@@ -1,0 +1,202 @@
+"""Values of withheld events that a contract keeps no longer: the events stay, without them.
+
+A withheld event is one of the fold, and what the fold knows of it is its key, its position and the names of
+the columns that it carried; its values are never shown by any row. So where a window is sealed, and nobody
+can release the event any more, its values may go and every table above stays what it was. While raw has the
+window, a replay would quarantine the same values again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.contracts.encrypted_images import MARK
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers import quarantine
+from omnisupport_ingest.layers.checkpoints import Identity
+from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by, withheld_of
+from omnisupport_ingest.layers.removed import QUARANTINE
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.rules import Answer, Verdict
+
+_IMAGES = ("before", "after")
+_OF_ROWS = pa.array(["t", "b"])
+"""Operations whose images are of no row: the ``after`` of a snapshot end is a range of keys."""
+
+_WITHOUT_VALUES = r'^\{("(?:[^"\\]|\\.)*":null,?)*\}$'
+"""An image that names columns and has no value of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldValues:
+    """``events`` of ``table`` in quarantine of ``window``, as they are kept for ``keep``, in ``files`` that
+    are written again without their values. ``undecided``: those that nobody decided on: they came when the
+    window was sealed, and could not be. ``landed_until``: the last of them landed then."""
+
+    table: str
+    window: str
+    keep: timedelta
+    files: int
+    events: int
+    undecided: int
+    landed_until: datetime
+
+
+def withheld_values(
+    files: QuarantineFiles, contract: TableContract, window: str, keep: timedelta
+) -> WithheldValues | None:
+    """What the quarantine of ``window`` has of ``contract`` with values; None if it is nothing.
+
+    ``EventsGone`` if a file of it is not on disk.
+    """
+    found, undecided, landed = 0, 0, list[datetime]()
+    of_table = withheld_of(files.of(window), contract)
+    with_values = 0
+    for file in of_table:
+        rows = _read(file, [*_IMAGES, "op", "source_schema", "source_table", "review_state", "landed_at"])
+        rows = rows.filter(_doomed(rows, [contract]))
+        if rows.num_rows:
+            with_values += 1
+            found += rows.num_rows
+            undecided += pc.sum(pc.equal(rows["review_state"], OPEN)).as_py() or 0
+            landed.append(pc.max(rows["landed_at"]).as_py())
+    if not found:
+        return None
+    return WithheldValues(contract.name, window, keep, with_values, found, undecided, max(landed))
+
+
+def refused_values(window: str, of: str) -> Verdict:
+    """That the values of ``of`` in quarantine of a window that is not sealed stay."""
+    why = f"raw has its events: a replay would quarantine those of {of} again, with their values"
+    return Verdict(QUARANTINE, window, Answer.REFUSED, why)
+
+
+def remove_values(
+    workspace: Workspace, source: str, wanted: Mapping[str, Collection[TableContract]], run_id: str
+) -> int:
+    """Write the quarantine files of windows again without the values of their tables: by window, of which.
+
+    Returns how many files were written again. A second call changes nothing. The files of before are on disk
+    until they are old files. The net changes of the windows are folded again, from the same events.
+    """
+    table, identity = workspace.quarantine(source), Identity(quarantine.LAYER, source, run_id)
+    written = [0]
+
+    def attempt(judged: TableSnapshot) -> None:
+        written[0] = 0
+        files = QuarantineFiles(judged, table.open())
+        replaced = {
+            window: tuple(_with_values(files.of(window), contracts)) for window, contracts in wanted.items()
+        }
+        replaced = {window: old for window, old in replaced.items() if old}
+        if not replaced:
+            return
+        draft = table.folder / layout.STAGING / uuid.uuid4().hex
+        draft.mkdir(mode=0o700, parents=True)
+        try:
+            for window, old in replaced.items():
+                for file in old:
+                    _write(draft, file, wanted[window])
+            unit = idempotency_key(
+                layer=quarantine.LAYER,
+                table=quarantine.LAYER,
+                window="",
+                inputs=["without values", *(file.path for old in replaced.values() for file in old)],
+                versions=(),
+            )
+            staged = quarantine.stage_written(
+                table, [str(draft)], sorted(replaced), unit=unit, version=judged.version + 1
+            )
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        quarantine.add(table, staged, identity)
+        changes = []
+        for window, old in replaced.items():
+            state = judged.state(window)
+            assert state is not None, "its quarantine files are named by it"
+            stay = {*named_by(state)} - {file.path for file in old}
+            companions = tuple(sorted({*stay, *(file.path for file in staged.of(window))}))
+            changes.append(
+                WindowChange(window, (), (), replace(state, companions=companions), replaces=False)
+            )
+        judged.commit(changes)
+        written[0] = sum(map(len, replaced.values()))
+
+    retrying(attempt, workspace.deduped(source))
+    quarantine.settle(workspace.deduped(source), table, sorted(wanted), identity)
+    return written[0]
+
+
+def _with_values(files: Collection[LakeFile], contracts: Collection[TableContract]) -> Iterator[LakeFile]:
+    for file in files:
+        rows = _read(file, [*_IMAGES, "op", "source_schema", "source_table"])
+        if pc.any(_doomed(rows, contracts)).as_py():
+            yield file
+
+
+def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) -> None:
+    """Write ``file`` to its partition below ``draft``, without the values of the tables of ``contracts``."""
+    rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
+    doomed = pc.fill_null(_doomed(rows, contracts), False)
+    for name in _IMAGES:
+        place, images = rows.column_names.index(name), rows[name]
+        emptied = [
+            _emptied(text) if gone else text
+            for text, gone in zip(images.to_pylist(), doomed.to_pylist(), strict=True)
+        ]
+        rows = rows.set_column(place, rows.schema.field(name), pa.array(emptied, images.type))
+    folders = [part for part in PurePosixPath(file.path).parts[:-1] if "=" in part]
+    folder = draft.joinpath(*folders)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pq.write_table(rows, folder / f"part-{uuid.uuid4().hex}.parquet", compression="snappy")
+
+
+def _emptied(text: str | None) -> str | None:
+    if text is None or MARK in text:
+        return text
+    image = read_image(text)
+    # What is no image names no column, with its text or without.
+    if image is None:
+        return ""
+    return json.dumps(dict.fromkeys(image), ensure_ascii=False, separators=(",", ":"))
+
+
+def _doomed(rows: pa.Table, contracts: Collection[TableContract]) -> pa.ChunkedArray:
+    """Which of ``rows`` are of tables of ``contracts`` and have a value that may go.
+
+    An image that is encrypted still, as its key is destroyed, has none that anybody can read.
+    """
+    mine = pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+    for each in contracts:
+        here = pc.and_(
+            pc.equal(rows["source_schema"], each.schema), pc.equal(rows["source_table"], each.table)
+        )
+        mine = pc.or_(mine, here)
+    has = pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+    for name in _IMAGES:
+        image = rows[name]
+        bare = pc.or_(pc.equal(image, ""), pc.match_substring_regex(image, _WITHOUT_VALUES))
+        bare = pc.or_(bare, pc.match_substring(image, MARK))
+        has = pc.or_(has, pc.fill_null(pc.invert(bare), False))
+    return pc.and_(pc.and_(mine, has), pc.invert(pc.is_in(rows["op"], _OF_ROWS)))
+
+
+def _read(file: LakeFile, columns: list[str]) -> pa.Table:
+    return pq.ParquetFile(file.uri, pre_buffer=False).read(columns=columns)
