@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import standing_task
@@ -221,7 +222,7 @@ class _Rows:
                 rows = rules.rows_of(rows_of([file], self.folded))
                 found.append(rows.filter(pa.array(between(order.values(rows), start, end))))
         found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
-        return pa.concat_tables([each.cast(kind) for each in found]).combine_chunks()
+        return columnar.joined(each.cast(kind) for each in found)
 
 
 def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
@@ -345,8 +346,10 @@ def _update_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``."""
     rules = target.rules
-    table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
     numbers = table[_RANGE].to_numpy()
+    if (numbers[1:] < numbers[:-1]).any():
+        table = table.take(pc.sort_indices(table[_RANGE])).combine_chunks()
+        numbers = table[_RANGE].to_numpy()
     outcomes = []
     for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
         start, end = np.searchsorted(numbers, [number, number + 1])
