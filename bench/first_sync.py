@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import duckdb
 
+from bench.phases import tell_phases, watch
 from bench.report import Run, alternate, conclude
 from bench.source import PUBLICATION, SLOT, Source, add_tickets, source
 from omnisupport_ingest.layers.workspace import Workspace
@@ -61,29 +62,38 @@ def _copied(server: Source, rows: int) -> Run:
 def _synced(server: Source, rows: int) -> Run:
     server.settle()
     home = server.folder / "home"
-    began = time.monotonic()
-    run_sync(server, home, "none")
-    seconds = time.monotonic() - began
+    watched = watch(*_sync(server, home, "none", SLOT))
+    if watched.code:
+        said = "\n".join(line for _, line in watched.lines)
+        raise click.ClickException(f"sync ended with {watched.code}: {said}")
+    tell_phases(watched, home)
+    seconds = watched.ended - watched.began
     found = rows_of_tickets(home)
     shutil.rmtree(home)
     server.execute(f"SELECT pg_drop_replication_slot('{SLOT}')", f"DROP PUBLICATION {PUBLICATION}")
     if found != rows:
         raise click.ClickException(f"{found:,} rows are in the dimension of {rows:,}")
-    return Run(seconds)
+    cpu = sum(watched.spent(watched.began, watched.ended).values())
+    return Run(seconds, {"cpu_seconds": cpu})
 
 
 def run_sync(server: Source, home: Path, verify: str, slot: str = SLOT) -> None:
     """``sync`` of ``server`` into ``home``, as a process of its own; its output is shown if it fails."""
+    command, given = _sync(server, home, verify, slot)
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise click.ClickException(f"sync ended with {done.returncode}: {done.stdout}{done.stderr}")
+
+
+def _sync(server: Source, home: Path, verify: str, slot: str) -> tuple[list[str], dict[str, str]]:
+    """The command, and the variables that it is given."""
     command = [sys.executable, "-m", "omnisupport_ingest.cli.main", "sync", "--verify", verify]
-    given = {
+    return command, {
         "OMNISUPPORT_HOME": str(home),
         "OMNISUPPORT_SOURCE_DSN": server.dsn,
         "OMNISUPPORT_SOURCE": _SOURCE,
         "OMNISUPPORT_SLOT": slot,
     }
-    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise click.ClickException(f"sync ended with {done.returncode}: {done.stdout}{done.stderr}")
 
 
 def rows_of_tickets(home: Path) -> int:

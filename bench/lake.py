@@ -131,7 +131,7 @@ def main(
     small, large = (int(size) for size in sizes.split(","))
     if growth:
         result |= _growth(spark, small, large, repeats)
-    result["driver_peak_mb"] = peak_memory_mb(program="java")
+    result["driver_peak_mb"] = peak_memory_mb(called="java")
     result["peak_mb"] = peak_memory_mb()
     click.echo(
         f"Peak memory: the driver's JVM {result['driver_peak_mb']:.0f} MB (limit {MEMORY_LIMIT_MB}), "

@@ -26,13 +26,13 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def peak_memory_mb(root: int | None = None, *, program: str | None = None) -> float:
+def peak_memory_mb(root: int | None = None, *, called: str | None = None) -> float:
     """The sum of each process's highest resident memory, in MB: no less than what they held at once.
 
-    ``program``: only the processes that are called so.
+    ``called``: only the processes that are called so.
     """
     pids = tree(os.getpid() if root is None else root)
-    return sum(_peak(pid) for pid in pids if program is None or _name(pid) == program)
+    return sum(_peak(pid) for pid in pids if called is None or program(pid) == called)
 
 
 def memory_mb(root: int) -> float:
@@ -88,7 +88,8 @@ def _fields(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()
 
 
-def _name(pid: int) -> str:
+def program(pid: int) -> str:
+    """What the process ``pid`` is called; empty if it has gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

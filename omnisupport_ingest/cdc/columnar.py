@@ -57,19 +57,42 @@ def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> p
     """A column of texts, or of numbers of texts that stand elsewhere; of the ``rows`` alone, if given."""
     array = one_chunk(column)
     chosen = array if rows is None else array.take(rows)
-    return chosen.dictionary.take(chosen.indices) if pa.types.is_dictionary(chosen.type) else chosen
+    if not pa.types.is_dictionary(chosen.type):
+        return chosen
+    numbers, held = chosen.indices, chosen.dictionary
+    if len(numbers) == len(held) and not numbers.null_count:
+        stand = numbers.to_numpy()
+        if (stand == np.arange(len(stand))).all():
+            # They stand as they are wanted, as a snapshot reads its rows: nothing is copied.
+            return held
+    return held.take(numbers)
 
 
-def kept_where(rows: pa.Table, kept: npt.NDArray[np.bool_]) -> pa.Table:
+def kept_where(
+    rows: pa.Table, kept: npt.NDArray[np.bool_], *, most_stretches: int = _MOST_STRETCHES
+) -> pa.Table:
     """The ``rows`` that are ``kept``, in as many chunks as there are stretches of them: nothing is copied.
 
-    Where few rows of a file go, that is a hundredth of the cost of a filter.
+    Where few rows of a file go, or nearly all, that is a hundredth of the cost of a filter. They are copied
+    where there are more than ``most_stretches``.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
-    if len(edges) > _MOST_STRETCHES:
+    if len(edges) > 2 * most_stretches:
         return rows.filter(pa.array(kept))
     stretches = [rows.slice(start, end - start) for start, end in edges.reshape(-1, 2).tolist()]
-    return pa.concat_tables([rows.slice(0, 0), *stretches])
+    return pa.concat_tables(stretches) if stretches else rows.slice(0, 0)
+
+
+def divided(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
+    """The ``rows`` that are ``chosen``, and the others, each in one chunk; copied where both are many."""
+    return kept_where(rows, chosen).combine_chunks(), kept_where(rows, ~chosen).combine_chunks()
+
+
+def joined(tables: Iterable[pa.Table]) -> pa.Table:
+    """``tables``, one or more, one below the other in one chunk; the only one that has rows is not copied."""
+    every = list(tables)
+    held = [table for table in every if table.num_rows]
+    return pa.concat_tables(held or every[:1]).combine_chunks()
 
 
 def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:

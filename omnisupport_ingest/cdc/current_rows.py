@@ -44,11 +44,21 @@ def current_groups(
     ``current.lives_type``. An ended life of which nothing is known for certain is left out.
     """
     table = columnar.whole(batches)
-    if table is None:
-        return
+    if table is not None:
+        for lives in current_tables(table, shape, ends):
+            yield from columnar.in_batches(lives)
+
+
+def current_tables(table: pa.Table, shape: Shape, ends: TableEnds) -> Iterator[pa.Table]:
+    """What ``current_groups`` makes of ``table``, in one part or more, the first of which may be empty.
+
+    ``table``: one row or more in one chunk, every column nullable. Where each stands for itself nothing is
+    copied.
+    """
     plain, rest = _split(table, ends)
-    standing = _plain_rows(table.take(pa.array(plain, pa.int64())), shape)
-    yield from columnar.in_batches(standing)
+    as_they_are = table if len(plain) == len(table) else table.take(pa.array(plain, pa.int64()))
+    standing = _plain_rows(as_they_are, shape)
+    yield standing
     if rest:
         folded = Folded(table.take(pa.array([row for rows in rest for row in rows], pa.int64())), shape)
         lives = _Lives(folded, shape, ends)
@@ -57,7 +67,7 @@ def current_groups(
             lives.add_key(range(start, start + len(members)))
             start += len(members)
         # Batches of one worker must agree in every detail, the names inside lists and maps included.
-        yield from columnar.in_batches(lives.table().cast(standing.schema))
+        yield lives.table().cast(standing.schema)
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:

@@ -78,7 +78,9 @@ _ORDINARY: tuple[tuple[Any, pa.DataType], ...] = (
 """What an ordinary event that is no copy gets in each of ``ADDED``, and the column's type."""
 
 _IN_TIME = (False, False)
-_MARKS = ("copy", "collision")
+MARKS = ("copy", "collision")
+"""The columns that judging takes away: what is known of other events at the same position."""
+
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
 
 _OUT_OF_RANGE = WINDOW.found(OUT_OF_RANGE_TIME)
@@ -156,7 +158,7 @@ def judge_unprotected(
     judge = _Judge(judging_rules, few, taken or Taken())
     for landed in batches:
         batch, asked = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
-        kept = [name for name in batch.schema.names if name not in _MARKS]
+        kept = [name for name in batch.schema.names if name not in MARKS]
         yield pa.RecordBatch.from_arrays(
             [*(batch.column(name) for name in kept), *judge.judged(asked)], names=[*kept, *ADDED]
         )

@@ -168,11 +168,14 @@ class Ordinary:
         """Whether the event brings a row that can be read and no rule keeps out, or brings none; and by rule
         that lets rows pass, whether it brings one that breaks it."""
         bringing = pc.is_in(events.column("op"), _IMAGES)
-        rules = self._rules_of(place)
+        rules, after = self._rules_of(place), events.column("after")
+        every = bringing.true_count == len(bringing)
         images = read_flat(
-            events.column("after").filter(bringing), rules.columns or self._contracts[place].key
+            after if every else after.filter(bringing), rules.columns or self._contracts[place].key
         )
         judged = rules.judged(images.texts, images.sent)
+        if every:
+            return pc.and_(images.proven, judged.kept), dict(judged.warned)
         brings_none = pc.invert(bringing)
         kept = pc.replace_with_mask(brings_none, bringing, pc.and_(images.proven, judged.kept))
         none = pc.and_(bringing, brings_none)

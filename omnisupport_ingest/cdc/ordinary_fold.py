@@ -26,6 +26,9 @@ Defaults = tuple[tuple[str, str | None], ...]
 
 _WHOLE_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
 
+_FEW_STRETCHES = 8
+"""Each of them is a batch to whoever takes the rows on."""
+
 _LIVING, _STARTS, _DELETES = pa.array(["c", "u", "r"]), pa.array(["c", "r"]), pa.array(["d"])
 
 
@@ -167,7 +170,7 @@ def fold_sorted(
         | {name: values[name] for name in columns}
         | found.state()
     )
-    return table.filter(pa.array(ordinary)), rest
+    return columnar.kept_where(table, ordinary, most_stretches=_FEW_STRETCHES), rest
 
 
 class _Found:
@@ -305,6 +308,9 @@ class _Found:
 
 def _take(column: pa.Array | pa.ChunkedArray, rows: Rows) -> pa.Array:
     """The values of ``column`` at ``rows``; null where the row is -1."""
+    if len(rows) == len(column) and (rows == np.arange(len(rows))).all():
+        # A snapshot has one event of each key, and reads them in order.
+        return columnar.one_chunk(column)
     return columnar.one_chunk(column).take(pa.array(rows, mask=rows < 0))
 
 

@@ -33,16 +33,25 @@ def merge_groups(
     many rows, or fewer, are merged one group after another.
     """
     table = columnar.whole(batches)
-    if table is None:
-        return
+    if table is not None:
+        for merged in merged_tables(table, shape, few=few):
+            yield from columnar.in_batches(merged)
+
+
+def merged_tables(table: pa.Table, shape: Shape, *, few: int = FEW) -> Iterator[pa.Table]:
+    """What ``merge_groups`` makes of ``table``, in one part or more, which may be empty.
+
+    ``table``: one row or more in one chunk, every column nullable. Rows that are alone in their group are not
+    copied where they are all, or nearly all, as in a first snapshot.
+    """
     if table.num_rows > few:
         single, several, others = _keyed_alone(table)
-        yield from columnar.in_batches(single)
+        yield single
         if several.num_rows:
             done, several = merge_ordinary(several, shape.plain)
             if done is not None:
-                yield from columnar.in_batches(done)
-        table = pa.concat_tables([several, others]).combine_chunks()
+                yield done
+        table = columnar.joined([several, others])
     if table.num_rows:
         yield from _merged_by_group(table, shape)
 
@@ -51,9 +60,9 @@ def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Of keys of which no life was ended by a key change: the rows that are alone in their group, and those
     that are not; then the rows of all other keys."""
     keyed = pc.and_(pc.equal(table["_cdc_kind"], KEY), pc.is_valid(table["_cdc_key"]))
-    tied = pc.unique(table.filter(pc.invert(keyed))["_cdc_key"].drop_null())
+    tied = pc.unique(table["_cdc_key"].filter(pc.invert(keyed)).drop_null())
     mine = pc.and_(keyed, pc.invert(pc.is_in(table["_cdc_key"], value_set=tied)))
-    rows, others = table.filter(mine).combine_chunks(), table.filter(pc.invert(mine))
+    rows, others = columnar.divided(table, mine.to_numpy())
     if not rows.num_rows:
         return rows, rows, others
     window, key = (
@@ -61,19 +70,17 @@ def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
         for name in ("window", "_cdc_key")
     )
     _, group, counts = np.unique(window * (int(key.max()) + 1) + key, return_inverse=True, return_counts=True)
-    alone = pa.array(counts[group] == 1)
-    return rows.filter(alone).combine_chunks(), rows.filter(pc.invert(alone)).combine_chunks(), others
+    return *columnar.divided(rows, counts[group] == 1), others
 
 
-def _merged_by_group(table: pa.Table, shape: Shape) -> Iterator[pa.RecordBatch]:
+def _merged_by_group(table: pa.Table, shape: Shape) -> Iterator[pa.Table]:
     groups = groups_of(table, ("window", "_cdc_key"))
     alone = [members[0] for members in groups.values() if len(members) == 1]
     together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]
     keyless = _keyless_once(table, groups)
-    kept = table.take(pa.array(sorted(alone + keyless), pa.int64()))
-    yield from columnar.in_batches(kept)
+    yield table.take(pa.array(sorted(alone + keyless), pa.int64()))
     if together:
-        yield from columnar.in_batches(_merged(table, together, shape))
+        yield _merged(table, together, shape)
 
 
 def groups_of(table: pa.Table, by: Sequence[str]) -> dict[tuple[str | None, ...], list[int]]:

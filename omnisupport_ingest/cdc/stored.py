@@ -68,7 +68,8 @@ def from_folded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Whether a row is deleted, and its hash, are NULL: they follow from the merge.
     """
-    rows = rows.filter(pc.equal(rows["_cdc_kind"], KEY)).combine_chunks()
+    of_keys = columnar.one_chunk(pc.equal(rows["_cdc_kind"], KEY))
+    rows = columnar.kept_where(rows, of_keys.to_numpy(zero_copy_only=False)).combine_chunks()
     last = columnar.one_chunk(rows["_cdc_position"])
     values = {
         "_cdc_epoch": pc.struct_field(last, 0),

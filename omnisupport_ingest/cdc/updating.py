@@ -8,7 +8,6 @@ be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.current_rows import current_groups
+from omnisupport_ingest.cdc.current_rows import current_tables
 from omnisupport_ingest.cdc.event_fold import Shape
 from omnisupport_ingest.cdc.life import Micros, Position
 from omnisupport_ingest.cdc.ordinary import FEW
-from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.cdc.row_fold import merged_tables
 from omnisupport_ingest.cdc.stored import (
     STATE,
     first_of,
@@ -118,8 +117,8 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     """
     change = sent[CHANGE]
     settled = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
-    merging = sent.filter(pc.equal(change, MERGE))
-    merging = merging.filter(pc.invert(among(merging, settled)))
+    merging = columnar.kept_where(sent, _mask(pc.equal(change, MERGE)))
+    merging = columnar.kept_where(merging, ~_mask(among(merging, settled))).combine_chunks()
     replaced, touched = _mask(among(held, settled)), _mask(among(held, merging))
     looked_at = _reached(held, rules) & ~replaced & ~touched
     old = held.filter(pa.array(touched | looked_at))
@@ -129,7 +128,7 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
         return Updated(held.slice(0, 0), False, nothing, nothing, refold)
     made = current_rows(old, merging, rules)
     put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
-    made = pa.concat_tables([made, with_hashes(put)]).combine_chunks()
+    made = columnar.joined([made, with_hashes(put)])
     leaving = held.filter(pa.array(touched | looked_at | replaced))
     if _same(leaving, made):
         return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
@@ -145,21 +144,18 @@ def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Tab
     parts = [to_folded(rows, columns) for rows in (old, merging) if rows.num_rows]
     if not parts:
         return rules.schema.empty_table()
-    folded = pa.concat_tables([parts[0], *(each.select(parts[0].column_names) for each in parts[1:])])
-    merged = _one_table(merge_groups(folded.combine_chunks().to_batches(), rules.shape, few=rules.few))
-    lives = _one_table(current_groups(merged.to_batches(), rules.shape, rules.ends))
-    places = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
-    merged = merged.take(columnar.one_chunk(places)).combine_chunks()
+    folded = columnar.joined(each.select(parts[0].column_names) for each in parts)
+    merged = columnar.joined(merged_tables(folded, rules.shape, few=rules.few))
+    lives = columnar.joined(current_tables(merged, rules.shape, rules.ends))
+    if not lives["_cdc_key"].equals(merged["_cdc_key"]):
+        places = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
+        merged = merged.take(columnar.one_chunk(places)).combine_chunks()
     rows = _shown(lives, merged, rules)
     if rules.gone_before is not None:
         ended_at = _number(lives["_ended_time"])
         stays = ~(_mask(lives["_ended"]) & (ended_at < rules.gone_before))
         rows = rows.filter(pa.array(stays))
     return rows
-
-
-def _one_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(list(batches)).combine_chunks()
 
 
 def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -145,19 +147,43 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
 def pieces_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches_of`` as they are read, so that none is copied: a row group at a time, mostly."""
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
-        in_file = set(parquet.schema_arrow.names)
-        wanted = [name for name in schema.names if name in in_file and name not in known]
-        for batch in _read(parquet, wanted):
-            yield _with_columns(batch, schema, known)
+        wanted = _in_file(parquet, schema, known)
+        for number in range(parquet.num_row_groups):
+            for batch in _read(parquet, number, wanted):
+                yield _with_columns(batch, schema, known)
 
 
-def _read(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The ``columns`` of a file: a whole row group at once where it is surely small enough, else few rows."""
-    for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        is_small = _most_bytes(group, frozenset(columns)) <= _GROUPS_AT_ONCE * _BYTES_OF_A_BATCH
-        rows = max(1, group.num_rows) if is_small else _ROWS_AT_ONCE
-        yield from parquet.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
+def rows_at(path: str, schema: pa.Schema, numbers: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """The rows with the ``numbers``, which rise, of the Parquet file at ``path``, which has the columns of
+    ``schema``; nothing is read of a row group that holds none of them."""
+    first = 0
+    with pq.ParquetFile(path, pre_buffer=False) as parquet:
+        wanted = _in_file(parquet, schema, {})
+        for number in range(parquet.num_row_groups):
+            end = first + parquet.metadata.row_group(number).num_rows
+            low, high = np.searchsorted(numbers, [first, end])
+            for batch in _read(parquet, number, wanted) if high > low else ():
+                low, high = np.searchsorted(numbers, [first, first + len(batch)])
+                rows = _with_columns(batch, schema, {})
+                if high - low == len(rows):
+                    yield rows
+                elif high > low:
+                    yield rows.take(pa.array(numbers[low:high] - first))
+                first += len(batch)
+            first = end
+
+
+def _in_file(parquet: pq.ParquetFile, schema: pa.Schema, known: Mapping[str, Any]) -> list[str]:
+    in_file = set(parquet.schema_arrow.names)
+    return [name for name in schema.names if name in in_file and name not in known]
+
+
+def _read(parquet: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The ``columns`` of a row group: all rows at once where it is surely small enough, else few."""
+    group = parquet.metadata.row_group(number)
+    is_small = _most_bytes(group, frozenset(columns)) <= _GROUPS_AT_ONCE * _BYTES_OF_A_BATCH
+    rows = max(1, group.num_rows) if is_small else _ROWS_AT_ONCE
+    yield from parquet.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
 
 
 def _most_bytes(group: pq.RowGroupMetaData, columns: frozenset[str]) -> int:

@@ -227,7 +227,7 @@ def rows_between(
         in_file = set(parquet.schema_arrow.names)
         wanted = [name for name in schema.names if name in in_file and name not in known]
         rows = parquet.read_row_groups(groups, columns=wanted, use_threads=False)
-    rows = rows.filter(pa.array(between(order.values(rows), start, end)))
+    rows = _chosen(rows, between(order.values(rows), start, end))
     arrays = [
         pa.repeat(pa.scalar(known[field.name], field.type), rows.num_rows)
         if field.name in known
@@ -237,6 +237,14 @@ def rows_between(
         for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _chosen(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
+    """The ``rows`` that are ``chosen``; not copied where they stand together, as in an ordered file."""
+    places = np.flatnonzero(chosen)
+    if len(places) and places[-1] - places[0] + 1 == len(places):
+        return rows.slice(places[0], len(places))
+    return rows.filter(pa.array(chosen))
 
 
 def _may_hold(

@@ -2,8 +2,10 @@
 
 Positions that are not known to be distinct have to be looked at together. What tells copies apart is narrow,
 so a task reads that alone, of all files of the window, and names the few rows that are not the only ones of
-their position. The events themselves stay where they are: whoever judges a file asks for the marks of its
-rows. A mark means what ``cdc.dedupe.mark_copies`` says, which finds the same by a shuffle of whole rows.
+their position. First it looks at positions alone: chunks of a snapshot that were read side by side have
+ordinals that alternate, and no position twice. The events themselves stay where they are: whoever judges a
+file asks for the marks of its rows. A mark means what ``cdc.dedupe.mark_copies`` says, which finds the same
+by a shuffle of whole rows.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.lake.file_tasks import Output, batches_of
+from omnisupport_ingest.lake.file_tasks import Output, batches_of, rows_at
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
@@ -29,10 +31,18 @@ _MEMORY = "1GB"
 
 _ROWS_AT_ONCE = 100_000
 
+MOST_NUMBERED = 20_000_000
+"""Events of a window of which a task holds the position as a number; of more, all are looked at."""
+
 _RAW = arrow_schema(RAW_TYPE, without=())
 _POSITION = ("epoch", "commit_lsn", "ordinal", "identity")
 _ARRIVAL = ("newest_epoch_before", "watermark_before", "landed_at", "batch_id", "file_row")
+_NUMBERS = pa.schema([_RAW.field(name) for name in ("epoch", "commit_lsn", "ordinal")])
+_ODD = np.int64(0x1E3779B97F4A7C15)
 _NARROW = pa.schema([_RAW.field(name) for name in (*_POSITION, "event_hash", *_ARRIVAL)])
+Rows = npt.NDArray[np.int64]
+"""Numbers of the rows of a file, rising from 0."""
+
 _ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
 
 # What an earlier version landed as the identity is the same event's all the same.
@@ -66,9 +76,13 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
     Says how many there are.
     """
     schema, count = pa.schema([*_NARROW, *_ROW]), 0
+    compared = _rows_to_compare([file for _, file in files])
+    if not any(len(rows) for rows in compared):
+        return "0"
+    narrow = _narrow(files, compared, schema)
     with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
         connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
-        connection.register("read", pa.RecordBatchReader.from_batches(schema, _narrow(files, schema)))
+        connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
         connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
         found = connection.query(_MARKS)
         assert found is not None, "a SELECT has a result"
@@ -78,14 +92,42 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
     return str(count)
 
 
-def _narrow(files: Sequence[tuple[int, LakeFile]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for number, file in files:
+def _rows_to_compare(files: Sequence[LakeFile]) -> list[Rows]:
+    """For each of ``files`` the numbers of the events that may share their position with another one.
+
+    An event that is not among them is the only one of its position; one that is may be too.
+    """
+    if sum(file.rows for file in files) > MOST_NUMBERED:
+        return [np.arange(file.rows) for file in files]
+    numbers = [_position_numbers(file) for file in files]
+    every = np.sort(np.concatenate(numbers))
+    shared = every[1:][every[1:] == every[:-1]]
+    if not len(shared):
+        return [np.zeros(0, np.int64) for _ in files]
+    return [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
+
+
+def _position_numbers(file: LakeFile) -> Rows:
+    """A number for the position of each event, the same for the same position."""
+    found = [np.zeros(0, np.int64)]
+    for batch in batches_of(file.uri, _NUMBERS, {}):
+        epoch, lsn, ordinal = (np.asarray(column.cast(pa.int64())) for column in batch.columns)
+        # It may overflow, as a hash does.
+        found.append((epoch * _ODD + lsn) * _ODD + ordinal)
+    return np.concatenate(found)
+
+
+def _narrow(
+    files: Sequence[tuple[int, LakeFile]], compared: Sequence[Rows], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The narrow columns of the rows of each file that are ``compared``."""
+    for (number, file), rows in zip(files, compared, strict=True):
         start = 0
-        for batch in batches_of(file.uri, _NARROW, dict(file.partition)):
-            rows = pa.array(np.arange(start, start + len(batch)))
+        for batch in rows_at(file.uri, _NARROW, rows):
+            numbers = pa.array(rows[start : start + len(batch)])
             start += len(batch)
             file_column = pa.repeat(pa.scalar(number, pa.int32()), len(batch))
-            yield pa.RecordBatch.from_arrays([*batch.columns, file_column, rows], schema=schema)
+            yield pa.RecordBatch.from_arrays([*batch.columns, file_column, numbers], schema=schema)
 
 
 class Marks:
@@ -93,7 +135,7 @@ class Marks:
 
     def __init__(self, marks: pa.Table) -> None:
         """``marks``: ``row``, ``copy`` and ``collision``."""
-        self._rows: npt.NDArray[np.int64] = marks["row"].to_numpy()
+        self._rows: Rows = marks["row"].to_numpy()
         order = np.argsort(self._rows)
         self._rows = self._rows[order]
         self._copies = marks["copy"].to_numpy()[order]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.broken_rules import BrokenRules, RulesLookout
 from omnisupport_ingest.cdc.decrypting import has_encrypted
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE, QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, JudgingRules, judge_unprotected
+from omnisupport_ingest.cdc.judging import ACCEPTED, ADDED, DUPLICATE, MARKS, JudgingRules, judge_unprotected
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
@@ -103,12 +104,11 @@ def judge(
     told, protected, copies = Judged(), _protected_tables(judging_rules), copies or Copies()
     lookout = RulesLookout(judging_rules.contracts)
     for file in files:
-        table, marked = _only_table(file), copies.of(file)
-        whole = table is not None and not marked and not protected(table)
-        found = (
-            _taken_over(output, file, table, judging_rules, lookout) if table is not None and whole else None
-        )
-        told += found or _judge_rows(output, file, judging_rules, marked, lookout)
+        table, marked, first = _only_table(file), copies.of(file), _First(judging_rules)
+        found = None
+        if table is not None and not marked and not protected(table):
+            found = _taken_over(output, file, table, first, lookout)
+        told += found or _judge_rows(output, file, marked, first, lookout)
     return replace(told, seconds=time.perf_counter() - started).told()
 
 
@@ -157,50 +157,79 @@ def _protected_tables(judging_rules: JudgingRules) -> Callable[[str], bool]:
     return lambda table: bool(protected) and table not in kept
 
 
-def _judge_rows(
-    output: Output, file: LakeFile, judging_rules: JudgingRules, marks: Marks, lookout: RulesLookout
-) -> Judged:
+class _First:
+    """The first events of a file, judged while it was looked whether all of them are accepted: so no event is
+    judged a second time, by ``judging_rules``, where one of them is not. ``taken`` counts all of the file."""
+
+    def __init__(self, judging_rules: JudgingRules) -> None:
+        self.judging_rules, self.taken = judging_rules, Taken()
+        self._verdicts: list[pa.RecordBatch] = []
+
+    def judge(self, marked: pa.RecordBatch) -> pa.RecordBatch:
+        """Judge the events that come next."""
+        [judged] = judge_unprotected([marked], self.judging_rules, taken=self.taken)
+        self._verdicts.append(judged.select(list(ADDED)))
+        return judged
+
+    def judged(self, marked: pa.RecordBatch, start: int) -> Iterator[pa.RecordBatch]:
+        """The events of the file from number ``start`` on, as ``judge_unprotected`` gives them."""
+        count, known = 0, None
+        if self._verdicts:
+            known = pa.Table.from_batches(self._verdicts).slice(start, len(marked))
+            count = len(known)
+        if known is not None and count:
+            # None of them landed encrypted: these are not looked at first.
+            events = pa.Table.from_batches([marked.slice(0, count)]).drop_columns(list(MARKS))
+            for name in ADDED:
+                events = events.append_column(name, known[name])
+            yield from events.combine_chunks().to_batches()
+        if count < len(marked):
+            yield from judge_unprotected([marked.slice(count)], self.judging_rules, taken=self.taken)
+
+
+def _judge_rows(output: Output, file: LakeFile, marks: Marks, first: _First, lookout: RulesLookout) -> Judged:
+    judging_rules = first.judging_rules
     protections = Protections.of(judging_rules.contracts, judging_rules.secrets)
-    start, taken, broken, groups = 0, Taken(), BrokenRules(), Counter[Group]()
+    start, broken, groups = 0, BrokenRules(), Counter[Group]()
     for batch in batches_of(file.uri, _RAW, dict(file.partition)):
         marked = _marked(batch, *marks.between(start, start + len(batch)))
-        start += len(batch)
-        for judged in judge_unprotected([marked], judging_rules, taken=taken):
+        for judged in first.judged(marked, start):
             broken += lookout.found(judged)
             groups.update(groups_in(judged))
-            kept = judged.filter(pc.not_equal(judged.column("verdict"), DUPLICATE))
+            distinct = pc.not_equal(judged.column("verdict"), DUPLICATE)
+            kept = judged if pc.all(distinct).as_py() else judged.filter(distinct)
             for protected in protect_batches([kept], protections):
                 rows = pa.Table.from_batches([protected])
                 accepted = pc.equal(rows["verdict"], ACCEPTED)
-                output.add(rows if pc.all(accepted).as_py() else rows.filter(accepted))
+                output.add(columnar.kept_where(rows, accepted.to_numpy()))
                 output.put_beside(rows.filter(pc.invert(accepted)), _QUARANTINE, QUARANTINE_BY)
-    return Judged(taken, broken, groups)
+        start += len(batch)
+    return Judged(first.taken, broken, groups)
 
 
 def _taken_over(
-    output: Output, file: LakeFile, table: str, judging_rules: JudgingRules, lookout: RulesLookout
+    output: Output, file: LakeFile, table: str, first: _First, lookout: RulesLookout
 ) -> Judged | None:
     """Take ``file`` over, if all its events, which are of one ``table``, are accepted in time; else None.
 
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
     """
-    taken, broken = Taken(), BrokenRules()
-    for batch in batches_of(
-        file.uri, _WITH_BATCH if judging_rules.rejected else _JUDGED_BY, dict(file.partition)
-    ):
+    broken = BrokenRules()
+    columns = _WITH_BATCH if first.judging_rules.rejected else _JUDGED_BY
+    for batch in batches_of(file.uri, columns, dict(file.partition)):
         marked = _marked(batch, *_distinct(len(batch)))
         if not marked.column("identity").equals(batch.column("identity")):
             return None
         if has_encrypted(batch):
             # Its contract says plain by now, and its values are to be readable.
             return None
-        for judged in judge_unprotected([marked], judging_rules, taken=taken):
-            in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
-            if not pc.all(in_time).as_py():
-                return None
-            broken += lookout.found(judged)
+        judged = first.judge(marked)
+        in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
+        if not pc.all(in_time).as_py():
+            return None
+        broken += lookout.found(judged)
     output.link(file, (("window", file.window), ("source_table", table)))
-    return Judged(taken, broken)
+    return Judged(first.taken, broken)
 
 
 def _distinct(count: int) -> tuple[pa.Array, pa.Array]:

@@ -34,7 +34,7 @@ from omnisupport_ingest.lake.file_tasks import (
     FEW_FILES,
     Output,
     are_few,
-    pieces_of,
+    rows_at,
     rows_that_fit,
 )
 from omnisupport_ingest.lake.key_files import KeyOrder
@@ -250,19 +250,17 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
     found: list[pa.Table] = []
     held = first = 0
     for file in files:
-        for batch in pieces_of(file.uri, _IMAGES, {}):
-            low, high = np.searchsorted(rows, [first, first + len(batch)])
-            if high > low:
-                wanted = batch.take(pa.array(rows[low:high] - first))
-                held += wanted.nbytes
-                if held > file_tasks.MOST_BYTES_HELD:
-                    raise TooLarge(
-                        f"The images of {len(rows)} events have more bytes than a task may hold "
-                        f"({file_tasks.MOST_BYTES_HELD}).",
-                        fix="Nothing: they are folded in another way.",
-                    )
-                found.append(pa.Table.from_batches([wanted]))
-            first += len(batch)
+        low, high = np.searchsorted(rows, [first, first + file.rows])
+        for wanted in rows_at(file.uri, _IMAGES, rows[low:high] - first):
+            held += wanted.nbytes
+            if held > file_tasks.MOST_BYTES_HELD:
+                raise TooLarge(
+                    f"The images of {len(rows)} events have more bytes than a task may hold "
+                    f"({file_tasks.MOST_BYTES_HELD}).",
+                    fix="Nothing: they are folded in another way.",
+                )
+            found.append(pa.Table.from_batches([wanted]))
+        first += file.rows
     return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()
 
 

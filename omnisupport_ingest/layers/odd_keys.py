@@ -61,14 +61,19 @@ def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:
 
 
 def _kinds(parquet: pq.ParquetFile) -> set[str]:
-    """The kinds of the rows; more than one where the footer does not tell."""
+    """The kinds of the rows, by the footer; the column is read of row groups of which it does not tell, as of
+    one that holds the boundary of a snapshot beside its rows."""
     place = _leaf(parquet, "_cdc_kind")
     kinds: set[str] = set()
+    untold = []
     for number in range(parquet.metadata.num_row_groups):
         found = parquet.metadata.row_group(number).column(place).statistics
-        if found is None or not found.has_min_max:
-            return {KEY, ENDED, TRUNCATE, BOUNDARY}
-        kinds |= {found.min} if found.min == found.max else {KEY, ENDED, TRUNCATE, BOUNDARY}
+        if found is not None and found.has_min_max and found.min == found.max:
+            kinds.add(found.min)
+        else:
+            untold.append(number)
+    if untold:
+        kinds |= {*pc.unique(parquet.read_row_groups(untold, columns=["_cdc_kind"])["_cdc_kind"]).to_pylist()}
     return kinds
 
 

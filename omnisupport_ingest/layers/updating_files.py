@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
@@ -142,7 +143,7 @@ class _Rows:
                 rows = rules.rows_of(rows_of([file], self.folded))
                 found.append(rows.filter(pa.array(between(order.values(rows), start, end))))
         found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
-        return pa.concat_tables([each.cast(kind) for each in found]).combine_chunks()
+        return columnar.joined(each.cast(kind) for each in found)
 
 
 def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:

@@ -135,8 +135,11 @@ def update_ranges(
 
     Of many ranges the rows that may change are updated together: a few rows cost the kernel as much as one.
     """
-    table = table.take(pc.sort_indices(table[RANGE])).combine_chunks()
-    numbers, table = table[RANGE].to_numpy(), table.select(target.rules.sent.names)
+    numbers = table[RANGE].to_numpy()
+    if (numbers[1:] < numbers[:-1]).any():
+        table = table.take(pc.sort_indices(table[RANGE])).combine_chunks()
+        numbers = table[RANGE].to_numpy()
+    table = table.select(target.rules.sent.names)
     outcomes: list[dict[str, Any]] = []
     in_hand: list[_InHand] = []
     size = first = last = 0

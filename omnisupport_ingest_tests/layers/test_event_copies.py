@@ -110,6 +110,19 @@ def _arrivals(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], int]:
     return found
 
 
+def test_chunks_that_were_read_side_by_side_have_no_copies_which_their_positions_alone_tell(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(3)
+    rows = [
+        event(number, rng) | {"epoch": 1, "commit_lsn": 7, "ordinal": number - 1_000} for number in range(60)
+    ]
+    # The ordinals of the files alternate.
+    files = written(tmp_path, rows, 2)
+    assert marked(tmp_path, files) == [(number, 1, False) for number in range(60)]
+    assert not [*(tmp_path / "output" / "scratch").iterdir()], "nothing but positions was looked at"
+
+
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 60), files=st.integers(1, 4))
 def test_of_each_content_one_is_the_first_and_two_contents_collide(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, files: int

@@ -23,6 +23,7 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.landing.manifest import DataFile
+from omnisupport_ingest.layers import event_tasks
 from omnisupport_ingest.layers.event_copies import Copies
 from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
@@ -195,6 +196,41 @@ def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_wri
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
     assert withheld[0].parent.name == "reason=malformed_image"
     assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
+
+
+def test_no_event_is_judged_twice_where_a_later_one_is_refused_and_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table, "landed_at": NOON}
+    rows = [EVENT | row | of_table | {"commit_lsn": lsn, "event_hash": lsn} for lsn in range(60)]
+    for lsn in (23, 24, 41):
+        rows[lsn] |= {"after": "{"}
+    path, window = tmp_path / "events.parquet", "2026-11-21T1200"
+    pq.write_table(pa.Table.from_pylist(rows, schema=RAW).drop_columns("window"), path, row_group_size=5)
+    file = LakeFile(path.name, str(path), window, (("window", window),), len(rows), path.stat().st_size)
+    unwrapped, seen = event_tasks.judge_unprotected, []
+
+    def counted(batches, *arguments, **named):  # type: ignore[no-untyped-def]
+        seen.extend(lsn for batch in batches for lsn in batch.column("commit_lsn").to_pylist())
+        return unwrapped(batches, *arguments, **named)
+
+    monkeypatch.setattr(event_tasks, "judge_unprotected", counted)
+    # Of what is looked at first, and of what is written, other rows come together.
+    monkeypatch.setattr(file_tasks, "_BYTES_OF_A_BATCH", 2_000)
+    output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
+    told = Judged.read(judge(output, [file], RULES))
+    output.close()
+    assert sorted(seen) == list(range(60))
+    assert told.taken.events == 60
+    assert told.groups == {Group(window, QUARANTINED, "malformed_image", "envelope", False): 3}
+    [accepted] = (tmp_path / "of events" / "rows").rglob("*.parquet")
+    [withheld] = (tmp_path / "of events" / "beside").rglob("*.parquet")
+    found = pq.read_table(accepted, partitioning=None)
+    whole = pa.Table.from_pylist(rows, schema=RAW).select(found.column_names)
+    stays = [number for number in range(60) if number not in (23, 24, 41)]
+    assert found.equals(whole.take(pa.array(stays)))
+    assert pq.read_table(withheld, partitioning=None)["commit_lsn"].to_pylist() == [23, 24, 41]
 
 
 def test_a_task_counts_what_it_refuses_and_writes_no_copy(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def written(folder: Path, events: Sequence[Event], *, withheld: bool) -> LakeFil
     path = folder / f"{len(list(folder.iterdir()))}.parquet"
     part = ("reason", "row_rule") if withheld else ("source_table", CONTRACT.table)
     table = pa.Table.from_pylist(rows, schema=schema)
-    pq.write_table(table.drop_columns([part[0]]), path)
+    pq.write_table(table.drop_columns([part[0]]), path, row_group_size=3)
     return LakeFile(path.name, str(path), WINDOW, (("window", WINDOW), part), len(rows), path.stat().st_size)
 
 

@@ -145,6 +145,23 @@ def test_a_small_run_is_one_job_for_each_layer(story, spark):
     assert state(story, spark)[1][0] == "three"
 
 
+def test_a_first_snapshot_is_one_job_of_the_dimension_though_its_boundary_stands_among_its_rows(story, spark):
+    rows = {number: {"title": f"t{number}", "body": "b"} for number in range(1, 9)}
+    read = Commit(10, 1, [Change("r", number, values) for number, values in rows.items()])
+    story.land_chunk(read)
+    story.land_boundary(read)
+    raw.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    deduped.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "run")
+    held = story.workspace.net_changes(story.contract).open().files(FIRST)
+    assert [file.rows for file in held] == [9]
+    spark.sparkContext.setJobGroup("first snapshot", "one run")
+    dimensions.update(story.workspace, spark, story.contract, "run")
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("first snapshot")
+    assert len(jobs) == 1
+    assert state(story, spark) == {number: (f"t{number}", "b", False, []) for number in range(1, 9)}
+
+
 def test_a_small_run_of_the_platform_is_one_job_and_commits_the_same(tmp_path, spark):
     update = Commit(30, 3, [Change("u", 1, {"title": "three"}, unchanged=("body",))])
     found, jobs = [], []
