@@ -67,9 +67,10 @@ _DIGITS = {"short": 5, "integer": 10, "long": 19}
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
-def retyped(handle: DeltaTable, schema: StructType) -> tuple[Retyped, ...]:
-    """The columns of the table that ``schema`` gives another type, by name."""
-    on_disk = _types(handle.schema())
+def retyped(on_disk_schema: str, schema: StructType) -> tuple[Retyped, ...]:
+    """The columns that ``schema`` gives another type, by name. ``on_disk_schema``: the table's, as text of
+    Delta."""
+    on_disk = _types_in(on_disk_schema)
     return tuple(
         Retyped(name, _named(on_disk[name]), _named(of_type))
         for name, of_type in sorted(_types(delta_schema(schema)).items())
@@ -161,5 +162,14 @@ def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) 
     return [name for name in asked if name not in on_disk]
 
 
+def lacks_columns(on_disk_schema: str, schema: StructType) -> bool:
+    """Whether a table with ``on_disk_schema``, as Delta writes it, has not every column of ``schema``."""
+    return not set(schema.names) <= _types_in(on_disk_schema).keys()
+
+
 def _types(schema: Schema) -> dict[str, Any]:
-    return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}
+    return _types_in(schema.to_json())
+
+
+def _types_in(schema: str) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(schema)["fields"]}

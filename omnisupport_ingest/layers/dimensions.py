@@ -87,9 +87,11 @@ def materialize(
     checkpoint of each window's net changes, in order.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
+    if not replay:
+        update(workspace, spark, contract, run_id)
+        return done
     held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
-    merged_by = contract.merged_at_once if replay else contract
-    update(workspace, spark, merged_by, run_id, whole=replay and held <= set(windows))
+    update(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
     return done
 
 

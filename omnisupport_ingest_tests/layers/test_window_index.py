@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from bench.history import SOURCE, History
+from omnisupport_ingest.checks import lake_checks, quality_checks
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers import noted_snapshot
+from omnisupport_ingest.lake import delta, table
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.test_cost import READS
 
 PER_WINDOW = 3
@@ -55,6 +57,36 @@ def test_a_process_that_starts_in_a_home_with_400_windows_reads_as_many_states_a
     assert many["opened"] == few["opened"]
 
 
+def read_by_checks(folder: Path, windows: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, int]]:
+    """What each check of a run reads in a process of its own, of ``windows`` that are all taken in."""
+    history = History(folder, PER_WINDOW)
+    history.grow(windows * PER_WINDOW)
+    pending_windows(history.workspace, SOURCE)
+    checks: dict[str, Callable[[Workspace], object]] = {
+        "no_collisions": lambda opened: lake_checks.no_collisions(opened, SOURCE),
+        "epochs_in_order": lambda opened: lake_checks.epochs_in_order(opened, SOURCE),
+        "quarantine_not_rising": lambda opened: lake_checks.quarantine_not_rising(
+            opened, SOURCE, history.clock
+        ),
+        "tables_complete": lambda opened: lake_checks.tables_complete(opened, SOURCE),
+        "tables_fresh": lambda opened: lake_checks.tables_fresh(opened, SOURCE, history.clock),
+        "rules_kept": lambda opened: quality_checks.rules_kept(opened, SOURCE),
+    }
+    found = {}
+    for name, check in checks.items():
+        with READS.below(folder, monkeypatch) as seen:
+            check(history.opened())
+        found[name] = dict(seen)
+    return found
+
+
+def test_no_check_of_a_run_reads_more_of_400_windows_than_of_40(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = read_by_checks(tmp_path / "few", 40, monkeypatch)
+    assert read_by_checks(tmp_path / "many", 400, monkeypatch) == few
+
+
 def opened_by_checks(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, object]:
     """How many tables the checks of a run's process open, of which ``others`` have had no news."""
     history = History(folder, PER_WINDOW, others)
@@ -66,8 +98,7 @@ def opened_by_checks(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch)
     history.take_in([6])
     workspace, opened = history.opened(), []
     monkeypatch.setattr(table, "_opened", {})
-    for module in (table, noted_snapshot):
-        monkeypatch.setattr(module, "DeltaTable", counting(opened))
+    monkeypatch.setattr(delta, "DeltaTable", counting(opened))
     found = standing_of_windows(workspace, SOURCE)
     assert windows_settled(workspace, SOURCE).numbers["windows_open"]
     assert replays_explained(workspace, SOURCE).passed
@@ -150,7 +181,6 @@ from datetime import UTC, datetime
 from bench.history import SOURCE, START
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers import noted_snapshot
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 folder = Path(sys.argv[1])
