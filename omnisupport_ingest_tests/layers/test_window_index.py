@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from omnisupport_ingest.checks import lake_checks, quality_checks
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
+from omnisupport_ingest.layers import dimensions, window_index
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.window_index import HELD, WindowIndex
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.test_cost import READS
 
@@ -126,6 +130,22 @@ def test_the_checks_of_a_run_open_no_table_that_has_had_no_news(
     assert standing.unsettled  # type: ignore[attr-defined]
 
 
+def test_to_visit_a_table_without_news_as_its_window_closes_opens_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, PER_WINDOW, 3)
+    history.grow(6 * PER_WINDOW)
+    history.close_others(0)
+    history.show_others()
+    workspace, opened, window = history.opened(), [], history.window(1)
+    monkeypatch.setattr(table, "_opened", {})
+    monkeypatch.setattr(delta, "DeltaTable", counting(opened))
+    for contract in workspace.contracts.of_source(SOURCE)[1:]:
+        (made,) = dimensions.materialize(workspace, None, contract, [window], "run")  # type: ignore[arg-type]
+        assert made.closed and made.window == window
+    assert not opened
+
+
 def test_a_table_with_a_newer_version_is_opened_whatever_is_noted_of_it(tmp_path: Path) -> None:
     history = History(tmp_path, PER_WINDOW, 2)
     history.grow(3 * PER_WINDOW)
@@ -172,6 +192,37 @@ def test_a_table_that_went_another_way_since_is_looked_at_whole(tmp_path: Path) 
     newest = max(log.glob("*.json"))
     newest.unlink()
     assert pending_windows(history.opened(), SOURCE).batches == 1
+
+
+def test_how_many_events_were_in_quarantine_is_told_of_the_last_two_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day, index = 86_400.0, WindowIndex(tmp_path / "windows.sqlite")
+    clock = [0.0]
+    monkeypatch.setattr(window_index.time, "time", lambda: clock[0])
+
+    def look(day_of_it: float, events: int) -> None:
+        clock[0] = day_of_it * day
+        note = index.begin()
+        index.put("2026-01-31T0900", {f"{HELD}collision": events})
+        index.commit(replace(note, number=note.number + 1), note)
+
+    def held(day_of_it: float) -> dict[str, int] | None:
+        index.begin()
+        found = index.held_at(datetime.fromtimestamp(day_of_it * day, UTC))
+        index.rollback()
+        return found
+
+    look(1, 0)
+    look(2, 3)
+    look(2.5, 3)
+    look(3, 5)
+    assert [held(at) for at in (0.9, 1.5, 2, 2.9, 3.5)] == [
+        *(None, {}, {"collision": 3}, {"collision": 3}, {"collision": 5})
+    ]
+    look(5.5, 1)
+    # What stood two days before the newest look is known, and what stood earlier is not.
+    assert [held(at) for at in (2.9, 3.4, 5.6)] == [None, {"collision": 5}, {"collision": 1}]
 
 
 PROGRAM = """
