@@ -206,6 +206,19 @@ class History:
         for contract in workspace.contracts.of_source(SOURCE)[1:]:
             _commit(workspace.net_changes(contract), {key: self._state(key, of_contract(contract), above)})
 
+    def show_others(self) -> None:
+        """Have the dimensions of the tables that nothing happens in show what their net changes hold."""
+        for contract in self.workspace.contracts.of_source(SOURCE)[1:]:
+            self._show(contract)
+
+    def _show(self, contract: TableContract) -> None:
+        folded = self.workspace.net_changes(contract).open()
+        inputs = (f"version:{folded.version}",)
+        shown = self._state(WHOLE_TABLE, of_contract(contract), folded.table_id, inputs)
+        made_of = replace(shown.checkpoint, upstream_version=folded.version)
+        shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
+        _commit(self.workspace.dimension(contract), {WHOLE_TABLE: shown})
+
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:
         """Commit everything that has landed in ``windows`` to the first ``layers`` of raw, deduped events,
         net changes and dimension."""
@@ -222,11 +235,7 @@ class History:
             above = deduped.open().table_id
             _commit(net_changes, {key: self._state(key, of_table, above) for key in keys})
         if layers > 3:
-            folded = net_changes.open()
-            shown = self._state(WHOLE_TABLE, of_table, folded.table_id, (f"version:{folded.version}",))
-            made_of = replace(shown.checkpoint, upstream_version=folded.version)
-            shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
-            _commit(workspace.dimension(self.contract), {WHOLE_TABLE: shown})
+            self._show(self.contract)
 
     def _commit(self, windows: int) -> None:
         for first in range(self._committed, windows, _WINDOWS_AT_ONCE):

@@ -19,6 +19,7 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import run_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.dagster_home import STORING
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowRange
 
@@ -85,12 +86,14 @@ def many_tables(
         window=window,
         first_window=first_window,
         contracts_dir=contracts,
-        _env_file=None,  # type: ignore[call-arg]
+        _env_file=None,
     )
     workspace = Workspace.open(settings)
     (folder / "dagster").mkdir()
-    quiet = {"telemetry": {"enabled": False}}
-    with dg.DagsterInstance.local_temp(str(folder / "dagster"), overrides=quiet) as instance:
+    # Records as the platform keeps them.
+    kept = {"module": STORING, "class": "KeptSqliteStorage", "config": {"base_dir": str(folder / "dagster")}}
+    settings_of_dagster = {"telemetry": {"enabled": False}, "storage": {"custom": kept}}
+    with dg.DagsterInstance.local_temp(str(folder / "dagster"), overrides=settings_of_dagster) as instance:
         stream = Bulk(workspace.landing(SOURCE), workspace.grid, seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)

@@ -72,10 +72,13 @@ def main(few: int, many: int, rows: int, changes: int, repeats: int, seed: int) 
 
 
 def _checked_anew(home: ManyTables) -> float:
-    """Seconds that the checks of all layers take a process that has opened no table."""
+    """Seconds that the checks of all layers take a process that has opened no table.
+
+    It has read the contracts: a run is a fork of one that has.
+    """
     table._opened.clear()
-    began = time.perf_counter()
     workspace = Workspace.open(home.workspace.settings)
+    began = time.perf_counter()
     for check in (counts_add_up, windows_settled, replays_explained):
         finding = check(workspace, SOURCE)
         if not finding.passed:

@@ -91,6 +91,7 @@ GATES: dict[str, Gate] = {
         _gate("lake.upload", "the files that a commit is to name, in the object store"),
         _gate("lake.commit", "the Delta commit"),
         _gate("lake.noted", "what a look found of the windows, noted"),
+        _gate("lake.listed", "which files a table holds, noted by window"),
         _gate("lake.earlier", "a folder of an earlier format of homes is gone"),
         _gate("retention.landing", "a data file or its empty folder has left landing; the ledger names it"),
         _gate("lake.sweep", "an unreferenced file or folder, moved aside"),

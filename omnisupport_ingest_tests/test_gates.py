@@ -45,6 +45,7 @@ ELSEWHERE = {
     "home.identity": "sources/postgres/slot/test_copied_home.py",
     "lake.retype": "layers/test_retyped.py",
     "lake.noted": "layers/test_window_index.py",
+    "lake.listed": "lake/test_file_index.py",
     "source.snapshot_request": "sources/postgres/snapshot/test_snapshot_command.py",
     "source.snapshot_request_clear": "sources/postgres/snapshot/test_snapshot_command.py",
     "source.partitions": "sources/postgres/catalog/test_partitions.py",
@@ -113,9 +114,10 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lake.place": ("lake/staging.py",),
     "lake.state": ("lake/state.py",),
     "lake.ledger": ("lake/ledger.py",),
-    "lake.commit": ("lake/commit.py",),
+    "lake.commit": ("lake/commit.py", "lake/log_entry.py"),
     "lake.upload": ("lake/delta.py",),
     "lake.noted": ("layers/window_index.py",),
+    "lake.listed": ("lake/file_index.py",),
     "lake.earlier": ("cli/materialize.py",),
     "retention.landing": ("retention/removing.py",),
     "contract.withdrawn": ("withdrawal.py",),
@@ -168,6 +170,7 @@ _SCRATCH = "scratch that is removed, also that of a killed process, before it is
 _IN_INDEX = "inside the transaction that landing.index stands around; or of an index in memory"
 _MEMORY = "a database in memory, or a buffer: nothing of it outlives the process"
 _IN_LOOK = "inside the transaction of a look, whose commit lake.noted stands around"
+_IN_LIST = "inside the transaction that lake.listed stands around"
 _IN_TARGET = "inside the transaction of the target, whose commit target.commit stands around"
 _READS = "the statement is made elsewhere in the same room, from SELECT"
 
@@ -199,6 +202,11 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("landing/index.py", "LandingIndex._create"): "an empty file in the place of the index: it is made anew",
     ("landing/index.py", "LandingIndex._compare"): _IN_INDEX,
     ("landing/index.py", "LandingIndex._make"): _IN_INDEX,
+    ("lake/file_index.py", "_rows_of"): _READS,
+    **{
+        ("lake/file_index_tables.py", name): _IN_LIST
+        for name in ("forward", "_remove", "add", "put", "make_tables")
+    },
     ("landing/index_tables.py", "insert"): _IN_INDEX,
     ("landing/index_tables.py", "forget"): _IN_INDEX,
     ("landing/index_tables.py", "touch"): _IN_INDEX,
@@ -222,6 +230,7 @@ WITHOUT_GATE: dict[tuple[str, str], str] = {
     ("sources/postgres/catalog/schema_watch.py", "read_seen"): _READS,
     ("layers/window_index.py", "WindowIndex.put"): _IN_LOOK,
     ("layers/window_index.py", "WindowIndex.forget_all"): _IN_LOOK,
+    ("layers/window_index.py", "WindowIndex._note_held"): _IN_LOOK,
     ("lake/staging.py", "stage_frame"): "the staging folder, and a draft in it that no table names",
     ("lake/staging.py", "place_files"): _DRAFT,
     ("lake/file_tasks.py", "made_by_tasks"): _DRAFT,

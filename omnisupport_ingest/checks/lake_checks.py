@@ -6,8 +6,9 @@ event log cannot make them green.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 from deltalake.exceptions import DeltaError
@@ -26,6 +27,7 @@ from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.shown import Shown
+from omnisupport_ingest.layers.window_facts import Standing
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.freshness import (
@@ -36,7 +38,7 @@ from omnisupport_ingest.read.freshness import (
     service_level,
 )
 from omnisupport_ingest.read.verified import verified_of
-from omnisupport_ingest.review.quarantine_stock import rises_of, stock_of
+from omnisupport_ingest.review.quarantine_stock import rises_of
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -89,52 +91,60 @@ def tables_complete(
     batches = landed.around_snapshots(epoch)
     # After the batches, so that none is overlooked.
     lost = LostChanges(store.folder, epoch).all()
-    return _of_each_table(
-        workspace, source, names, lambda each: _table_complete(workspace, each, landed, batches, epoch, lost)
-    )
+    # Before the tables are opened: a window that is settled then has all of its batches in them.
+    windows = standing_of_windows(workspace, source).unsettled
+    stood = _Stood(landed, batches, epoch, lost, windows)
+    return _of_each_table(workspace, source, names, lambda each: _table_complete(workspace, each, stood))
 
 
-def _table_complete(
-    workspace: Workspace,
-    contract: TableContract,
-    landed: Landed,
-    batches: Sequence[Manifest],
-    epoch: int,
-    lost: Sequence[LostStretch],
-) -> CheckFinding:
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    """What has ``landed``, the ``batches`` around the snapshots of ``epoch``, the ``lost`` stretches of its
+    stream, and the ``windows`` in which a table may lack a batch."""
+
+    landed: Landed
+    batches: Sequence[Manifest]
+    epoch: int
+    lost: Sequence[LostStretch]
+    windows: Collection[str]
+
+
+def _table_complete(workspace: Workspace, contract: TableContract, stood: _Stood) -> CheckFinding:
     if (waiting := waits(workspace, contract)) is not None:
         return CheckFinding(False, f"{waiting.problem} Fix: {waiting.fix}")
-    if not landed.captured:
-        return CheckFinding(True, "Deliveries land whole." if landed.count else "Nothing has landed yet.")
-    incomplete = incomplete_now(batches, contract.name, epoch, lost)
+    if not stood.landed.captured:
+        return CheckFinding(
+            True, "Deliveries land whole." if stood.landed.count else "Nothing has landed yet."
+        )
+    incomplete = incomplete_now(stood.batches, contract.name, stood.epoch, stood.lost)
     if incomplete is not None:
         behind = incomplete.bytes_behind
         numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
         return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
-    missing = _not_shown(workspace, contract, landed, batches, epoch)
+    missing = _not_shown(workspace, contract, stood)
     if missing:
         summary = (
             f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
             "stream below it. The sensor asks for their windows."
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
-    return CheckFinding(True, f"The stream has passed the snapshot of epoch {epoch}.", {"batches_missing": 0})
+    return CheckFinding(
+        True, f"The stream has passed the snapshot of epoch {stood.epoch}.", {"batches_missing": 0}
+    )
 
 
-def _not_shown(
-    workspace: Workspace, contract: TableContract, landed: Landed, batches: Sequence[Manifest], epoch: int
-) -> int:
-    """How many of the batches that the completeness of the table in ``epoch`` rests on the net changes, or of
-    its chunks the dimension, have not taken. ``batches``: those around the epoch's snapshots."""
+def _not_shown(workspace: Workspace, contract: TableContract, stood: _Stood) -> int:
+    """How many of the batches that the completeness of the table rests on the net changes, or of its chunks
+    the dimension, have not taken."""
     net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-    shown = Shown.of(net_changes, dimension)
-    chunks = chunks_of(batches, contract.name, epoch)
+    shown, epoch = Shown.of(net_changes, dimension), stood.epoch
+    chunks = chunks_of(stood.batches, contract.name, epoch)
     high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
     names = {each.batch_id for each in chunks}
     missing: set[str] = set()
-    for window in workspace.landing(contract.source).windows():
+    for window in stood.windows:
         state = net_changes.state(window) if net_changes is not None else None
-        for part in landed.untaken(window, frozenset(state.batches if state is not None else ())):
+        for part in stood.landed.untaken(window, frozenset(state.batches if state is not None else ())):
             in_stream = part.epoch == epoch and part.begins is not None and part.begins < high
             if contract.full_name in part.rows_per_table and (in_stream or part.batch_id in names):
                 missing.add(part.batch_id)
@@ -171,11 +181,15 @@ def tables_fresh(
     """
     landing = workspace.landing(source)
     landed = landing.landed()
+    # Before the tables are opened: a window that is settled then has all of its batches in them.
+    unsettled = standing_of_windows(workspace, source).unsettled
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
         asked = contract.quality.freshness
-        behind = freshness(contract, net_changes, dimension, landing, landed)
+        # What a table takes nothing in for that waits for a person does not make a window unsettled.
+        windows = unsettled if waits(workspace, contract) is None else None
+        behind = freshness(contract, net_changes, dimension, landing, landed, windows)
         level = service_level(contract, behind, verified_of(workspace.home, contract), now)
         found = _table_fresh(behind, level)
         return found if asked is None else replace(found, severity=asked.severity)
@@ -264,9 +278,10 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
 
 def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every event that shares a position with another content was reviewed."""
-    rows = stock_of(workspace, source)
+    standing = standing_of_windows(workspace, source)
+    rows = Counter(standing.held)
     numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
-    left = _unreviewed(workspace, source, COLLISION)
+    left = _unreviewed(workspace, source, COLLISION, standing)
     if left:
         summary = (
             f"{len(left)} events share a position with different content, in {_windows_of(left)}. "
@@ -279,7 +294,7 @@ def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
 
 def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
     """Whether every event of an older epoch that landed after a newer one had begun was reviewed."""
-    left = _unreviewed(workspace, source, OLDER_EPOCH)
+    left = _unreviewed(workspace, source, OLDER_EPOCH, standing_of_windows(workspace, source))
     numbers: dict[str, int | float] = {"events": len(left)}
     if left:
         summary = (
@@ -314,10 +329,17 @@ def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> C
     )
 
 
-def _unreviewed(workspace: Workspace, source: str, reason: str) -> list[Quarantined]:
+def _unreviewed(workspace: Workspace, source: str, reason: str, standing: Standing) -> list[Quarantined]:
     """Events in quarantine for ``reason`` that somebody must look at, or whose decision waits for a run."""
+    windows = standing.left[reason]
+    if not windows:
+        return []
     ledger = ReviewLedger.open(workspace, source)
-    rows = quarantined(workspace, source, ledger, Filter(reason=reason))
+    rows = [
+        row
+        for window in windows
+        for row in quarantined(workspace, source, ledger, Filter(reason=reason, window=window))
+    ]
     return [row for row in rows if row.state == OPEN or row.waits]
 
 

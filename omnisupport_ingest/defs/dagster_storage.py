@@ -143,16 +143,42 @@ class KeptEventLogStorage(SqliteEventLogStorage):
         url = self.conn_string_for_shard(shard)
         with self._db_lock:
             if shard not in self._initialized_dbs:
-                self._initdb(self._kept.engine(url))
+                self._make(shard, url)
                 self._initialized_dbs.add(shard)
             with self._kept.transaction(url) as connection:
                 yield connection
+
+    def _make(self, shard: str, url: str) -> None:
+        """Have Dagster make or check the database of ``shard``, once in a process: it reads migrations."""
+        file = self.path_for_shard(shard)
+        if file in _checked and _checked[file] == _number(file):
+            return
+        self._initdb(self._kept.engine(url))
+        number = _number(file)
+        assert number is not None, "Dagster has made it"
+        _checked[file] = number
+        while len(_checked) > _CHECKED:
+            _checked.pop(next(iter(list(_checked))), None)
 
     def dispose(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
         super().dispose()
         self._kept.close()
+
+
+_CHECKED = 100
+"""Databases of events that a process knows to be made; each run has one."""
+
+_checked: dict[str, int] = {}
+"""These, with the numbers of their files."""
+
+
+def _number(file: str) -> int | None:
+    try:
+        return Path(file).stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 _made: dict[str, tuple[int, int]] = {}

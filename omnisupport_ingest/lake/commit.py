@@ -125,12 +125,16 @@ def commit_actions(
         newest = DeltaTable(handle.table_uri).version()
         if newest == version:
             raise
-        raise CommitConflict(
-            f"{handle.table_uri} was at version {version} when this work was planned, and is at "
-            f"{newest} now.",
-            fix="Nothing was written. Open the table again and plan on what it holds now.",
-        ) from error
+        raise conflict(handle.table_uri, version, newest) from error
     return version + 1
+
+
+def conflict(table: str, version: int, newest: int) -> CommitConflict:
+    """The refusal of work that was planned on ``version``."""
+    return CommitConflict(
+        f"{table} was at version {version} when this work was planned, and is at {newest} now.",
+        fix="Nothing was written. Open the table again and plan on what it holds now.",
+    )
 
 
 def until_first(plan_and_commit: Callable[[], T], attempts: int) -> T:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,13 @@ _DIGITS = {"short": 5, "integer": 10, "long": 19}
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
-def retyped(handle: DeltaTable, schema: StructType) -> tuple[Retyped, ...]:
-    """The columns of the table that ``schema`` gives another type, by name."""
-    on_disk = _types(handle.schema())
+def retyped(on_disk_schema: str, schema: StructType) -> tuple[Retyped, ...]:
+    """The columns that ``schema`` gives another type, by name. ``on_disk_schema``: the table's, as text of
+    Delta."""
+    on_disk = _types_in(on_disk_schema)
     return tuple(
         Retyped(name, _named(on_disk[name]), _named(of_type))
-        for name, of_type in sorted(_types(delta_schema(schema)).items())
+        for name, of_type in sorted(_asked(schema).types.items())
         if name in on_disk and on_disk[name] != of_type
     )
 
@@ -86,13 +88,46 @@ def delta_schema(schema: StructType) -> Schema:
 
     Delta serializes a schema exactly as Spark does (Delta protocol, schema serialization format).
     """
-    return Schema.from_json(schema.toNullable().json())
+    return _asked(schema).delta
 
 
 def arrow_schema(schema: StructType, *, without: tuple[str, ...]) -> pa.Schema:
     """The Arrow schema of the columns, ``without`` those named."""
-    whole = pa.schema(delta_schema(schema).to_arrow())
-    return pa.schema([field for field in whole if field.name not in without])
+    return pa.schema([field for field in _asked(schema).arrow if field.name not in without])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A schema of Spark in the words of others; ``spark`` is kept, so that nothing else is taken for it."""
+
+    spark: StructType
+
+    @cached_property
+    def delta(self) -> Schema:
+        return Schema.from_json(self.spark.toNullable().json())
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        return pa.schema(self.delta.to_arrow())
+
+    @cached_property
+    def types(self) -> Mapping[str, Any]:
+        return _types(self.delta)
+
+
+def _asked(schema: StructType) -> _Asked:
+    found = _known.get(id(schema))
+    if found is None or found.spark is not schema:
+        found = _known[id(schema)] = _Asked(schema)
+        while len(_known) > _SCHEMAS_KEPT:
+            _known.pop(next(iter(list(_known))), None)
+    return found
+
+
+_SCHEMAS_KEPT = 1024
+_known: dict[int, _Asked] = {}
+"""By the identity of a schema, which nobody changes once it is made: to put one in other words takes longer
+than most of what asks for it."""
 
 
 def open_with_schema(
@@ -161,5 +196,15 @@ def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) 
     return [name for name in asked if name not in on_disk]
 
 
-def _types(schema: Schema) -> dict[str, Any]:
-    return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}
+def lacks_columns(on_disk_schema: str, schema: StructType) -> bool:
+    """Whether a table with ``on_disk_schema``, as Delta writes it, has not every column of ``schema``."""
+    return not set(schema.names) <= _types_in(on_disk_schema).keys()
+
+
+def _types(schema: Schema) -> Mapping[str, Any]:
+    return _types_in(schema.to_json())
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _types_in(schema: str) -> Mapping[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(schema)["fields"]}

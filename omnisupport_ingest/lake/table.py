@@ -15,11 +15,9 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -35,17 +33,21 @@ from omnisupport_ingest.lake.commit import (
     until_first,
 )
 from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
+from omnisupport_ingest.lake.file_index import FileIndex, index_of
+from omnisupport_ingest.lake.file_index_tables import NotedTable, TablePlace, digest_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.listing import Listing, NotedIn
+from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry
 from omnisupport_ingest.lake.schema import (
     Retyped,
     SchemaChanged,
     arrow_schema,
     delta_schema,
+    lacks_columns,
     open_with_schema,
     retyped,
 )
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
-from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import at_hand, storage_of
 
 if TYPE_CHECKING:
@@ -56,9 +58,6 @@ T = TypeVar("T")
 
 _KEPT_OPEN = 16
 """Tables that a process keeps open. What one holds of a table grows with the files of the table."""
-
-_WINDOWS_ONE_BY_ONE = 64
-"""Who asks for the files of more windows than these asks for those of all, as a rule."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class LakeTable:
         return is_delta(self.folder)
 
     def open(self) -> TableSnapshot:
-        """The newest version, in a handle of its own; makes the table if it is not there.
+        """The newest version, in a snapshot of its own; makes the table if it is not there.
 
         Columns that the spec has and the table lacks are added; those that have another type keep it until a
         commit replaces every window (``TableSnapshot.retyped``). ``SchemaChanged`` if the table is
@@ -124,18 +123,24 @@ class LakeTable:
         opened = self.opened()
         if opened is not None:
             return opened
-        handle = open_with_schema(
-            self.folder, self.spec.schema, self.spec.partition_by, self.spec.path, self.spec.description
-        )
-        return _kept(TableSnapshot(self, handle))
+        spec = self.spec
+        noted = self._noted()
+        as_asked = noted is not None and noted.partition_by == spec.partition_by
+        if noted is not None and as_asked and not lacks_columns(noted.schema, spec.schema):
+            return _kept(TableSnapshot.noted(self, noted))
+        handle = open_with_schema(self.folder, spec.schema, spec.partition_by, spec.path, spec.description)
+        return _kept(self._learned(handle))
 
     def look(self) -> TableSnapshot | None:
         """The newest version as it is on disk, None if there is none: nothing is made, widened or
         committed."""
         opened = self.opened()
-        if opened is not None or not self.exists:
+        if opened is not None:
             return opened
-        return TableSnapshot(self, open_delta(self.folder))
+        noted = self._noted()
+        if noted is not None:
+            return TableSnapshot.noted(self, noted)
+        return self._learned(open_delta(self.folder)) if self.exists else None
 
     def opened(self) -> TableSnapshot | None:
         """The newest version, if this process has opened it and it still is that: its log is not read."""
@@ -143,6 +148,27 @@ class LakeTable:
         if held is None or held.table != self or not held.is_newest():
             return None
         return held.again()
+
+    @property
+    def place(self) -> TablePlace:
+        """Where the index finds the table."""
+        return TablePlace(self.spec.path, self.folder, self.spec.app_id)
+
+    @property
+    def index(self) -> FileIndex:
+        """What lists the files of the table."""
+        return index_of(self.root.absolute(), self.spec.path)
+
+    def _noted(self) -> NotedTable | None:
+        return self.index.newest(self.place)
+
+    def _learned(self, handle: DeltaTable) -> TableSnapshot:
+        """The version that ``handle`` has open, of which the index takes note."""
+        if tuple(handle.metadata().partition_columns) == self.spec.partition_by:
+            noted = self.index.learn(self.place, handle)
+            if noted is not None:
+                return TableSnapshot.noted(self, noted)
+        return TableSnapshot(self, handle)
 
 
 class TableSnapshot:
@@ -152,15 +178,26 @@ class TableSnapshot:
     """Columns that have another type on disk. A commit must replace all windows then."""
 
     def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
-        self._handle = handle
-        self._set(table, str(handle.metadata().id), handle.version())
-        self.retyped = retyped(handle, table.spec.schema)
+        self.handle = handle
+        self._set(table, str(handle.metadata().id), handle.version(), handle.schema().to_json())
 
-    def _set(self, table: LakeTable, table_id: str, version: int) -> None:
+    @classmethod
+    def noted(cls, table: LakeTable, note: NotedTable) -> TableSnapshot:
+        """The version that the index of files has noted; Delta's library opens it when it is asked for."""
+        self = cls.__new__(cls)
+        self._set(table, note.table_id, note.version, note.schema, note)
+        self.mark = TableMark(note.table_id, note.version, note.entry)
+        return self
+
+    def _set(
+        self, table: LakeTable, table_id: str, version: int, schema: str, note: NotedTable | None = None
+    ) -> None:
         self.table, self.table_id, self.version = table, table_id, version
-        self.retyped = ()
-        self._spent = False
+        self.retyped = retyped(schema, table.spec.schema)
+        self._note, self._spent = note, False
         self._entry = _entry(table.folder / "_delta_log", version)
+        noted = None if note is None else NotedIn(table.index, table.spec.path, note)
+        self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, noted)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
 
     def again(self) -> TableSnapshot:
@@ -181,7 +218,7 @@ class TableSnapshot:
     @cached_property
     def mark(self) -> TableMark | None:
         """What this version is known by; None where its log entry is not there."""
-        entry = _digest_of(self.table.folder / "_delta_log" / _entry_name(self.version))
+        entry = digest_of(self.table.folder / "_delta_log" / _entry_name(self.version))
         return None if entry is None else TableMark(self.table_id, self.version, entry)
 
     def windows_since(self, older: TableMark) -> frozenset[str] | None:
@@ -189,7 +226,7 @@ class TableSnapshot:
         not known: then any may have been."""
         if older.table_id != self.table_id or older.version > self.version:
             return None
-        if _digest_of(self.table.folder / "_delta_log" / _entry_name(older.version)) != older.entry:
+        if digest_of(self.table.folder / "_delta_log" / _entry_name(older.version)) != older.entry:
             return None
         found: set[str] = set()
         for version in range(older.version + 1, self.version + 1):
@@ -199,14 +236,18 @@ class TableSnapshot:
             found |= of_commit
         return frozenset(found)
 
-    @property
+    @cached_property
     def handle(self) -> DeltaTable:
-        """This version, for looks at its log."""
-        return self._handle
+        """This version as Delta's library opens it, for looks at its log: it reads all files."""
+        return open_delta(self.table.folder, self.version)
 
     def windows(self) -> list[str]:
         """Every window that holds data or a state, sorted."""
-        return sorted(self._rows_of)
+        return self._listing.windows()
+
+    def last_window(self) -> str | None:
+        """The last of ``windows``; None where there is none."""
+        return self._listing.last_window()
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
         """The data files of ``window``, sorted by path; none if the window is unknown."""
@@ -214,7 +255,7 @@ class TableSnapshot:
 
     def all_files(self) -> tuple[LakeFile, ...]:
         """The data files of every window, sorted by window, then path."""
-        return tuple(file for window in self.windows() for file in self.files(window))
+        return tuple(file for file in self._listing.all_files() if not layout.is_state(file.path))
 
     def state(self, window: str) -> WindowState | None:
         """The state of ``window``; ``None`` if it has none, or none that can be read.
@@ -283,9 +324,12 @@ class TableSnapshot:
             schema = delta_schema(self.table.spec.schema)
         keep_added(self.table.folder, actions, self.table.spec.app_id)
         with reaching(self.table.folder):
-            version = commit_actions(
-                self._handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
-            )
+            if schema is None and self._note is not None and may_put_entry(self._note, self.table.folder):
+                version = put_entry(self.table.place, self._note, actions, note)
+            else:
+                version = commit_actions(
+                    self.handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
+                )
         self._spent = True
         return version
 
@@ -342,10 +386,6 @@ class TableSnapshot:
             actions.append(add_state(path, size, partition, same_rows=same))
         return actions
 
-    def state_paths(self, window: str) -> tuple[str, ...]:
-        """The files with the states of ``window``: one, unless another program was at work."""
-        return tuple(file.path for file in self._states_of(window))
-
     @cached_property
     def _data_schema(self) -> pa.Schema:
         return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
@@ -354,61 +394,11 @@ class TableSnapshot:
         return tuple(file for file in self._files_of(window) if layout.is_state(file.path))
 
     def _files_of(self, window: str) -> tuple[LakeFile, ...]:
-        """All files of ``window``, by path. What is not asked for does not become Python's objects."""
-        if window not in self._rows_of:
-            return ()
+        """All files of ``window``, by path."""
         found = self._by_window.get(window)
         if found is None:
-            if len(self._by_window) > _WINDOWS_ONE_BY_ONE:
-                self._by_window = dict.fromkeys(self._rows_of, ()) | self._all_by_window()
-                return self._by_window[window]
-            rows = self._listed.take(pa.array(self._rows_of[window], pa.int64()))
-            found = self._by_window[window] = self._lake_files(rows)
+            found = self._by_window[window] = self._listing.files(window)
         return found
-
-    def _all_by_window(self) -> dict[str, tuple[LakeFile, ...]]:
-        found: dict[str, list[LakeFile]] = {}
-        for file in self._lake_files(self._listed):
-            found.setdefault(file.window, []).append(file)
-        return {window: tuple(of_window) for window, of_window in found.items()}
-
-    def _lake_files(self, rows: pa.Table) -> tuple[LakeFile, ...]:
-        return tuple(sorted(map(self._lake_file, rows.to_pylist()), key=lambda file: file.path))
-
-    @cached_property
-    def _listed(self) -> pa.Table:
-        listed = pa.table(self._handle.get_add_actions(flatten=False))
-        wanted = ("path", "size_bytes", "num_records", "partition")
-        return listed.select([name for name in wanted if name in listed.column_names])
-
-    @cached_property
-    def _rows_of(self) -> dict[str, list[int]]:
-        """The numbers of the rows in ``_listed`` of every window."""
-        if not self.table.spec.partition_by:
-            return {layout.WHOLE_TABLE: list(range(self._listed.num_rows))} if self._listed.num_rows else {}
-        if not self._listed.num_rows:
-            return {}
-        found: dict[str, list[int]] = {}
-        names = pc.struct_field(self._listed["partition"], layout.WINDOW).to_pylist()
-        for number, window in enumerate(names):
-            found.setdefault(window or "", []).append(number)
-        return found
-
-    def _lake_file(self, listed: dict[str, Any]) -> LakeFile:
-        path = unquote(listed["path"])
-        uri = os.fspath(self.table.folder / path)
-        values = listed.get("partition") or {}
-        partition = tuple((name, values.get(name)) for name in self.table.spec.partition_by)
-        rows = 0 if layout.is_state(path) else listed.get("num_records")
-        return LakeFile(
-            path=path,
-            place=uri,
-            window=partition[0][1] or "" if partition else layout.WHOLE_TABLE,
-            partition=partition,
-            # A foreign writer may leave statistics out.
-            rows=rows_in(at_hand(Path(uri))) if rows is None else rows,
-            bytes=listed["size_bytes"],
-        )
 
 
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
@@ -441,14 +431,6 @@ def _entry_name(version: int) -> str:
 def _entry(log: Path, version: int) -> tuple[object, ...] | None:
     """What tells a commit's file from that of another table in its place."""
     return storage_of(log).version(log / _entry_name(version))
-
-
-def _digest_of(entry: Path) -> str | None:
-    # Of what is kept, not of a copy: a table in the bucket may have been restored since the copy was made.
-    try:
-        return storage_of(entry).digest(entry)[1]
-    except OSError:
-        return None
 
 
 def _windows_in(entry: Path) -> frozenset[str] | None:

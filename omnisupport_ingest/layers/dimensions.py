@@ -89,9 +89,11 @@ def materialize(
     checkpoint of each window's net changes, in order.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
+    if not replay:
+        update(workspace, spark, contract, run_id)
+        return done
     held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
-    merged_by = contract.merged_at_once if replay else contract
-    update(workspace, spark, merged_by, run_id, whole=replay and held <= set(windows))
+    update(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
     return done
 
 
@@ -133,12 +135,14 @@ class _Update(KeyedUpdate):
         self._net_changes = net_changes
         self._carried = Carried.parse(self._before.carried) if self._before is not None else None
         changes = shown_since(self._before, net_changes)
+        # A table without news is not opened for the keys of its files.
+        quiet = changes is not None and not changes.windows and contract.purge_deleted_after is None
         stale = (
             whole
             or bool(snapshot.retyped)
             or self._before is None
             or self._carried is None
-            or self._held is None
+            or (not quiet and self._held is None)
             or judging_rules_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:
@@ -147,7 +151,6 @@ class _Update(KeyedUpdate):
             stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
         self._whole = stale or changes is None
         self._changes = changes
-        self._files = [] if self._whole or self._held is None else self._held
 
     @property
     def is_due(self) -> bool:

@@ -126,7 +126,6 @@ class _Update(KeyedUpdate):
             or self._before.versions != versions_of(contract)
         )
         self._whole = stale or self._news is None or self._reaches_all(self._news)
-        self._files = [] if self._whole or self._held is None else self._held
 
     @property
     def is_due(self) -> bool:

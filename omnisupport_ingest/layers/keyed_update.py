@@ -11,6 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ the log in between again."""
 class KeyedUpdate(ABC):
     """One update, planned on one version of the table and of the table above it.
 
-    ``whole``: whether every row is made again. A subclass sets it, and leaves ``files`` empty then.
+    ``whole``: whether every row is made again; a subclass sets it.
     """
 
     layer: ClassVar[str]
@@ -53,9 +54,17 @@ class KeyedUpdate(ABC):
         self._snapshot, self._above = snapshot, above
         self._before = snapshot.state(WHOLE_TABLE)
         self._order = order_of(contract)
-        self._held = key_files(snapshot.handle, snapshot.table.folder, self._order)
         self._whole = False
-        self._files: list[KeyFile] = []
+
+    @cached_property
+    def _held(self) -> list[KeyFile] | None:
+        """The files of the table by their keys; None where these cannot be told. Delta's library is asked."""
+        return key_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
+
+    @cached_property
+    def _files(self) -> list[KeyFile]:
+        """Those that the update may write anew; none where every row is made again."""
+        return [] if self._whole or self._held is None else self._held
 
     def commit(self, identity: Identity) -> None:
         """Update the files and commit what came of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +30,6 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import LandingOrder
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
 from omnisupport_ingest.layers.lateness import LateArrival, Lateness
 from omnisupport_ingest.layers.plan import repeats_writes
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by
@@ -40,6 +40,7 @@ from omnisupport_ingest.layers.shown import purged_before, purged_of, shows
 from omnisupport_ingest.layers.table_news import Layer, SourceLayers, TableLayer
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.window_facts import Standing, numbers_of, standing_of
+from omnisupport_ingest.layers.withheld_numbers import withheld_numbers
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -210,10 +211,7 @@ class _Look:
 
     def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        self._folded = {
-            each: newest(workspace.net_changes(each), f"{LOGIC_VERSION} {each.fingerprint}")
-            for each in self._contracts
-        }
+        self._folded = {each: newest(workspace.net_changes(each)) for each in self._contracts}
         parked = tuple(
             each
             for each, snapshot in self._folded.items()
@@ -289,8 +287,10 @@ class _Look:
     def _numbers(self, window: str) -> Mapping[str, int]:
         """What the window comes to."""
         raw_layer, judged = self._layers.events[0], self._layers.events[1].state(window)
-        withheld = self._files is not None and bool(named_by(judged) or self._files.quarantine.files(window))
-        return numbers_of(
+        files, digest = self._files, self._versions.reviews.digest(window)
+        withheld = files is not None and bool(named_by(judged) or files.quarantine.files(window))
+        in_quarantine = withheld_numbers(files, window, digest) if files is not None and withheld else {}
+        numbers = numbers_of(
             raw_layer.state(window),
             judged,
             [each.state(window) if each is not None else None for each in self._folded.values()],
@@ -300,6 +300,7 @@ class _Look:
             late_events=self._late_events(window),
             sealed=window in self._removed.sealed,
         )
+        return {**numbers, **in_quarantine}
 
     def _late_events(self, window: str) -> int:
         marks = (each.mark for each in self.landed.epochs if each.mark is not None)
@@ -337,6 +338,11 @@ def standing_of_windows(workspace: Workspace, source: str) -> Standing:
         return standing_of(seen.index, look.is_passed, tuple(late), sorted(look.windows))
 
     return _asked(workspace, source, standing, more=False)
+
+
+def held_at(workspace: Workspace, source: str, moment: datetime) -> Counter[str] | None:
+    """As of ``WindowIndex.held_at``."""
+    return _asked(workspace, source, lambda _, seen: seen.index.held_at(moment), more=False)
 
 
 def _asked(
@@ -438,7 +444,8 @@ def _unmerged(
     dimension: TableSnapshot | None,
 ) -> _Unmerged | None:
     """What a dimension lacks of its net changes; None if it is nothing, or waits for a person."""
-    if net_changes is None or not net_changes.windows():
+    last = net_changes.last_window() if net_changes is not None else None
+    if net_changes is None or last is None:
         return None
     if any(waiting(workspace, contract, each) for each in (net_changes, dimension) if each is not None):
         return None
@@ -446,7 +453,7 @@ def _unmerged(
     if state is not None and shows(state, net_changes, contract):
         return None
     waits = waiting_merge(contract, state, net_changes)
-    return _Unmerged(net_changes.windows()[-1], None if waits is None else waits.due)
+    return _Unmerged(last, None if waits is None else waits.due)
 
 
 def _end(batch: Manifest | None) -> str | None:

@@ -14,6 +14,7 @@ version is there and does not name the file, none ever will.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -85,20 +86,30 @@ class QuarantineFiles:
         held = self._held(window)
         return tuple(held.get(path) or self.on_disk(path) for path in named_by(self.state(window)))
 
+    def there(self, window: str) -> tuple[LakeFile, ...]:
+        """Those of ``window`` that are on disk."""
+        found = []
+        held = self._held(window)
+        for path in named_by(self.state(window)):
+            with suppress(EventsGone):
+                found.append(held.get(path) or self.on_disk(path))
+        return tuple(found)
+
     def all(self) -> tuple[LakeFile, ...]:
         """Those of every window."""
         windows = self.deduped.windows() if self.deduped is not None else ()
         return tuple(file for window in windows for file in self.of(window))
 
-    def shown(self) -> Iterator[tuple[LakeFile, WindowState | None]]:
-        """Those of every window, with the state that names them, for people to look at.
+    def shown(self, window: str | None = None) -> Iterator[tuple[LakeFile, WindowState | None]]:
+        """Those of ``window`` (null: of every one), with the state that names them, for people to look at.
 
         Where what a window was judged to is not known (None), all that the table holds of it: better to
         show too much than nothing.
         """
-        for window in sorted({*self._windows, *self.quarantine.windows()}):
-            state = self.state(window)
-            for file in self.quarantine.files(window) if state is None else self.of(window):
+        every = sorted({*self._windows, *self.quarantine.windows()}) if window is None else [window]
+        for each in every:
+            state = self.state(each)
+            for file in self.quarantine.files(each) if state is None else self.of(each):
                 yield file, state
 
     def unsettled(self, window: str) -> Unsettled | None:

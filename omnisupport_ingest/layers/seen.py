@@ -21,7 +21,6 @@ from typing import Any, Generic, Self, TypeVar
 from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
 from omnisupport_ingest.landing.index import News
 from omnisupport_ingest.layers.looking import look
-from omnisupport_ingest.layers.noted_snapshot import HeldWindows, NotedSnapshot, held_windows
 from omnisupport_ingest.layers.window_index import UNSETTLED, IndexDamaged, LookNote, WindowIndex
 
 T = TypeVar("T")
@@ -29,9 +28,6 @@ F = TypeVar("F")
 
 _LOOKED_AGAIN = 16
 """Settled windows that a process looks at when it starts."""
-
-_NOTED_WINDOWS = 32
-"""Unsettled windows of which it is noted what every table holds."""
 
 
 class Seen(Generic[T]):
@@ -46,7 +42,6 @@ class Seen(Generic[T]):
         self._marks: dict[str, TableMark] | None = {}
         self._touched: set[str] | None = None
         self._tables: dict[str, TableSnapshot | None] = {}
-        self._columns: dict[str, str] = {}
         self._looked_again = False
         self._found: dict[str, tuple[tuple[object, ...], Any]] = {}
         self._lock = threading.Lock()
@@ -110,42 +105,16 @@ class Seen(Generic[T]):
     def number(self) -> int:
         return self._note.number
 
-    def newest(self, table: LakeTable, columns: str | None = None) -> TableSnapshot | None:
-        """The newest version of ``table``, None if it is not there; not opened again while it is the same.
-
-        ``columns``: what the columns of a table that may be noted follow from (``noted_snapshot``).
-        """
+    def newest(self, table: LakeTable) -> TableSnapshot | None:
+        """The newest version of ``table``, None if it is not there; not opened again while it is the same."""
         path = table.spec.path
-        before = self._tables.get(path)
-        now = before
-        if before is None or before.table != table or not before.is_newest():
-            now = self._noted(table, columns) or look(table)
+        now = self._tables.get(path)
+        if now is None or now.table != table or not now.is_newest():
+            now = look(table)
         self._tables[path] = now
-        if columns is not None:
-            self._columns[path] = columns
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)
         return now
-
-    def _noted(self, table: LakeTable, columns: str | None) -> TableSnapshot | None:
-        path = table.spec.path
-        mark, held = self._note.tables.get(path), self._note.held.get(path)
-        if mark is None or held is None or held.columns != columns:
-            return None
-        return NotedSnapshot.newest(table, mark, held)
-
-    def _held(self) -> dict[str, HeldWindows]:
-        """What is noted of tables: what they hold of the windows that are not settled, if these are few."""
-        windows = sorted(self.unsettled)
-        if len(windows) > _NOTED_WINDOWS:
-            return {}
-        found = {}
-        for path, columns in self._columns.items():
-            snapshot = self._tables.get(path)
-            held = held_windows(snapshot, windows, columns) if snapshot is not None else None
-            if held is not None:
-                found[path] = held
-        return found
 
     def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
         """Which windows of a table have changed since the last look."""
@@ -206,7 +175,6 @@ class Seen(Generic[T]):
             judged_by=_digest(everything),
             apart=dict(apart),
             tables=self._marks or {},
-            held=self._held(),
         )
         self._marks = None
 

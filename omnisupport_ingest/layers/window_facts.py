@@ -12,7 +12,16 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.checkpoints import Counts
 from omnisupport_ingest.layers.explained import UNEXPLAINED as OF_UNKNOWN_REASON
-from omnisupport_ingest.layers.window_index import TO_CLOSE, UNEXPLAINED, WITHHELD, WRONG, WindowIndex
+from omnisupport_ingest.layers.window_index import (
+    HELD,
+    TO_CLOSE,
+    UNAPPLIED,
+    UNEXPLAINED,
+    WITHHELD,
+    WRONG,
+    WindowIndex,
+)
+from omnisupport_ingest.layers.withheld_numbers import DISCARDED_OF, LEFT
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _AT_ONCE = 64
@@ -27,7 +36,9 @@ class Standing:
     ``withheld`` windows have files of quarantine; ``unsettled`` ones wait for something, or may. ``open``
     is how many the watermark has not passed, ``closed`` how many it has that a run has closed; ``closing``
     ones wait for that. ``late`` ones, none of those, wait for the replay of late events. ``late_events``: of
-    all windows, replayed or not.
+    all windows, replayed or not. ``held``: events in quarantine by reason, ``discarded`` those of them that
+    were; ``left``, by reason, windows with events that somebody may have to look at. ``unapplied`` windows
+    were judged without some of the decisions on their events, which are not counted as ``discarded``.
     """
 
     judged: int
@@ -42,6 +53,10 @@ class Standing:
     closed: int
     late: tuple[str, ...]
     late_events: int
+    held: Mapping[str, int]
+    discarded: Mapping[str, int]
+    left: Mapping[str, tuple[str, ...]]
+    unapplied: tuple[str, ...]
 
 
 def numbers_of(
@@ -105,7 +120,15 @@ def standing_of(
         closed=totals["closed"] - sum(numbers.get("closed", 0) for numbers in apart),
         late=tuple(sorted(waits)),
         late_events=totals["late"],
+        held=_by_reason(totals, HELD),
+        discarded=_by_reason(totals, DISCARDED_OF),
+        left={reason: tuple(index.flagged(flag)) for reason, flag in LEFT.items()},
+        unapplied=tuple(index.flagged(UNAPPLIED)),
     )
+
+
+def _by_reason(totals: Mapping[str, int], what: str) -> dict[str, int]:
+    return {name.removeprefix(what): n for name, n in totals.items() if name.startswith(what) and n}
 
 
 def _not_passed(index: WindowIndex, is_passed: Callable[[str], bool]) -> Iterator[str]:

@@ -13,11 +13,13 @@ import contextlib
 import json
 import os
 import sqlite3
+import time
 import uuid
 import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from omnisupport_ingest import __version__
@@ -25,22 +27,32 @@ from omnisupport_ingest.failpoints import gate
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.lake.table import TableMark
-from omnisupport_ingest.layers.noted_snapshot import HeldWindows
 
-FORMAT = f"2/{__version__}"
+FORMAT = f"3/{__version__}"
 """What is noted, and how a window is looked at. Another version looks at every window once."""
 
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
 UNEXPLAINED, TO_CLOSE = "unexplained", "to_close"
+LEFT_COLLISION, LEFT_OLDER, UNAPPLIED = "left_collision", "left_older", "unapplied"
 """Numbers that windows are found by where they are not 0."""
 
-_FLAGS = (UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE)
+HELD = "held "
+"""Before a reason: how many events are in quarantine for it."""
+
+_FLAGS = (
+    *(UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE),
+    *(LEFT_COLLISION, LEFT_OLDER, UNAPPLIED),
+)
+
+_PAST_SECONDS = 2 * 86_400.0
+"""How far back it is told how many events were in quarantine."""
 _COUNTED = "windows with "
 
 _TABLES = """
 CREATE TABLE look (one INTEGER PRIMARY KEY, note TEXT, crc INTEGER);
 CREATE TABLE "window" ("window" TEXT PRIMARY KEY, numbers TEXT, crc INTEGER) WITHOUT ROWID;
 CREATE TABLE flagged (flag TEXT, "window" TEXT, PRIMARY KEY (flag, "window")) WITHOUT ROWID;
+CREATE TABLE past (at REAL PRIMARY KEY, held TEXT, crc INTEGER) WITHOUT ROWID;
 """
 
 _WAIT_SECONDS = 60.0
@@ -56,7 +68,6 @@ class LookNote:
     """Up to where a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``), and of
     each partitioned table, by path.
 
-    ``held``: of some of these what they hold of the windows that are not settled.
     ``judged_by``: digest of what all windows are judged by, ``apart`` what some are judged by besides.
     ``looked_again``: the window up to which they were looked at without a reason. ``totals``: the sums of the
     windows' numbers. Each look that finds something has another ``revision``.
@@ -70,7 +81,6 @@ class LookNote:
     looked_again: str = ""
     apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tables: Mapping[str, TableMark] = field(default_factory=dict)
-    held: Mapping[str, HeldWindows] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -176,6 +186,19 @@ class WindowIndex:
         )
         return [window for (window,) in rows]
 
+    def held_at(self, moment: datetime) -> Counter[str] | None:
+        """How many events were in quarantine at ``moment`` (timezone-aware), by reason; None if no look of so
+        long ago is noted."""
+        row = (
+            self._db_open()
+            .execute("SELECT held, crc FROM past WHERE at <= ? ORDER BY at DESC", (moment.timestamp(),))
+            .fetchone()
+        )
+        if row is None:
+            return None
+        _check(row[1], row[0])
+        return Counter(json.loads(row[0]))
+
     def commit(self, note: LookNote, before: LookNote) -> LookNote:
         """End the look; ``before``: what ``begin`` gave. Nothing is written where nothing is new."""
         if not self._changed and note == before:
@@ -185,6 +208,7 @@ class WindowIndex:
         text = json.dumps(to_plain(noted), separators=(",", ":"))
         db = self._db_open()
         with gate("lake.noted", self._file or ""):
+            self._note_held(db, time.time())
             db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, _crc(text)))
             db.execute("COMMIT")
         return noted
@@ -214,6 +238,15 @@ class WindowIndex:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
         self._db = self._db_of = None
+
+    def _note_held(self, db: sqlite3.Connection, now: float) -> None:
+        held = {name.removeprefix(HELD): self.totals[name] for name in self.totals if name.startswith(HELD)}
+        text = json.dumps({reason: held[reason] for reason in sorted(held) if held[reason]})
+        last = db.execute("SELECT held FROM past ORDER BY at DESC").fetchone()
+        if last is None or last[0] != text:
+            db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", (now, text, _crc(text)))
+        oldest = "(SELECT max(at) FROM past WHERE at <= ?)"
+        db.execute(f"DELETE FROM past WHERE at < {oldest}", (now - _PAST_SECONDS,))
 
     def _count(self, numbers: Mapping[str, int], sign: int) -> None:
         for name, number in numbers.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +53,9 @@ class Workspace:
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tables: dict[str, tuple[TableContract, LakeTable]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
@@ -149,34 +152,40 @@ class Workspace:
         )
 
     def net_changes(self, contract: TableContract) -> LakeTable:
-        return self._table(
-            TableSpec(
-                path=f"{contract.source}/net_changes/{contract.name}",
+        return self._of_contract(
+            contract,
+            f"{contract.source}/net_changes/{contract.name}",
+            lambda path: TableSpec(
+                path=path,
                 schema=folded_type(contract),
                 partition_by=("window",),
                 description=f"Net change of {contract.full_name} per window: one folded row per key touched.",
-            )
+            ),
         )
 
     def dimension(self, contract: TableContract) -> LakeTable:
-        return self._table(
-            TableSpec(
-                path=f"{contract.source}/dim_{contract.name}",
+        return self._of_contract(
+            contract,
+            f"{contract.source}/dim_{contract.name}",
+            lambda path: TableSpec(
+                path=path,
                 schema=stored_type(contract),
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
-            )
+            ),
         )
 
     def history(self, contract: TableContract) -> LakeTable:
         # In a folder of its own: a table may be called ``tickets_history`` at the source.
-        return self._table(
-            TableSpec(
-                path=f"{contract.source}/history/dim_{contract.name}_history",
+        return self._of_contract(
+            contract,
+            f"{contract.source}/history/dim_{contract.name}_history",
+            lambda path: TableSpec(
+                path=path,
                 schema=history_type(contract),
                 partition_by=(),
                 description=f"Every version of every row of {contract.full_name} (SCD type 2).",
-            )
+            ),
         )
 
     def reviews(self, source: str) -> Ledger:
@@ -218,6 +227,13 @@ class Workspace:
                 yield self.net_changes(contract)
                 yield self.dimension(contract)
                 yield self.history(contract)
+
+    def _of_contract(self, contract: TableContract, path: str, spec: Callable[[str], TableSpec]) -> LakeTable:
+        """The table at ``path``; the same one while it is asked for by the same contract."""
+        known = self._tables.get(path)
+        if known is None or known[0] is not contract:
+            known = self._tables[path] = contract, self._table(spec(path))
+        return known[1]
 
     def _table(self, spec: TableSpec) -> LakeTable:
         return LakeTable(self.home.lake, spec)

@@ -7,6 +7,7 @@ not show; where it shows all of them, it is as far as landing is. Landing and th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -52,15 +53,17 @@ def freshness(
     dimension: TableSnapshot | None,
     landing: LandingStore,
     landed: Landed,
+    windows: Collection[str] | None = None,
 ) -> Freshness:
     """The freshness of the dimension of ``contract``.
 
-    ``net_changes`` and ``dimension``: None where they are not there. ``landed``: in ``landing``.
+    ``net_changes`` and ``dimension``: None where they are not there. ``landed``: in ``landing``. ``windows``:
+    those in which the net changes may lack a batch; null: any.
     """
     shown = Shown.of(net_changes, dimension)
     unshown = {
         part.batch_id: part
-        for window in landing.windows()
+        for window in (landing.windows() if windows is None else {*windows, *shown.newer})
         for part in landed.untaken(window, shown.in_window(window))
         if contract.full_name in part.rows_per_table
     }

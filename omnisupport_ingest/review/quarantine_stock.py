@@ -1,8 +1,8 @@
 """How many events are in quarantine by reason, now and at an earlier moment.
 
-What the states of ``deduped_events`` name is there now, and the log of the table knows the earlier
-moment, so the answer depends neither on what a run reported nor on when the events landed: a contract
-that refuses rows of last year makes the quarantine rise today.
+What the states of ``deduped_events`` name is there now. Looks at the windows have noted the earlier moment,
+or the log of the table knows it: so the answer depends neither on what a run reported nor on when the events
+landed. A contract that refuses rows of last year makes the quarantine rise today.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.layers.pending import held_at, standing_of_windows
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
+from omnisupport_ingest.layers.withheld_numbers import reason_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.quarantined import Filter, quarantined
 
@@ -33,12 +35,14 @@ class Rise:
 
 def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
     """Every reason of now or of ``before`` (timezone-aware), those that rose most first."""
-    table, ledger = workspace.quarantine(source), ReviewLedger.open(workspace, source)
-    now = stock_of(workspace, source)
-    for window in ledger.windows():
+    ledger, standing = ReviewLedger.open(workspace, source), standing_of_windows(workspace, source)
+    now = Counter(standing.held)
+    now.subtract(standing.discarded)
+    for window in standing.unapplied:
         rows = quarantined(workspace, source, ledger, Filter(window=window, state=DISCARDED))
         now.subtract(row.reason for row in rows)
-    then = _stock_at(table, before)
+    noted = held_at(workspace, source, before)
+    then = _stock_at(workspace.quarantine(source), before) if noted is None else noted
     # An event may have been discarded and not been here any more; then it counts as risen, not as gone.
     then.subtract(_discarded_at(ledger, before))
     rises = [
@@ -63,7 +67,7 @@ def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
 def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
     found: Counter[str] = Counter()
     for file in files:
-        found[dict(file.partition).get("reason") or "unknown"] += file.rows
+        found[reason_of(file)] += file.rows
     return found
 
 

@@ -18,18 +18,15 @@ import pyarrow.parquet as pq
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED, OPEN, RELEASE
-from omnisupport_ingest.lake.layout import partition_in
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
+from omnisupport_ingest.layers.withheld_numbers import judged_with, reason_of
 from omnisupport_ingest.layers.workspace import Workspace
 
 RELEASED = "released"
 """State of an event that somebody released and whose window is not judged again yet."""
-
-REVIEWS = "reviews:"
-"""The version of a window of ``deduped_events`` that names the reviews it was judged with."""
 
 _PARTITION = ("window", "reason")
 _POSITION = ("epoch", "commit_lsn", "ordinal", "event_hash")
@@ -120,8 +117,8 @@ def quarantined(
     """
     rows = [
         row
-        for file in _files(workspace, source)
-        if where.window in (None, file.window) and where.reason in (None, file.reason)
+        for file in _files(workspace, source, where.window)
+        if where.reason in (None, file.reason)
         for row in _read(file, ledger)
         if where.takes(row)
     ]
@@ -151,14 +148,11 @@ def is_malformed(values: Mapping[str, Any]) -> bool:
     return values["op"] in ("c", "u", "r") and (read_image(values["after"]) is None or values["key"] is None)
 
 
-def _files(workspace: Workspace, source: str) -> list[_File]:
+def _files(workspace: Workspace, source: str, window: str | None = None) -> list[_File]:
     held = QuarantineFiles.newest(workspace, source)
     found: list[_File] = []
-    for file, state in held.shown() if held is not None else ():
-        with_reviews = [each for each in (state.versions if state else ()) if each.startswith(REVIEWS)]
-        digest = with_reviews[0].removeprefix(REVIEWS) if with_reviews else None
-        reason = dict(partition_in(file.path, _PARTITION))["reason"] or "unknown"
-        found.append(_File(file.uri, file.window, reason, digest))
+    for file, state in held.shown(window) if held is not None else ():
+        found.append(_File(file.uri, file.window, reason_of(file), judged_with(state)))
     return found
 
 

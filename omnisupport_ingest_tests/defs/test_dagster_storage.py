@@ -118,11 +118,13 @@ def test_an_instance_that_is_opened_again_reads_no_migration_of_dagster(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
+    assert not instance.fetch_materializations(orders.key, limit=1).records
     monkeypatch.setattr(ScriptDirectory, "from_config", lambda config: read.append(config))
     for _ in range(3):
         with dg.DagsterInstance.from_ref(instance.get_ref()) as another:
             assert another.get_runs_count() == 0
             assert list(another.all_instigator_state()) == []
+            assert not another.fetch_materializations(orders.key, limit=1).records
     assert not read
 
 
@@ -132,8 +134,11 @@ def test_databases_that_were_deleted_are_made_again(instance: dg.DagsterInstance
     instance.dispose()
     for gone in Path(instance.root_directory).glob("schedules/schedules.db*"):
         gone.unlink()
+    for gone in Path(instance.root_directory).glob("history/runs/index.db*"):
+        gone.unlink()
     with dg.DagsterInstance.from_ref(reference) as another:
         assert list(another.all_instigator_state()) == []
+        assert not another.fetch_materializations(orders.key, limit=1).records
         assert another.get_runs_count() == 1
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.history import SOURCE, History
-from omnisupport_ingest.lake import state, table
+from omnisupport_ingest.lake import listing, state
 from omnisupport_ingest.landing import store
 from omnisupport_ingest.layers import deduped, raw
 from omnisupport_ingest.layers.pending import pending_windows
@@ -53,7 +53,7 @@ class Reads:
             count(patch, store, "decode_manifest", found, "manifests parsed")
             state._read.cache_clear()
             count(patch, state.WindowState, "from_text", found, "states parsed")
-            count(patch, table, "LakeFile", found, "files of a table looked at")
+            count(patch, listing, "LakeFile", found, "files of a table looked at")
             self.root = str(root)
             try:
                 yield found

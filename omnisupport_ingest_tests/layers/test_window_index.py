@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from bench.history import SOURCE, History
+from omnisupport_ingest.checks import lake_checks, quality_checks
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers import noted_snapshot
+from omnisupport_ingest.lake import delta, table
+from omnisupport_ingest.layers import dimensions, window_index
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
+from omnisupport_ingest.layers.window_index import HELD, WindowIndex
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.test_cost import READS
 
 PER_WINDOW = 3
@@ -55,6 +61,36 @@ def test_a_process_that_starts_in_a_home_with_400_windows_reads_as_many_states_a
     assert many["opened"] == few["opened"]
 
 
+def read_by_checks(folder: Path, windows: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, int]]:
+    """What each check of a run reads in a process of its own, of ``windows`` that are all taken in."""
+    history = History(folder, PER_WINDOW)
+    history.grow(windows * PER_WINDOW)
+    pending_windows(history.workspace, SOURCE)
+    checks: dict[str, Callable[[Workspace], object]] = {
+        "no_collisions": lambda opened: lake_checks.no_collisions(opened, SOURCE),
+        "epochs_in_order": lambda opened: lake_checks.epochs_in_order(opened, SOURCE),
+        "quarantine_not_rising": lambda opened: lake_checks.quarantine_not_rising(
+            opened, SOURCE, history.clock
+        ),
+        "tables_complete": lambda opened: lake_checks.tables_complete(opened, SOURCE),
+        "tables_fresh": lambda opened: lake_checks.tables_fresh(opened, SOURCE, history.clock),
+        "rules_kept": lambda opened: quality_checks.rules_kept(opened, SOURCE),
+    }
+    found = {}
+    for name, check in checks.items():
+        with READS.below(folder, monkeypatch) as seen:
+            check(history.opened())
+        found[name] = dict(seen)
+    return found
+
+
+def test_no_check_of_a_run_reads_more_of_400_windows_than_of_40(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = read_by_checks(tmp_path / "few", 40, monkeypatch)
+    assert read_by_checks(tmp_path / "many", 400, monkeypatch) == few
+
+
 def opened_by_checks(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, object]:
     """How many tables the checks of a run's process open, of which ``others`` have had no news."""
     history = History(folder, PER_WINDOW, others)
@@ -66,8 +102,7 @@ def opened_by_checks(folder: Path, others: int, monkeypatch: pytest.MonkeyPatch)
     history.take_in([6])
     workspace, opened = history.opened(), []
     monkeypatch.setattr(table, "_opened", {})
-    for module in (table, noted_snapshot):
-        monkeypatch.setattr(module, "DeltaTable", counting(opened))
+    monkeypatch.setattr(delta, "DeltaTable", counting(opened))
     found = standing_of_windows(workspace, SOURCE)
     assert windows_settled(workspace, SOURCE).numbers["windows_open"]
     assert replays_explained(workspace, SOURCE).passed
@@ -93,6 +128,22 @@ def test_the_checks_of_a_run_open_no_table_that_has_had_no_news(
     assert many == few
     # What is pending is the batch that the other tables have to note when the window closes.
     assert standing.unsettled  # type: ignore[attr-defined]
+
+
+def test_to_visit_a_table_without_news_as_its_window_closes_opens_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, PER_WINDOW, 3)
+    history.grow(6 * PER_WINDOW)
+    history.close_others(0)
+    history.show_others()
+    workspace, opened, window = history.opened(), [], history.window(1)
+    monkeypatch.setattr(table, "_opened", {})
+    monkeypatch.setattr(delta, "DeltaTable", counting(opened))
+    for contract in workspace.contracts.of_source(SOURCE)[1:]:
+        (made,) = dimensions.materialize(workspace, None, contract, [window], "run")  # type: ignore[arg-type]
+        assert made.closed and made.window == window
+    assert not opened
 
 
 def test_a_table_with_a_newer_version_is_opened_whatever_is_noted_of_it(tmp_path: Path) -> None:
@@ -143,6 +194,37 @@ def test_a_table_that_went_another_way_since_is_looked_at_whole(tmp_path: Path) 
     assert pending_windows(history.opened(), SOURCE).batches == 1
 
 
+def test_how_many_events_were_in_quarantine_is_told_of_the_last_two_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day, index = 86_400.0, WindowIndex(tmp_path / "windows.sqlite")
+    clock = [0.0]
+    monkeypatch.setattr(window_index.time, "time", lambda: clock[0])
+
+    def look(day_of_it: float, events: int) -> None:
+        clock[0] = day_of_it * day
+        note = index.begin()
+        index.put("2026-01-31T0900", {f"{HELD}collision": events})
+        index.commit(replace(note, number=note.number + 1), note)
+
+    def held(day_of_it: float) -> dict[str, int] | None:
+        index.begin()
+        found = index.held_at(datetime.fromtimestamp(day_of_it * day, UTC))
+        index.rollback()
+        return found
+
+    look(1, 0)
+    look(2, 3)
+    look(2.5, 3)
+    look(3, 5)
+    assert [held(at) for at in (0.9, 1.5, 2, 2.9, 3.5)] == [
+        *(None, {}, {"collision": 3}, {"collision": 3}, {"collision": 5})
+    ]
+    look(5.5, 1)
+    # What stood two days before the newest look is known, and what stood earlier is not.
+    assert [held(at) for at in (2.9, 3.4, 5.6)] == [None, {"collision": 5}, {"collision": 1}]
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -150,7 +232,6 @@ from datetime import UTC, datetime
 from bench.history import SOURCE, START
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers import noted_snapshot
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 folder = Path(sys.argv[1])

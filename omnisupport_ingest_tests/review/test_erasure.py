@@ -109,7 +109,7 @@ def holding(story: Story, text: str = PERSON) -> set[str]:
     """The tables of which a file that the newest version names, data or state, has ``text`` in a value."""
     found = set()
     for table in [*queried(story), story.workspace.raw(SOURCE)]:
-        for uri in table.open()._handle.file_uris():
+        for uri in table.open().handle.file_uris():
             content = pq.read_table(uri, partitioning=None)
             told = repr(content.to_pylist()) + repr(content.schema.metadata)
             if text in told or text.encode() in Path(uri).read_bytes():

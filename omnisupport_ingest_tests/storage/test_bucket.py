@@ -19,7 +19,6 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.noted_snapshot import HeldWindows, NotedSnapshot
 from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.storage import (
     StorageRefused,
@@ -233,9 +232,7 @@ def test_a_forked_process_says_so_instead_of_waiting_for_ever(s3: S3Server, tmp_
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-def test_a_commit_of_another_machine_is_seen_by_tables_that_are_open_and_by_those_that_were_noted(
-    s3: S3Server, tmp_path: Path
-) -> None:
+def test_a_commit_of_another_machine_is_seen_by_tables_that_are_open(s3: S3Server, tmp_path: Path) -> None:
     place = s3.place()
     ours, other = (Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other"))
     ledger = retention_ledger(other.lake, "shop")
@@ -245,10 +242,10 @@ def test_a_commit_of_another_machine_is_seen_by_tables_that_are_open_and_by_thos
     mark = held.mark
     assert mark is not None
     assert table.opened() is not None
-    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is not None
+    assert held.is_newest()
     ledger.append(lambda _held: ledger_row(ledger))
     assert table.opened() is None
-    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is None
+    assert not held.is_newest()
     assert table.open().version == held.version + 1
 
     # The table goes back in the bucket, and another way from there.
@@ -256,8 +253,9 @@ def test_a_commit_of_another_machine_is_seen_by_tables_that_are_open_and_by_thos
     for number in (held.version, held.version + 1):
         storage_of(log).unlink(log / f"{number:020d}.json")
     ledger.append(lambda _held: ledger_row(ledger))
-    assert table.open().version == held.version
-    assert NotedSnapshot.newest(table, mark, HeldWindows("")) is None
+    again = table.open()
+    assert again.version == held.version
+    assert again.windows_since(mark) is None
 
 
 def test_a_marker_that_cannot_be_opened_just_now_does_not_make_a_home_of_folders(
