@@ -266,5 +266,5 @@ def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_lea
         outcome | {"range": 2, "changed": False, "files": [], "sealed": ["sealed-2.parquet"]},
     ]
     other = KeyFile("other.parquet", "/table/other.parquet", 9, 8)
-    ranges = [KeyRange(None, 5, file), KeyRange(5, 9, file), KeyRange(9, None, other)]
+    ranges = [KeyRange(None, 5, (file,)), KeyRange(5, 9, (file,)), KeyRange(9, None, (other,))]
     assert updating_files._collected(outcomes, ranges).replaced == ("part.parquet", "sealed-1.parquet")
