@@ -67,7 +67,7 @@ test-huge: $(INSTALLED) ## Take in transactions of ten million rows (3.5 GB of d
 	$(BIN)/python -m pytest -m huge -s $(ARGS)
 
 .PHONY: crash-test
-crash-test: $(INSTALLED) ## Kill the processes at every gate of recovery
+crash-test: $(INSTALLED) ## Kill the processes at every failpoint of recovery
 	$(BIN)/python -m pytest -m crash -n 2 $(CRASHED) $(ARGS)
 
 .PHONY: prove

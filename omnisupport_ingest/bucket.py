@@ -83,6 +83,7 @@ class BucketStorage:
         key, token = self.key(path), uuid.uuid4().hex
         with self._answers():
             try:
+                # No failpoint: its callers put one around the call.
                 obstore.put(
                     self._store, key, content, mode="create", attributes={_TOKEN: token}, use_multipart=False
                 )
@@ -100,6 +101,7 @@ class BucketStorage:
 
         with self._answers():
             with contextlib.suppress(AlreadyExistsError):
+                # No failpoint: its callers put one around the call.
                 obstore.put(self._store, self.key(path), content, mode="create", use_multipart=False)
             return bytes(obstore.get(self._store, self.key(path)).bytes())
 
@@ -107,6 +109,7 @@ class BucketStorage:
         import obstore
 
         with self._answers():
+            # No failpoint: its callers put one around the call.
             put = obstore.put(self._store, self.key(path), content, use_multipart=False)
         self._copy(path, content, put["e_tag"])
 
@@ -127,6 +130,7 @@ class BucketStorage:
             return
         with self._answers():
             if not any(self._copied(each, key) for each in holding[:1] if each != key):
+                # No failpoint: its callers put one around the call.
                 obstore.put(self._store, key, path)
         kept = self._size(key)
         if kept != size:
@@ -147,6 +151,7 @@ class BucketStorage:
         import obstore
 
         try:
+            # No failpoint: its callers put one around the call.
             obstore.copy(self._store, of, key)
         except FileNotFoundError:
             return False
@@ -156,6 +161,7 @@ class BucketStorage:
         import obstore
 
         with self._answers(), contextlib.suppress(FileNotFoundError):
+            # No failpoint: its callers put one around the call.
             obstore.delete(self._store, self.key(path))
         path.unlink(missing_ok=True)
 
@@ -175,6 +181,7 @@ class BucketStorage:
             except FileNotFoundError:
                 return
             size, version = got.meta["size"], got.meta["e_tag"]
+            # No failpoint: a copy of an object: it is brought again if it is lost.
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
             try:
@@ -344,6 +351,7 @@ class BucketStorage:
         )
 
     def _copy(self, path: Path, content: bytes, version: str | None = None) -> None:
+        # No failpoint: a copy of an object: it is brought again if it is lost.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         durable.replace(path, content)
         _set_attribute(path, _OBJECTS, self.key(path))

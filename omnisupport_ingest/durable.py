@@ -69,6 +69,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     ``path`` exists (POSIX ``link``).
     """
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # No failpoint: its callers put one around the call.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -88,6 +89,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 def replace(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``, durable, in one step: readers see the old or the new file."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # No failpoint: its callers put one around the call.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -6,7 +6,7 @@ class IngestError(Exception):
 
     ``problem`` names the file, row or setting and the value seen; ``fix`` is the next thing to do.
     Neither may hold a password or the values of a data row. ``exit_code`` is what the command
-    line exits with; rooms define subclasses where a caller must tell two problems apart.
+    line exits with; packages define subclasses where a caller must tell two problems apart.
     """
 
     exit_code = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.storage import (
@@ -82,6 +82,7 @@ class Home:
         """
         path = path.expanduser().absolute()
         with _writable(path):
+            # No failpoint: a folder: one that is there already is as good.
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         marker = path / "home.json"
         if not marker.exists():
@@ -96,7 +97,7 @@ class Home:
             if storage is not None:
                 record = _in_store(path, storage, record)
             # Another process may be making the same home: the first marker counts, for both.
-            with gate("home.marker"), _writable(path):
+            with failpoint("home.marker"), _writable(path):
                 create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
         elif storage is not None:
             _require_storage(path, storage)
@@ -120,17 +121,17 @@ class Home:
     def adopt(self) -> None:
         """Note that the home has the format of this program."""
         record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
-        with gate("home.marker"), _writable(self.path):
+        with failpoint("home.marker"), _writable(self.path):
             replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
 
     def move_to(self, storage: Storage, url: str) -> None:
         """Note that landing and lake, which have been copied there, are kept by ``storage`` at ``url``."""
         record = parse_json(read_file(self._marker))
         bucket, prefix = parse_storage(url)
-        with gate("home.marker", "store"):
+        with failpoint("home.marker", "store"):
             storage.first(self._marker, json.dumps(record, indent=2).encode() + b"\n")
         record |= {"storage": f"{bucket}/{prefix}".rstrip("/")}
-        with gate("home.marker"), _writable(self.path):
+        with failpoint("home.marker"), _writable(self.path):
             replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
         forget_home(self.path)
 
@@ -174,6 +175,7 @@ class Home:
     def _folder(self, name: str) -> Path:
         folder = self.path / name
         with _writable(folder):
+            # No failpoint: a folder: one that is there already is as good.
             folder.mkdir(exist_ok=True, mode=0o700)
         return folder
 
@@ -199,7 +201,7 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
     """The marker of a home whose landing and lake are at ``url``: the one that another machine has put there,
     else ``record``, which is put there. Where that is, only the home's own copy says."""
     bucket, prefix = parse_storage(url)
-    with gate("home.marker", "store"):
+    with failpoint("home.marker", "store"):
         content = open_storage(path, url).first(
             path / "home.json", json.dumps(record, indent=2).encode() + b"\n"
         )

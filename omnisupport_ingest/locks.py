@@ -122,6 +122,7 @@ class NamedLock:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         # Of fixed length, never a truncation: a reader sees the last holder or this one.
+        # No failpoint: a lock of the kernel's, gone with its process; the text only says who holds it.
         os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
         return cls(descriptor)
 

@@ -124,9 +124,11 @@ class LocalStorage:
     is_local = True
 
     def create(self, path: Path, content: bytes) -> bool:
+        # No failpoint: its callers put one around the call.
         return durable.create_exclusively(path, content)
 
     def replace(self, path: Path, content: bytes) -> None:
+        # No failpoint: its callers put one around the call.
         durable.replace(path, content)
 
     def upload(self, paths: Iterable[Path]) -> None:
@@ -169,6 +171,7 @@ class LocalStorage:
         """Do nothing: all records are local."""
 
     def unlink(self, path: Path) -> None:
+        # No failpoint: its callers put one around the call.
         path.unlink(missing_ok=True)
 
     def table_uri(self, folder: Path) -> str:
@@ -270,6 +273,7 @@ def bring_sources(home: Path) -> None:
     for name in storage.sources():
         folder = home / "landing" / name
         for each in ("manifests", "epochs", "data"):
+            # No failpoint: a folder: one that is there already is as good.
             (folder / each).mkdir(mode=0o700, parents=True, exist_ok=True)
         storage.bring(folder, afresh=True)
 

@@ -1,7 +1,7 @@
 """OpenTelemetry traces of runs: where the time of a run went. Off unless a setting asks for them.
 
 A run is a trace, whose id is the run's own. In it each table that the run makes is a span, in that each
-attempt at a commit, and in that what it plans and what it makes durable: the gates of ``failpoints`` that a
+attempt at a commit, and in that what it plans and what it makes durable: the failpoints that a
 lake passes (``lake.write`` is what Spark does, ``lake.commit`` the commit). Spans name tables, windows and
 counts, never a value of a row. A collector that is away costs a run nothing but its spans.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SERVICE = "omnisupport-ingest"
 
 _OF_A_LAKE = "lake."
-"""Begins the names of the gates that are spans."""
+"""Begins the names of the failpoints that are spans."""
 
 _PLAN = "plan"
 
@@ -137,11 +137,11 @@ def attempt(table: str) -> Iterator[None]:
             _planning.reset(token)
 
 
-def _passing(gate: str, of: object) -> AbstractContextManager[Any]:
-    """The span of a ``gate`` on its effect on ``of``."""
-    if not gate.startswith(_OF_A_LAKE):
+def _passing(name: str, of: object) -> AbstractContextManager[Any]:
+    """The span of the failpoint ``name`` on its effect on ``of``."""
+    if not name.startswith(_OF_A_LAKE):
         return nullcontext()
     planning = _planning.get()
     if planning is not None:
         planning.close()
-    return span(gate, of=str(of))
+    return span(name, of=str(of))

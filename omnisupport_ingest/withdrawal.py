@@ -24,7 +24,7 @@ from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.sources import sources_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.looking import look
@@ -154,7 +154,7 @@ def drop_data(data: Iterable[Data]) -> int:
     dropped = 0
     for each in data:
         if each.folder.exists():
-            with gate("lake.withdrawn", each.folder):
+            with failpoint("lake.withdrawn", each.folder):
                 shutil.rmtree(each.folder)
                 sync_folder(each.folder.parent)
             dropped += 1
@@ -207,7 +207,7 @@ def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
 
 
 def _move(file: Path, to: Path) -> Path:
-    with gate("contract.withdrawn", file):
+    with failpoint("contract.withdrawn", file):
         to.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, to)
         sync_folder(to.parent)

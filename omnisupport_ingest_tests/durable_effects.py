@@ -66,39 +66,51 @@ _SQL = re.compile(
     r"|pg_replication_slot_advance|pg_logical_emit_message|pg_terminate_backend|COPY\b.*\bTO)\b",
     re.DOTALL,
 )
+_REASON = "# No failpoint: "
 _WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"}
 _WRITING_MODES = re.compile(r"[rwaxbt+]*[wax+][rwaxbt+]*")
 
 
 @dataclass(frozen=True)
 class Effect:
-    """``what`` is done on ``line`` in ``function`` (dotted, empty outside); ``gate``: the one around it."""
+    """``what`` is done on ``line`` in ``function`` (dotted, empty outside).
+
+    ``failpoint``: the one around it. ``reason``: the line of the comment in its function that says why it
+    needs none.
+    """
 
     what: str
     line: int
     function: str
-    gate: str | None
+    failpoint: str | None
+    reason: int | None
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Every effect of a module, and every gate that it passes (line by line)."""
+    """Every effect of a module, every failpoint that it passes, and the lines of all reasons."""
 
     effects: tuple[Effect, ...]
-    gates: tuple[tuple[str | None, int], ...]
+    failpoints: tuple[tuple[str | None, int], ...]
+    reasons: tuple[int, ...]
 
 
 def scan(source: str) -> Scan:
-    """The effects and gates in the text of a module. A gate whose name is no literal counts as null."""
-    visitor = _Visitor()
+    """The effects and failpoints in the text of a module. A name that is no literal counts as None."""
+    reasons = tuple(
+        number for number, line in enumerate(source.splitlines(), 1) if line.strip().startswith(_REASON)
+    )
+    visitor = _Visitor(reasons)
     visitor.visit(ast.parse(source))
-    return Scan(tuple(visitor.effects), tuple(visitor.gates))
+    return Scan(tuple(visitor.effects), tuple(visitor.failpoints), reasons)
 
 
 class _Visitor(ast.NodeVisitor):
-    def __init__(self) -> None:
+    def __init__(self, reasons: tuple[int, ...]) -> None:
         self.effects: list[Effect] = []
-        self.gates: list[tuple[str | None, int]] = []
+        self.failpoints: list[tuple[str | None, int]] = []
+        self._reasons = reasons
+        self._lines = [(0, 0)]
         self._names: dict[str, str] = {}
         self._inside: list[str] = []
         self._around: list[str] = []
@@ -125,10 +137,12 @@ class _Visitor(ast.NodeVisitor):
     # --- places -----------------------------------------------------------------------------------
 
     def _within(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        # A function made inside a gate is not run inside of it.
+        # A function made inside a failpoint is not run inside of it.
         around, self._around = self._around, []
         self._inside.append(node.name)
+        self._lines.append((node.lineno, node.end_lineno or node.lineno))
         self.generic_visit(node)
+        self._lines.pop()
         self._inside.pop()
         self._around = around
 
@@ -143,7 +157,7 @@ class _Visitor(ast.NodeVisitor):
         passed = 0
         for item in node.items:
             self.visit(item)
-            name = self._gate_in(item.context_expr)
+            name = self._failpoint_in(item.context_expr)
             if name is not None:
                 self._around.append(name)
                 passed += 1
@@ -151,20 +165,23 @@ class _Visitor(ast.NodeVisitor):
             self.visit(statement)
         del self._around[len(self._around) - passed :]
 
-    def _gate_in(self, node: ast.expr) -> str | None:
+    def _failpoint_in(self, node: ast.expr) -> str | None:
         if not (
-            isinstance(node, ast.Call) and self._dotted(node.func) == "omnisupport_ingest.failpoints.gate"
+            isinstance(node, ast.Call)
+            and self._dotted(node.func) == "omnisupport_ingest.failpoints.failpoint"
         ):
             return None
         name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-        self.gates.append((name if isinstance(name, str) else None, node.lineno))
+        self.failpoints.append((name if isinstance(name, str) else None, node.lineno))
         return name if isinstance(name, str) else "?"
 
     # --- effects ----------------------------------------------------------------------------------
 
     def _found(self, what: str, node: ast.expr) -> None:
-        gate = self._around[-1] if self._around else None
-        self.effects.append(Effect(what, node.lineno, ".".join(self._inside), gate))
+        around = self._around[-1] if self._around else None
+        begin, end = self._lines[-1]
+        reason = next((line for line in self._reasons if begin <= line <= end), None)
+        self.effects.append(Effect(what, node.lineno, ".".join(self._inside), around, reason))
 
     def visit_Call(self, node: ast.Call) -> None:
         if what := self._effect(node):
@@ -230,6 +247,6 @@ def _by_mode(name: str, node: ast.Call) -> str | None:
     return name if mode is not None and _writes(mode) else None
 
 
-def effects_outside_gates(source: str) -> Iterator[Effect]:
-    """The effects in the text of a module that no gate is around."""
-    return (effect for effect in scan(source).effects if effect.gate is None)
+def effects_outside_failpoints(source: str) -> Iterator[Effect]:
+    """The effects in the text of a module without a failpoint around them and without a reason."""
+    return (effect for effect in scan(source).effects if effect.failpoint is None and effect.reason is None)

@@ -13,9 +13,9 @@ from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 PASS_THREE_TIMES = """
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 for number, of in enumerate(("raw", "dim_a", "dim_b")):
-    with gate("here", of):
+    with failpoint("here", of):
         print(f"done {number}", flush=True)
     print("passed", flush=True)
 """
@@ -55,9 +55,9 @@ def test_process_dies_at_the_pass_asked_for(asked: str, done: int, passed: int, 
 
 def test_an_effect_that_failed_is_not_taken_for_one_that_happened() -> None:
     script = """
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 try:
-    with gate("here"):
+    with failpoint("here"):
         raise OSError
 except OSError:
     print("went on", flush=True)

@@ -12,7 +12,7 @@ import pytest
 
 from omnisupport_ingest import failpoints, tracing
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.commit import CommitConflict, until_first
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.settings import Settings
@@ -50,7 +50,11 @@ def spans() -> Iterator[Spans]:
 
 @dg.op
 def writes() -> None:
-    with tracing.span("table", table="desk/notes"), tracing.attempt("desk/notes"), gate("lake.commit", "x"):
+    with (
+        tracing.span("table", table="desk/notes"),
+        tracing.attempt("desk/notes"),
+        failpoint("lake.commit", "x"),
+    ):
         pass
 
 
@@ -94,7 +98,7 @@ def test_each_attempt_is_a_span_and_an_error_is_named_and_not_told(spans: Spans)
     tries: list[int] = []
 
     def attempt() -> None:
-        with tracing.attempt("desk/notes"), gate("lake.commit", "x"):
+        with tracing.attempt("desk/notes"), failpoint("lake.commit", "x"):
             tries.append(1)
             if len(tries) < 3:
                 raise CommitConflict("s3cret", fix="none")
@@ -107,10 +111,10 @@ def test_each_attempt_is_a_span_and_an_error_is_named_and_not_told(spans: Spans)
 
 
 def test_what_is_no_part_of_a_lake_is_no_span_and_nothing_is_after_the_run(spans: Spans) -> None:
-    with tracing.run(RUN, "ingest"), gate("runtime.file", "x"):
+    with tracing.run(RUN, "ingest"), failpoint("runtime.file", "x"):
         pass
     assert [each.name for each in spans.all] == ["run"]
-    with tracing.span("table"), tracing.attempt("x"), gate("lake.commit", "x"):
+    with tracing.span("table"), tracing.attempt("x"), failpoint("lake.commit", "x"):
         pass
     assert len(spans.all) == 1 and failpoints._watcher is None
 

@@ -77,13 +77,13 @@ def export(out: Path) -> None:
     Exit code: 0 written, 1 not writable or landing is damaged, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.durable import replace
-    from omnisupport_ingest.failpoints import gate
+    from omnisupport_ingest.failpoints import failpoint
     from omnisupport_ingest.layers.checkpoint_file import describe
 
     record = describe(open_workspace())
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is not a folder.")
-    with gate("checkpoint.file"):
+    with failpoint("checkpoint.file"):
         replace(out.absolute(), json.dumps(record, indent=1).encode() + b"\n")
     checkpoints, sources = record["checkpoints"], record["sources"]
     click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {out}.")

@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import JudgedChange, judged_changes
@@ -123,7 +123,7 @@ def write(contract: TableContract, proposal: NextContract) -> None:
             fix=f"Copy {path.parent} to a folder of yours, and let the home have that: omnisupport-ingest "
             "contracts use FOLDER",
         )
-    with gate("contract.file", contract.path):
+    with failpoint("contract.file", contract.path):
         replace(Path(contract.path), document_text(proposal.document).encode())
 
 

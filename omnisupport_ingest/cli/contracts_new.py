@@ -21,7 +21,7 @@ from omnisupport_ingest.contracts.names import lake_names
 from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
@@ -72,6 +72,7 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
     chosen, outcomes = _choose(request.tables, live)
     taken = {table: contract.name for table, contract in contracts.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
+    # No failpoint: a folder: one that is there already is as good.
     folder.mkdir(parents=True, exist_ok=True)
     for table in chosen:
         key = table.schema, table.table
@@ -122,7 +123,7 @@ def _write(table: LiveTable, kept: TableContract | None, path: Path, make: Calla
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
     except IngestError as error:
         return Outcome(table.full_name, "refused", problem=error.problem, fix=error.fix)
-    with gate("contract.file", path):
+    with failpoint("contract.file", path):
         replace(path, document_text(document).encode())
     return Outcome(table.full_name, "written", path, contract, proposal.left_out)
 

@@ -29,7 +29,7 @@ from omnisupport_ingest.cli.views import show_proof
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
 from omnisupport_ingest.runtime.home_lock import HomeLock
@@ -344,7 +344,7 @@ def compare_with_one_machine(demo: Demo) -> bool:
     demo.supervisor.stop()
     click.echo("\nStopped. Making the same batches again on one machine, Spark local[2] …")
     one_machine = {"spark_master": "local[2]", "spark_properties": None}
-    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="one-", dir=demo.home.run) as folder:
+    with failpoint("runtime.file"), tempfile.TemporaryDirectory(prefix="one-", dir=demo.home.run) as folder:
         again = make_again(demo.settings, demo.home, Path(folder, "home"), **one_machine)
     on_cluster = contents(demo.settings)
     different = differing(on_cluster, again.contents)

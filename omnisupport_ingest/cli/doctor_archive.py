@@ -65,6 +65,7 @@ def write_archive(path: Path, diagnosed: list[Diagnosis]) -> None:
         for name, content in contents.items():
             reported = without_words(content)
             archive.writestr(name, hide(json.dumps(reported, indent=2, ensure_ascii=False, default=str)))
+    # No failpoint: a file for people; the same command makes it again.
     replace(path, buffer.getvalue())
 
 

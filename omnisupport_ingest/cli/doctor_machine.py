@@ -108,6 +108,7 @@ def _java(settings: Settings) -> Iterator[Diagnosis]:
 
     if settings.spark_remote is not None:
         return
+    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
     with tempfile.TemporaryDirectory() as scratch:
         try:
             java = find_java(Path(scratch))

@@ -178,6 +178,7 @@ def as_of(
     if out is None:
         tables_as_of = count_tables(reading, session(settings))
     else:
+        # No failpoint: a folder: one that is there already is as good.
         out.mkdir(mode=0o700, exist_ok=True)
         tables_as_of = write_tables(
             workspace,

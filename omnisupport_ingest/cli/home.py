@@ -138,6 +138,7 @@ def remove_home(home: Home) -> None:
         EmbeddedPostgres(home.postgres).destroy()
         remove_socket_folder(home.run)
         kept = recorded_storage(home.path)
+        # No failpoint: a person removes everything; what a crash leaves, the same command removes.
         shutil.rmtree(home.path)
         forget_home(home.path)
     if kept is not None:

@@ -93,7 +93,7 @@ def init(folder: Path) -> None:
 def _write(folder: Path) -> Iterator[Path]:
     """Write what is missing of a project, and give the path of each file."""
     from omnisupport_ingest.durable import create_exclusively
-    from omnisupport_ingest.failpoints import gate
+    from omnisupport_ingest.failpoints import failpoint
 
     files = {
         ".env": _ENV,
@@ -105,7 +105,7 @@ def _write(folder: Path) -> Iterator[Path]:
     }
     for name, content in files.items():
         path = folder / name
-        with gate("contract.file", path):
+        with failpoint("contract.file", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             created = create_exclusively(path, content.encode())
         if created:

@@ -30,7 +30,7 @@ from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.verify.one_pass import one_pass
@@ -140,7 +140,7 @@ def _remove(home: Home, pattern: str) -> int:
     """Remove the folders of each source that ``pattern`` names; returns how many."""
     folders = list(_folders(home.lake, pattern))
     for folder in folders:
-        with gate("lake.earlier", f"{folder.parent.name}/{folder.name}"):
+        with failpoint("lake.earlier", f"{folder.parent.name}/{folder.name}"):
             shutil.rmtree(folder)
             sync_folder(folder.parent)
     return len(folders)

@@ -167,6 +167,7 @@ def _bounds(rules: list[Any]) -> str:
 
 
 def main() -> None:
+    # No failpoint: a page of the documentation, for developers.
     COMMANDS_PAGE.write_text(commands_page())
     SETTINGS_PAGE.write_text(settings_page(SETTINGS_PAGE.read_text()))
     EXAMPLE.write_text(example())

@@ -89,6 +89,7 @@ def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
     if passphrase != passphrase.strip() or "\n" in passphrase:
         raise PassphraseNotHanded("The sslpassword begins or ends with a blank, or has more than one line.")
     file = os.memfd_create("passphrase", 0)
+    # No failpoint: a file in memory, which ends with its process.
     os.write(file, f"[{_SERVICE}]\nsslpassword={passphrase}\n".encode())
     return make_dsn(dsn, service=_SERVICE), f"/proc/self/fd/{file}"
 

@@ -93,7 +93,7 @@ def new(
     from omnisupport_ingest.contracts.documents import program_file
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
     from omnisupport_ingest.durable import create_exclusively
-    from omnisupport_ingest.failpoints import gate
+    from omnisupport_ingest.failpoints import failpoint
 
     if env is not None and file is not None:
         raise click.UsageError("Give one of --env and --file.")
@@ -122,8 +122,9 @@ def new(
         document["schedule"] = {"sync_every": every}
         document["kafka"] = {"topics": list(topics), "settings": {"bootstrap.servers": servers}}
     source_of(document, path)
+    # No failpoint: a folder: one that is there already is as good.
     path.parent.mkdir(parents=True, exist_ok=True)
-    with gate("contract.file", path):
+    with failpoint("contract.file", path):
         created = create_exclusively(path, document_text(document).encode())
     if not created:
         raise click.UsageError(f"{path} is there already; edit it, or take another name.")

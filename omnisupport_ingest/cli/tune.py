@@ -158,6 +158,7 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
     usual = open_settings().batch_max_bytes
     points = _measure(load, settings_to_try(options["intervals"], options["sizes"], usual))
     chosen = recommend(points, bounds)
+    # No failpoint: a drawing for people; the same command makes it again.
     replace(out, drawn(points).encode())
     if write and chosen is not None:
         _write(chosen)
@@ -211,6 +212,7 @@ def _write(chosen: Point) -> None:
         before, mode = path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777
     except FileNotFoundError:
         before, mode = "", 0o600
+    # No failpoint: the .env with one line changed, in one step: the old or the new one.
     replace(path, env_with(before, {_VARIABLE: _value(chosen)}).encode())
     path.chmod(mode)
     if (value := os.environ.get(_VARIABLE)) is not None:

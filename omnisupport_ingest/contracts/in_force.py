@@ -31,7 +31,7 @@ from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.names import lake_name
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home, HomeMismatch
 from omnisupport_ingest.json_values import FieldProblem, read_note
@@ -187,7 +187,7 @@ def use(settings: Settings, home: Home, contracts: str | None, decision_table: s
 
 
 def _write(chosen: InForce, home: Home) -> None:
-    with gate("home.in_force"):
+    with failpoint("home.in_force"):
         replace(home.path / RECORD, _document(chosen, home.path))
 
 

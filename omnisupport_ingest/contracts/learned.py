@@ -15,7 +15,7 @@ from typing import Any
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 
@@ -54,9 +54,10 @@ class LearnedColumns:
         }
         if not new:
             return
+        # No failpoint: a folder: one that is there already is as good.
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         document = asdict(Learned(held | {table: mine | new}))
-        with gate("home.learned"):
+        with failpoint("home.learned"):
             replace(self._file, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 
     def _read(self) -> dict[str, dict[str, str]]:

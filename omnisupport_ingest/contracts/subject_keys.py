@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
 
 FILE = "keys/subjects.sqlite"
@@ -126,7 +126,7 @@ class SubjectKeys:
 
         Durable then. ``SubjectKeysUnreadable`` if the file that the home had is not there.
         """
-        with self._open() as base, gate("pii.subject_keys", "keys"):
+        with self._open() as base, failpoint("pii.subject_keys", "keys"):
             self._note(base)
             ids = _ids(base, subjects)
             base.execute("BEGIN IMMEDIATE")
@@ -171,7 +171,7 @@ class SubjectKeys:
         Who has no key yet is given none any more.
         """
         when = datetime.now(UTC).isoformat()
-        with self._open() as base, gate("pii.subject_keys", "destroy"):
+        with self._open() as base, failpoint("pii.subject_keys", "destroy"):
             base.execute("BEGIN IMMEDIATE")
             gone = 0
             for each in ids:
@@ -185,7 +185,7 @@ class SubjectKeys:
 
     def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
         """Note the windows of ``source`` that hold what destroyed keys encrypted: they are made again."""
-        with self._open() as base, gate("pii.subject_keys", "windows"):
+        with self._open() as base, failpoint("pii.subject_keys", "windows"):
             base.execute("BEGIN IMMEDIATE")
             base.executemany(
                 "INSERT OR IGNORE INTO windows VALUES (?, ?, ?)",
@@ -236,6 +236,7 @@ class SubjectKeys:
         if self._noted.exists():
             raise self._another("is not there, though values have landed encrypted")
         folder = self.path.parent
+        # No failpoint: its folder, and a draft that is no store of keys until pii.subject_keys links it.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = folder / f".{self.path.name}.{secrets.token_hex(8)}"
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -244,7 +245,7 @@ class SubjectKeys:
                 base.execute("PRAGMA synchronous = FULL")
                 base.executescript(_TABLES)
                 base.execute("INSERT INTO store VALUES (1, ?)", (secrets.token_bytes(_KEY_BYTES),))
-            with gate("pii.subject_keys", "store"):
+            with failpoint("pii.subject_keys", "store"):
                 try:
                     os.link(draft, self.path)
                 except FileExistsError:
@@ -263,7 +264,7 @@ class SubjectKeys:
         (secret,) = base.execute("SELECT secret FROM store").fetchone()
         own = hashlib.blake2b(key=secret, digest_size=_NOTE_BYTES, person=b"note").hexdigest()
         if not self._noted.exists():
-            with gate("pii.subject_keys", "note"):
+            with failpoint("pii.subject_keys", "note"):
                 create_exclusively(self._noted, f"{own}\n".encode())
         if read_file(self._noted).strip() != own.encode():
             raise self._another("is not the one by which values have landed encrypted in this home")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 
 FILE = "pii_tokens.sqlite"
 
@@ -57,7 +57,7 @@ class TokenMap:
         """Make the map if it is not there. Durable then."""
         if self.version() != NO_MAP:
             return
-        with gate("pii.tokens", "map"):
+        with failpoint("pii.tokens", "map"):
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with self._open() as base:
                 _tables(base)
@@ -73,7 +73,7 @@ class TokenMap:
             known = _known(base, texts)
             new = [text for text in texts if text not in known]
             if new:
-                with gate("pii.tokens", "tokens"):
+                with failpoint("pii.tokens", "tokens"):
                     base.execute("BEGIN IMMEDIATE")
                     base.executemany(
                         "INSERT OR IGNORE INTO tokens VALUES (?, ?)",
@@ -104,7 +104,7 @@ class TokenMap:
         token."""
         if not self.path.exists():
             return False
-        with self._open() as base, gate("pii.tokens", "forget"):
+        with self._open() as base, failpoint("pii.tokens", "forget"):
             # What is deleted is overwritten, so the file has no byte of it.
             base.execute("PRAGMA secure_delete = ON")
             return base.execute("DELETE FROM tokens WHERE token = ?", (token,)).rowcount > 0
@@ -125,6 +125,7 @@ class TokenMap:
 
 def _tables(base: sqlite3.Connection) -> None:
     base.execute("BEGIN IMMEDIATE")
+    # No failpoint: inside pii.tokens, where the map is made.
     base.execute("CREATE TABLE IF NOT EXISTS map (one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT)")
     base.execute("INSERT OR IGNORE INTO map VALUES (1, ?)", (secrets.token_hex(8),))
     base.execute(

@@ -21,7 +21,7 @@ from dagster._core.utils import make_new_backfill_id
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 
 _FINISHED = (
     BulkActionStatus.COMPLETED,
@@ -118,7 +118,7 @@ def launch_backfill(
         description=wanted.description or f"Replay of {len(windows)} windows of {source}.",
         run_config=None,
     )
-    with gate("dagster.backfill", backfill_id):
+    with failpoint("dagster.backfill", backfill_id):
         instance.add_backfill(backfill)
     return backfill_id
 

@@ -14,7 +14,7 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import checkpoints as lake_checkpoints
@@ -37,7 +37,7 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
             partition = checkpoint.window if each.partitioned else None
             if partition in known or partition == OUT_OF_RANGE or checkpoint.window in each.without:
                 continue
-            with gate("dagster.materialization", each.key.to_user_string()):
+            with failpoint("dagster.materialization", each.key.to_user_string()):
                 instance.report_runless_asset_event(
                     dg.AssetMaterialization(
                         each.key,

@@ -14,7 +14,7 @@ import dagster as dg
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.run_history import RunHistory
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.windows import WindowRange
 
@@ -75,7 +75,7 @@ def _run(
     if tables is not None:
         content = JobContent.of_job(source, job).visiting(tables)
         job = job.get_subset(asset_selection=content.assets, asset_check_selection=content.checks)
-    with gate("dagster.run", source):
+    with failpoint("dagster.run", source):
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,

@@ -12,7 +12,7 @@ import dagster as dg
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.kafka.run import KafkaSource
 from omnisupport_ingest.sources.kafka.sync import KafkaReport
@@ -45,7 +45,7 @@ def topics_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
         stands = {f"{topic}[{number}]": span.next for (topic, number), span in report.spans.items()}
         for fault in report.faults:
             context.log.error(f"{fault.problem} Fix: {fault.fix}")
-        with gate("sensor.answer"):
+        with failpoint("sensor.answer"):
             return dg.SensorResult(
                 skip_reason=_told(report),
                 cursor=json.dumps(stands) if stands else context.cursor,

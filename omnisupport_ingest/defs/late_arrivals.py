@@ -12,7 +12,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.backfills import Backfill, find_backfill, launch_backfill, windows_in_backfills
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.late_replay import Attempt, LateReplay, next_attempt, without_running
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -79,7 +79,7 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
             ),
             backfill_id=replay.name(attempt),
         )
-        with gate("sensor.answer", source):
+        with failpoint("sensor.answer", source):
             return dg.SensorResult(
                 skip_reason=f"Asked for backfill {backfill_id}: {replay.reason}.", cursor=backfill_id
             )

@@ -17,7 +17,7 @@ import dagster as dg
 
 from omnisupport_ingest import tracing
 from omnisupport_ingest.defs.keys import PROCESS_TAG
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
 
 _STARTED = [
@@ -47,6 +47,7 @@ class _NamesItsProcess(dg.Executor):
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         _record(plan_context.instance, plan_context.run_id, ProcessIdentity.current())
         with tracing.run(plan_context.run_id, plan_context.job_name):
+            # No failpoint: the steps of a run, which pass failpoints of their own.
             yield from self._executor.execute(plan_context, execution_plan)
 
 
@@ -84,9 +85,9 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
         if process.lives():
             continue
         # The pools first: a run that is marked failed is not looked at again.
-        with gate("dagster.pool", run.run_id):
+        with failpoint("dagster.pool", run.run_id):
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-        with gate("dagster.run_failed", run.run_id):
+        with failpoint("dagster.run_failed", run.run_id):
             instance.report_run_failed(
                 run, f"Its process ({process.pid}) is gone, and nobody had told of its end."
             )
@@ -95,6 +96,7 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def _record(instance: dg.DagsterInstance, run_id: str, process: ProcessIdentity) -> None:
+    # No failpoint: the name of a living process: without it, as with it, a run that was killed is a lost one.
     instance.add_run_tags(run_id, {PROCESS_TAG: process.text})
 
 

@@ -17,7 +17,7 @@ from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -52,7 +52,7 @@ def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
             # The tick is told as skipped with the fix; the cursor stays, and the next one tries again.
             return dg.SensorResult(skip_reason=f"{error.problem} Fix: {error.fix}", cursor=context.cursor)
         told = {each.table: each.cursor for each in report.tables}
-        with gate("sensor.answer"):
+        with failpoint("sensor.answer"):
             return dg.SensorResult(
                 skip_reason=_told(report),
                 cursor=json.dumps(told),

@@ -11,7 +11,7 @@ import dagster as dg
 
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.removed import HISTORY
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.old_files import sweep_old_files
@@ -82,7 +82,7 @@ def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: 
     wanted = dg.RunsFilter(statuses=_FINISHED, created_before=before)
     while runs := instance.get_run_ids(wanted, limit=_AT_ONCE):
         for run_id in runs:
-            with gate("dagster.old_run", run_id):
+            with failpoint("dagster.old_run", run_id):
                 instance.delete_run(run_id)
             removed += 1
     rebuild_materializations(instance, workspace)

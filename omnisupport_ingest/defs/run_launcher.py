@@ -31,7 +31,7 @@ from dagster._utils.interrupts import capture_interrupts
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.fork_server import ask
 
@@ -62,6 +62,8 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
             return
         # A child that was named and never began is not the run's process.
         self._name(run.run_id, None)
+        # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to be
+        # ended.
         super().launch_run(context)
 
     def terminate(self, run_id: str) -> bool:
@@ -69,6 +71,8 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")) if run is not None else None
         if run is None or run.is_finished or process is None or GRPC_INFO_TAG in run.tags:
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
+        # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to be
+        # ended.
         self._instance.report_run_canceling(run)
         if not process.lives():
             end_lost_runs(self._instance)
@@ -92,7 +96,7 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         text = process.text if process is not None else ""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(PROCESS_TAG, "") != text:
-            with gate("dagster.process", run_id):
+            with failpoint("dagster.process", run_id):
                 self._instance.add_run_tags(run_id, {PROCESS_TAG: text})
 
 
@@ -105,6 +109,8 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
         if run.status is not dg.DagsterRunStatus.NOT_STARTED or TAKE_NEW_TAG not in run.tags:
+            # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to
+            # be ended.
             return super().submit_run(context)
         running = self._instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES))
         queue = self._instance.get_concurrency_config().run_queue_config

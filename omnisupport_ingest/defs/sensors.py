@@ -17,7 +17,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, pending_windows
@@ -130,7 +130,7 @@ def wal_batches_sensor(
         cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, attempt)
         if not requests:
             return _nothing(_why_waiting(plan), cursor, observations)
-        with gate("sensor.answer"):
+        with failpoint("sensor.answer"):
             return dg.SensorResult(run_requests=requests, cursor=cursor.to_text(), asset_events=observations)
 
     return wal_batches

@@ -13,7 +13,7 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
@@ -54,7 +54,7 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
         requests = [each for each in found if each is not None]
         if not requests:
             return dg.SkipReason("Every target was synced at the version of its current state.")
-        with gate("sensor.answer"):
+        with failpoint("sensor.answer"):
             return dg.SensorResult(run_requests=requests)
 
     return dg.Definitions(

@@ -139,6 +139,7 @@ class Table:
             f"UPDATE {self.name} SET {', '.join(assignments)} "
             f"WHERE {' AND '.join(f'{column} = %s' for column in columns)}"
         )
+        # No failpoint: the traffic of the demo.
         cursor.execute(statement, (*new, *((at,) if at else ()), *old))
         return int(cursor.rowcount)
 
@@ -239,6 +240,7 @@ class Actor:
 
     def rows_of(self, query: str, parameters: Sequence[object] = ()) -> list[Key]:
         """Every row that ``query`` finds."""
+        # No failpoint: the traffic of the demo, a client of its source.
         self.cursor.execute(query, parameters)
         return [tuple(row) for row in self.cursor.fetchall()]
 
@@ -301,6 +303,7 @@ class Actor:
         self._changed(table, WorkloadReport(deletes=self.tables[table].delete(self.cursor, keys)))
 
     def truncate(self, table: str) -> None:
+        # No failpoint: the traffic of the demo, a client of its source.
         self.cursor.execute(f"TRUNCATE {self.tables[table].name}")
         self._changed(table, WorkloadReport(truncates=1))
 

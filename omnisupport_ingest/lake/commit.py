@@ -20,7 +20,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.storage import at_hand
@@ -109,7 +109,7 @@ def commit_actions(
     version = handle.version()
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
-        with gate("lake.commit", app_id):
+        with failpoint("lake.commit", app_id):
             handle.create_write_transaction(
                 list(actions),
                 mode="append" if replacing_all_with is None else "overwrite",

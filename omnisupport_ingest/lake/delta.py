@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.storage import storage_of
 
 _OF_STORE = "Error interacting with object store"
@@ -57,5 +57,5 @@ def keep_added(folder: Path, actions: Iterable[AddAction | RemoveAction], app_id
     storage = storage_of(folder)
     if storage.is_local:
         return
-    with gate("lake.upload", app_id):
+    with failpoint("lake.upload", app_id):
         storage.upload(folder / each.path for each in actions if isinstance(each, AddAction))

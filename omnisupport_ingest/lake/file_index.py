@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from deltalake import DeltaTable
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.file_index_tables import (
     AT,
     FORMAT,
@@ -152,7 +152,7 @@ class FileIndex:
         self.close()
         # The file last: while it is there, the others belong to it.
         for suffix in ("-wal", "-shm", "-journal", ""):
-            with gate("lake.listed", "removed"), contextlib.suppress(OSError):
+            with failpoint("lake.listed", "removed"), contextlib.suppress(OSError):
                 Path(f"{self._file}{suffix}").unlink()
 
     def _connected(self) -> sqlite3.Connection | None:
@@ -160,7 +160,7 @@ class FileIndex:
             return self._db
         self.close()
         try:
-            with gate("lake.listed", "new"):
+            with failpoint("lake.listed", "new"):
                 self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 # Open to its owner only, as the lake is.
                 os.close(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -170,7 +170,7 @@ class FileIndex:
         self._db, self._db_of = db, _inode(self._file)
         if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
             db.execute("PRAGMA journal_mode = WAL")
-            with gate("lake.listed", "tables"), writing(db):
+            with failpoint("lake.listed", "tables"), writing(db):
                 make_tables(db)
         db.execute("PRAGMA synchronous = NORMAL")
         return db
@@ -206,7 +206,7 @@ def _newest(db: sqlite3.Connection, table: TablePlace) -> NotedTable | None:
         news = list(entries(table, note.version))
         if not news:
             return note
-        with gate("lake.listed", table.name), writing(db):
+        with failpoint("lake.listed", table.name), writing(db):
             if known(db, table.name) == held:
                 return forward(db, number, note, table, news)
     return None
@@ -215,7 +215,7 @@ def _newest(db: sqlite3.Connection, table: TablePlace) -> NotedTable | None:
 def _learn(
     db: sqlite3.Connection, table: TablePlace, note: NotedTable, files: Iterable[ListedFile]
 ) -> NotedTable | None:
-    with gate("lake.listed", table.name), writing(db):
+    with failpoint("lake.listed", table.name), writing(db):
         held = known(db, table.name)
         if held is not None and held[1].version > note.version and _is_there(table, held[1]):
             # Another process was faster.
@@ -236,6 +236,7 @@ def _rows_of(
         held = known(db, name)
         if held is None or held[1].era != note.era or held[1].floor > note.version:
             return None
+        # No failpoint: a SELECT, put together elsewhere.
         return db.execute(sql, (held[0], note.version, note.version, *more)).fetchall()
     finally:
         db.execute("ROLLBACK")

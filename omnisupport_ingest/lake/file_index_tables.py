@@ -131,6 +131,7 @@ def forward(
         try:
             app_version = _apply(db, number, note, table.app_id, version, text)
         except (_Foreign, ValueError, KeyError, AttributeError, TypeError):
+            # No failpoint: inside the transaction that lake.listed stands around.
             db.execute("DELETE FROM file WHERE listed = ?", (number,))
             db.execute("DELETE FROM listed WHERE number = ?", (number,))
             return None
@@ -182,6 +183,7 @@ def _remove(
             return
         raise _Foreign
     since, facts = row
+    # No failpoint: inside the transaction that lake.listed stands around.
     db.execute(
         'UPDATE file SET until = ?, crc = ? WHERE listed = ? AND "window" = ? AND path = ? AND since = ?',
         (version, _crc(file.window, file.path, since, version, facts), number, file.window, file.path, since),
@@ -194,6 +196,7 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
         facts = json.dumps([file.bytes, file.rows, file.partition], separators=(",", ":"))
         crc = _crc(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
+    # No failpoint: inside the transaction that lake.listed stands around.
     db.executemany("INSERT INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
@@ -234,12 +237,14 @@ def known(db: sqlite3.Connection, name: str) -> tuple[int, NotedTable] | None:
 def put(db: sqlite3.Connection, number: int, note: NotedTable) -> None:
     text = json.dumps(to_plain(note), separators=(",", ":"))
     (name,) = db.execute("SELECT path FROM listed WHERE number = ?", (number,)).fetchone()
+    # No failpoint: inside the transaction that lake.listed stands around.
     db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, _crc(name, text), number))
 
 
 def make_tables(db: sqlite3.Connection) -> None:
     if db.execute("PRAGMA user_version").fetchone() == (FORMAT,):
         return
+    # No failpoint: inside the transaction that lake.listed stands around.
     db.execute("DROP TABLE IF EXISTS file")
     db.execute("DROP TABLE IF EXISTS listed")
     for statement in TABLES.split(";"):

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout, standing_task
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -224,6 +224,7 @@ class Output:
         self._rows, self._aside, self.scratch = folder / "rows", folder / "aside", folder / "scratch"
         self._beside = folder / "beside"
         for each in (folder, self._rows, self._aside, self._beside, self.scratch):
+            # No failpoint: a draft that no table names yet.
             each.mkdir(mode=0o700)
         self._schema, self._partition_by = schema, partition_by
         self._files: dict[Path, _Growing] = {}
@@ -249,6 +250,7 @@ class Output:
         Where the file system has no links, the file is copied.
         """
         folder = self._rows / "/".join(_folder_of(*each) for each in partition)
+        # No failpoint: a draft that no table names yet.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = folder / next(self._names)
         try:
@@ -267,6 +269,7 @@ class Output:
 
     def _file(self, folder: Path) -> _Growing:
         if folder not in self._files:
+            # No failpoint: a draft that no table names yet.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files[folder] = _Growing(folder, self._names)
         return self._files[folder]
@@ -303,6 +306,7 @@ class _Growing:
             self._writer = None
         if self._writer is None:
             path = self._folder / next(self._names)
+            # No failpoint: a draft that no table names yet.
             self._writer = pq.ParquetWriter(
                 path, rows.schema, compression="snappy", use_dictionary=repeating_texts(rows)
             )
@@ -355,13 +359,14 @@ def made_by_tasks(
     there of files holds here.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    # No failpoint: a draft that no table names yet.
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     draft.mkdir(mode=0o700)
     spec = table.spec
     schema = arrow_schema(spec.schema, without=())
     write = partial(_write, works=works, draft=draft, schema=schema, partition_by=spec.partition_by)
     try:
-        with gate("lake.write", spec.path), room_on_disk(spark, draft):
+        with failpoint("lake.write", spec.path), room_on_disk(spark, draft):
             outcomes = _outcomes(spark, write, len(works))
         if any(each["told"] is None for each in outcomes):
             yield None

@@ -331,6 +331,7 @@ def written_file(path: Path, order: KeyOrder) -> WrittenFile:
 
 
 def _write(rows: pa.Table, order: KeyOrder, folder: Path, kind: str = "part-") -> WrittenFile:
+    # No failpoint: a draft that no table names yet.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{kind}{uuid.uuid4().hex}.parquet"
     footers: list[pq.FileMetaData] = []

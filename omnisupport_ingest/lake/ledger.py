@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError
 
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, require_file
 from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
 from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
@@ -140,11 +140,12 @@ class Ledger:
         commit failed to delete what it may have added.
         """
         buffer = pa.BufferOutputStream()
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         pq.write_table(rows, buffer)
         content = buffer.getvalue().to_pybytes()
         name = f"entry-{version:08d}-{uuid.uuid4().hex}-{hashlib.sha256(content).hexdigest()}.parquet"
         path = self.folder / name
-        with gate("lake.ledger", path):
+        with failpoint("lake.ledger", path):
             create_exclusively(path, content)
         count, stats = delta_stats(path)
         return StagedFile(name, WHOLE_TABLE, (), count, path.stat().st_size, stats)

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from omnisupport_ingest import __version__
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.commit import NOTE, conflict
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.file_index_tables import NotedTable, TablePlace, digest_of
@@ -55,7 +55,7 @@ def put_entry(
         {"txn": {"appId": table.app_id, "version": note.app_version + 1, "lastUpdated": _now()}},
     ]
     content = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-    with gate("lake.commit", table.app_id):
+    with failpoint("lake.commit", table.app_id):
         held = digest_of(table.entry(note.version)) == note.entry
         if not held or not create_exclusively(table.entry(version), content):
             raise conflict(str(table.folder), note.version, _newest(table, note.version))
@@ -106,7 +106,7 @@ def _make_checkpoint(table: TablePlace, version: int) -> None:
     """Have a checkpoint stand for the entries up to ``version``; those that are older than the table keeps
     them leave the log. The commit is done by then, and the next one makes up for what fails here."""
     try:
-        with gate("lake.commit", "checkpoint"):
+        with failpoint("lake.commit", "checkpoint"):
             handle = open_delta(table.folder, version)
             handle.create_checkpoint()
             handle.cleanup_metadata()

@@ -20,7 +20,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.delta import is_delta, open_delta, reaching, table_uri
 from omnisupport_ingest.storage import storage_of
 
@@ -147,9 +147,10 @@ def open_with_schema(
     """
     wanted = delta_schema(schema)
     if not is_delta(folder):
+        # No failpoint: a folder: one that is there already is as good.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            with gate("lake.table", name), reaching(folder):
+            with failpoint("lake.table", name), reaching(folder):
                 DeltaTable.create(
                     table_uri(folder),
                     wanted,
@@ -172,7 +173,7 @@ def open_with_schema(
     missing = _missing(handle, wanted, partition_by)
     if missing:
         # Another process may add them in the same moment; what is still missing shows below.
-        with suppress(CommitFailedError), gate("lake.columns", name), reaching(folder):
+        with suppress(CommitFailedError), failpoint("lake.columns", name), reaching(folder):
             handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
         handle = open_delta(folder)
         missing = _missing(handle, wanted, partition_by)

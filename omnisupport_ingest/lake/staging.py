@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout, standing_task
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
@@ -91,10 +91,11 @@ def stage_frame(
     _check_columns(table, frame)
     standing_task.release()
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    # No failpoint: the staging folder, and a draft in it that no table names.
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         with (
-            gate("lake.write", spec.path),
+            failpoint("lake.write", spec.path),
             room_on_disk(frame.sparkSession, draft),
             _compiled(frame.sparkSession, rows),
         ):
@@ -115,9 +116,10 @@ def stage_folders(
     The files leave ``folders``. The other parameters and errors are those of ``stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    # No failpoint: a draft that no table names yet.
     draft.parent.mkdir(mode=0o700, exist_ok=True)
     try:
-        with gate("lake.write", table.spec.path):
+        with failpoint("lake.write", table.spec.path):
             gathered(folders, draft)
         return place_draft(table, draft, unit=unit, generation=generation)
     finally:
@@ -126,6 +128,7 @@ def stage_folders(
 
 def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
     """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``, which is returned."""
+    # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
     made = {whole}
     for folder in folders:
@@ -152,7 +155,7 @@ def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping
                 fix="Filter the frame to the windows in hand before it is staged.",
             )
         place = _place_of(table, window, generation[window], unit)
-        with gate("lake.place", spec.path):
+        with failpoint("lake.place", spec.path):
             _place(written, table.folder / place)
         staged += _staged(table.folder, place, window, spec.partition_by)
     return StagedFiles(tuple(staged))
@@ -169,11 +172,12 @@ def place_files(
     """
     # A folder that no task knows: one that Spark has given up, or runs twice, may still write to ``draft``.
     whole = draft / f"whole-{uuid.uuid4().hex}"
+    # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
     for name in names:
         os.rename(draft / name, whole / name)
     place = _place_of(table, layout.WHOLE_TABLE, generation, unit)
-    with gate("lake.place", table.spec.path):
+    with failpoint("lake.place", table.spec.path):
         _place(whole, table.folder / place)
     return sorted(f"{place}/{file.name}" for file in (table.folder / place).glob("*.parquet"))
 
@@ -268,6 +272,7 @@ def _place(written: Path, place: Path) -> None:
         each.chmod(0o700 if each.is_dir() else 0o600)
         if each.suffix == ".parquet":
             sync_file(each)
+    # No failpoint: lake.place stands around its calls.
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         # A fresh time keeps ``sweep`` away until the commit.

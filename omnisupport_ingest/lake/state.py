@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import parse_json, require_file
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -129,10 +129,11 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
     """
     metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: state.to_text().encode()}
     buffer = pa.BufferOutputStream()
+    # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
     pq.write_table(schema.with_metadata(metadata).empty_table(), buffer)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = buffer.getvalue().to_pybytes()
-    with gate("lake.state", path):
+    with failpoint("lake.state", path):
         while not create_exclusively(path, content):
             try:
                 os.utime(path)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.table import LakeTable
@@ -117,11 +117,11 @@ def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime
     """Delete them, and what is only here: drafts, and copies that nobody has read since ``before``."""
     storage, removed = storage_of(folder), []
     for each in _objects_of(folder, unreferenced, before):
-        with gate("lake.sweep_delete", each.path):
+        with failpoint("lake.sweep_delete", each.path):
             storage.unlink(each.path)
         removed.append(each.path.relative_to(folder).as_posix())
     for copy in folder.rglob("*.parquet"):
-        with contextlib.suppress(FileNotFoundError), gate("lake.sweep_delete", copy):
+        with contextlib.suppress(FileNotFoundError), failpoint("lake.sweep_delete", copy):
             found = copy.stat()
             if max(found.st_mtime, found.st_atime) < before.timestamp():
                 copy.unlink()
@@ -163,16 +163,17 @@ def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
 
 def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
     aside = staging / f"swept-{uuid.uuid4().hex}"
+    # No failpoint: a folder: one that is there already is as good.
     staging.mkdir(mode=0o700, exist_ok=True)
     try:
         if target.stat().st_mtime >= limit:
             return False
-        with gate("lake.sweep", target):
+        with failpoint("lake.sweep", target):
             os.rename(target, aside)
     except FileNotFoundError:
         return False
     if aside.stat().st_mtime >= limit:
-        with gate("lake.sweep", target):
+        with failpoint("lake.sweep", target):
             os.rename(aside, target)
         return False
     _delete(aside)
@@ -181,7 +182,7 @@ def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
 
 def _delete(path: Path) -> None:
     """Delete a folder, or the single file that a sweep had moved aside."""
-    with gate("lake.sweep_delete", path):
+    with failpoint("lake.sweep_delete", path):
         if path.is_dir():
             # What clears up after a killed writer may be at work in it.
             shutil.rmtree(path, ignore_errors=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.storage import create_exclusively
@@ -56,7 +56,7 @@ class AcceptedLosses:
     ) -> AcceptedLoss:
         """Write the note of ``epoch``, before its first capture. Durable when this returns."""
         loss = AcceptedLoss(epoch, datetime.now(UTC), by, reason, lost_from, lost_to, of_another_history)
-        with gate("landing.accepted_loss"):
+        with failpoint("landing.accepted_loss"):
             create_exclusively(self._file(epoch), encode(loss))
         return loss
 

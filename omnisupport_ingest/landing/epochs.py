@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
@@ -79,7 +79,7 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
 def write_epoch(folder: Path, record: EpochRecord) -> None:
     """Make ``record`` durable; ``EpochContested`` if an epoch of that number has begun already."""
     file = _file(folder, record.number)
-    with gate("landing.epoch"):
+    with failpoint("landing.epoch"):
         created = create_exclusively(file, encode(record))
     if not created:
         raise EpochContested(

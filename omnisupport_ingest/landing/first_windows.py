@@ -73,6 +73,7 @@ class FirstWindows:
         # An empty name: a temporary file of SQLite's, without a name, gone with the connection.
         self._base = sqlite3.connect("", isolation_level=None)
         self._base.execute("PRAGMA journal_mode = OFF")
+        # No failpoint: a temporary database of one landing.
         self._base.execute(
             'CREATE TABLE home (lsn INTEGER, ordinal INTEGER, identity TEXT, rank INTEGER, "window" TEXT, '
             "PRIMARY KEY (lsn, ordinal, identity)) WITHOUT ROWID"
@@ -138,6 +139,7 @@ class FirstWindows:
         homes = [other, part] if other.rank & _IN_SAME_BATCH else [other]
         for home in homes:
             rank = home.rank + (_IN_SENTINEL if home.window == OUT_OF_RANGE else 0)
+            # No failpoint: a temporary database of one landing.
             self._base.executemany(
                 "INSERT INTO home VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET rank = excluded.rank, "
                 '"window" = excluded."window" WHERE excluded.rank < rank',

@@ -12,7 +12,7 @@ import shutil
 import weakref
 from pathlib import Path
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.locks import try_lock
 
 
@@ -27,6 +27,7 @@ class FolderLock:
     def take(cls, folder: Path) -> FolderLock | None:
         """Lock ``folder``, making it if it is not there; none if another writer holds it."""
         while True:
+            # No failpoint: a folder: one that is there already is as good.
             folder.mkdir(exist_ok=True, mode=0o700)
             try:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -43,7 +44,7 @@ class FolderLock:
     def remove_contents(self) -> None:
         """Delete everything in the folder."""
         for entry in list(os.scandir(self.folder)):
-            with gate("landing.clear", self.folder.name):
+            with failpoint("landing.clear", self.folder.name):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
                 else:
@@ -53,6 +54,7 @@ class FolderLock:
         """Let go of the folder, removing it if it is empty."""
         if self._close.alive:
             with contextlib.suppress(OSError):  # a folder that holds data stays
+                # No failpoint: only an empty folder goes, and then nothing is lost.
                 self.folder.rmdir()
             self._close()
 

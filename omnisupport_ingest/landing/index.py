@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.index_tables import (
     BEHIND,
     FORMAT_VERSION,
@@ -243,7 +243,7 @@ class LandingIndex:
         change its folder. Costs a look at every file."""
         with self._mine(), contextlib.suppress(OSError, sqlite3.Error, Damaged):
             db = self._connected()
-            with self._alone(), gate("landing.index", "look"), writing(db):
+            with self._alone(), failpoint("landing.index", "look"), writing(db):
                 db.execute("UPDATE meta SET stamp = NULL")
 
     # --- what it learns ---------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class LandingIndex:
 
     def _add(self, db: sqlite3.Connection, added: list[Manifest]) -> None:
         stamp = self._stamp()
-        with gate("landing.index", added[0].batch_id if added else ""), writing(db):
+        with failpoint("landing.index", added[0].batch_id if added else ""), writing(db):
             for manifest in added:
                 written = os.stat(self._manifests / f"{manifest.batch_id}{SUFFIX}")
                 insert(db, manifest, written.st_size, written.st_mtime_ns)
@@ -302,7 +302,7 @@ class LandingIndex:
                     self._bring_up(db)
                     with contextlib.suppress(_Outdated):
                         return question(db)
-                    with gate("landing.index", "epochs"), writing(db):
+                    with failpoint("landing.index", "epochs"), writing(db):
                         fold(db, starts or {})
                     return question(db)
             except (sqlite3.Error, Damaged, ValueError, TypeError, LookupError) as problem:
@@ -329,12 +329,13 @@ class LandingIndex:
         if self._is_current(db):
             return
         stamp = self._stamp()
-        with gate("landing.index", "all"), writing(db):
+        with failpoint("landing.index", "all"), writing(db):
             self._compare(db)
             db.execute("UPDATE meta SET stamp = ?", (stamp,))
 
     def _compare(self, db: sqlite3.Connection) -> None:
         """Make ``db`` say what the manifests in the folder say, but for the standings of epochs."""
+        # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
         db.execute(
             "CREATE TEMP TABLE IF NOT EXISTS listed (id TEXT PRIMARY KEY, size INTEGER, changed INTEGER)"
         )
@@ -433,11 +434,12 @@ class LandingIndex:
         return self._db
 
     def _create(self) -> None:
+        # No failpoint: an empty file in the place of the index: it is made anew.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._remove()
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.close(descriptor)
-        with gate("landing.index", "new"):
+        with failpoint("landing.index", "new"):
             db = connect(self._file)
             try:
                 self._make(db)
@@ -448,6 +450,8 @@ class LandingIndex:
         made_for = self._made_for() if db is not self._memory else ""
         with writing(db):
             for statement in TABLES.split(";"):
+                # No failpoint: inside the transaction that landing.index stands around; or of an index in
+                # memory.
                 db.execute(statement)
             db.execute("INSERT INTO meta VALUES (1, ?, NULL, ?, 0, 0, 0)", (made_for, uuid.uuid4().hex))
 
@@ -462,7 +466,7 @@ class LandingIndex:
     def _remove(self) -> None:
         # The file last: while it is there, the others belong to it.
         for name in ("-wal", "-shm", "-journal", ""):
-            with gate("landing.index", "removed"):
+            with failpoint("landing.index", "removed"):
                 Path(f"{self._file}{name}").unlink(missing_ok=True)
 
     def _close(self) -> None:

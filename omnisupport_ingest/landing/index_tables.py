@@ -85,6 +85,7 @@ def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) 
     batch_id = manifest.batch_id
     line, windows = BatchLine.of(manifest).to_text(), json.dumps(manifest.windows)
     crc = _crc(batch_id, line, windows)
+    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
     db.execute("UPDATE meta SET newest = newest + 1, batches = batches + 1, digest = digest + ?", (crc,))
     db.execute(
         "INSERT INTO batch VALUES ((SELECT newest FROM meta), ?, ?, ?, ?, ?, ?)",
@@ -118,6 +119,7 @@ def digest_of(names: Iterable[str]) -> int:
 def forget(db: sqlite3.Connection, batch_id: str) -> None:
     """Take away all that ``insert`` added; the standing of the epoch is to be folded afresh."""
     epoch_of = "SELECT line, windows, crc FROM batch WHERE id = ?"
+    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
     line, windows, crc = db.execute(epoch_of, (batch_id,)).fetchone()
     db.execute("UPDATE meta SET batches = batches - 1, digest = digest - ?", (crc,))
     db.execute("DELETE FROM batch WHERE id = ?", (batch_id,))
@@ -142,6 +144,7 @@ def forget(db: sqlite3.Connection, batch_id: str) -> None:
 
 
 def touch(db: sqlite3.Connection, epoch: int) -> None:
+    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
     db.execute("UPDATE epoch SET standing = '' WHERE number = ? AND standing IS NOT NULL", (epoch,))
 
 
@@ -174,6 +177,7 @@ def fold(db: sqlite3.Connection, starts: Starts) -> None:
             continue
         standing = EpochStanding.folded(number, start, _lines(db, number))
         if standing.chunks + standing.files == 0 and standing.last_stream is None:
+            # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
             db.execute("DELETE FROM epoch WHERE number = ?", (number,))
         else:
             _save(db, standing)

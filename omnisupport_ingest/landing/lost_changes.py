@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.storage import replace as replace_file
@@ -114,5 +114,5 @@ class LostChanges:
                 self._write(changed)
 
     def _write(self, stretches: Sequence[LostStretch]) -> None:
-        with gate("landing.lost_changes"):
+        with failpoint("landing.lost_changes"):
             replace_file(self._path, encode(LostInEpoch(self._epoch, tuple(stretches))))

@@ -78,12 +78,14 @@ class PartFiles:
             part.discard()
         self._open.clear()
         for path in self.paths:
+            # No failpoint: files that no manifest names; what stays, landing.clear removes.
             path.unlink(missing_ok=True)
 
     def _begin(self, window: str) -> _Part:
         if len(self._open) >= MAX_OPEN_FILES:
             self._end(next(iter(self._open)))
         path = self._folder / f"{window}-{len(self.paths):05d}-{self._token}.parquet"
+        # No failpoint: a file that no manifest names: it counts from landing.data on.
         path.touch(mode=0o600, exist_ok=False)
         self.paths.append(path)
         part = self._open[window] = _Part(path, window)
@@ -106,6 +108,7 @@ class _Part:
     rows_per_table: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        # No failpoint: the same file, open for writing.
         self._sink = pa.OSFile(str(self.path), "wb")
         self._parquet = pq.ParquetWriter(
             self._sink,

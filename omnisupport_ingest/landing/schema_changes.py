@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.storage import replace as replace_file
@@ -256,7 +256,7 @@ class SchemaChanges:
         return self._known
 
     def _write(self, seen: Seen) -> None:
-        with gate("landing.schema_changes"):
+        with failpoint("landing.schema_changes"):
             replace_file(self._path, encode(seen))
         self._known = seen
 

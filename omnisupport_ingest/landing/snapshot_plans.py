@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
@@ -108,8 +108,9 @@ class SnapshotPlans:
 
     def write(self, plan: SnapshotPlan) -> None:
         """Durable when this returns. Two plans never have one boundary's ordinal, so no two one name."""
+        # No failpoint: a folder: one that is there already is as good.
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        with gate("landing.snapshot_plan", plan.table):
+        with failpoint("landing.snapshot_plan", plan.table):
             create_exclusively(self._folder / _file_name(plan), encode(plan))
 
     def searched(self, plan: SnapshotPlan) -> Search | None:
@@ -121,7 +122,7 @@ class SnapshotPlans:
 
     def note_searched(self, plan: SnapshotPlan, search: Search) -> None:
         """Durable when this returns: what landed up to there is not read again for ``plan``, and may go."""
-        with gate("landing.snapshot_plan", plan.table):
+        with failpoint("landing.snapshot_plan", plan.table):
             replace(self._folder / f"{_SEARCHED}{_file_name(plan)}", encode(search))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.durable import sync_file, sync_folder
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing import integrity
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest, unreadable
@@ -150,6 +150,7 @@ class LandingStore:
         self._index = LandingIndex(self.folder / "index", self._manifests, self._parse, self._bring)
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
+                # No failpoint: a folder: one that is there already is as good.
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_folder(self.folder)
             sync_folder(root)
@@ -175,10 +176,10 @@ class LandingStore:
             raise ValueError(f"a batch of {manifest.source} does not belong to {self.source}")
         content = encode_manifest(manifest)
         self._refuse_break(manifest)
-        with gate("landing.data", manifest.batch_id):
+        with failpoint("landing.data", manifest.batch_id):
             self._make_durable(manifest)
         with self._index.adding() as add:
-            with gate("landing.manifest", manifest.batch_id):
+            with failpoint("landing.manifest", manifest.batch_id):
                 created = create_exclusively(self._manifest_file(manifest.batch_id), content)
             if created:
                 add(manifest)
@@ -419,7 +420,7 @@ class LandingStore:
         before, swept = datetime.now(UTC) - older_than, set()
         for each in self._storage.listed(self._data):
             if each.written < before and not self.exists(each.path.parent.name):
-                with gate("landing.clear", each.path.parent.name):
+                with failpoint("landing.clear", each.path.parent.name):
                     self._storage.unlink(each.path)
                 swept.add(each.path.parent.name)
         return sorted(swept)
@@ -452,6 +453,7 @@ class LandingStore:
                 if self._storage.is_local:
                     sync_file(path)
                 else:
+                    # No failpoint: landing.data stands around its calls.
                     self._storage.upload([path])
             except FileNotFoundError:
                 raise DamagedBatch(

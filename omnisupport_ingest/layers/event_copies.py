@@ -83,6 +83,7 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
     with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
         connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
+        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
         connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
         found = connection.query(_MARKS)
         assert found is not None, "a SELECT has a result"

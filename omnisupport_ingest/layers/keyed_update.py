@@ -81,6 +81,7 @@ class KeyedUpdate(ABC):
             versions=versions,
         )
         draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
+        # No failpoint: a draft that no table names yet.
         draft.mkdir(mode=0o700, parents=True)
         try:
             updated = self._updated(draft)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
@@ -63,8 +63,9 @@ def ask_for(workspace: Workspace, contract: TableContract) -> None:
     It holds for the contract as it is: another change of it asks again.
     """
     file = _file(workspace, contract)
+    # No failpoint: a folder: one that is there already is as good.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with gate("lake.retype", contract.name):
+    with failpoint("lake.retype", contract.name):
         replace(file, json.dumps(asdict(_Request(contract.fingerprint))).encode() + b"\n")
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares, rows_of
@@ -99,7 +99,7 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     ranges = ranges_of(target.files, rows_together=target.rows_per_file)
     if are_few(rows.files) and sent.refolded is None and not look_at_all:
         few = partial(_update_few, rows=rows, target=target, ranges=ranges)
-        with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+        with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
             found = standing_task.ask(sent.spark, few)
         if found is not None:
             return _collected(found, ranges)
@@ -113,7 +113,7 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     bounds = _shared_out(sample, ranges, looks)
     update = partial(_update, rows=rows, target=target, ranges=ranges, bounds=bounds, looks=looks)
     tasks = len(bounds) - 1
-    with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+    with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
         outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, OUTCOME).collect()
     return _collected(outcomes, ranges)
 
@@ -152,7 +152,7 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
         return []
     folder = target.draft / f"refolded-{uuid.uuid4().hex}"
     rows = sent.refolded.sortWithinPartitions(f"`{target.order.column}`")
-    with gate("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+    with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
         # Of small row groups in order a task reads those that have its keys.
         rows.write.option("parquet.block.size", _BYTES_OF_A_GROUP).parquet(f"file://{folder}")
     return [

@@ -223,6 +223,7 @@ def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) 
 
 def _noted(keys: pa.Array, draft: Path) -> str:
     """The file that the ``keys`` that must be folded again are written to."""
+    # No failpoint: a draft that no table names yet.
     draft.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = str(draft / f"refold-{uuid.uuid4().hex}.parquet")
     pq.write_table(pa.table([keys.cast(pa.string())], schema=_KEYS), path)

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 
 from omnisupport_ingest import __version__
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.lake.table import TableMark
@@ -132,6 +132,7 @@ class WindowIndex:
         self._count(new, 1)
         for flag in _FLAGS:
             if flag in old and flag not in new:
+                # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
                 db.execute('DELETE FROM flagged WHERE flag = ? AND "window" = ?', (flag, window))
             elif flag in new and flag not in old:
                 db.execute("INSERT OR REPLACE INTO flagged VALUES (?, ?)", (flag, window))
@@ -146,6 +147,7 @@ class WindowIndex:
         self._changed = True
         self.totals = Counter()
         for table in ("flagged", '"window"'):
+            # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
             self._db_open().execute(f"DELETE FROM {table}")
 
     def flagged(self, flag: str) -> list[str]:
@@ -207,7 +209,7 @@ class WindowIndex:
         noted = replace(note, revision=uuid.uuid4().hex, totals=dict(self.totals))
         text = json.dumps(to_plain(noted), separators=(",", ":"))
         db = self._db_open()
-        with gate("lake.noted", self._file or ""):
+        with failpoint("lake.noted", self._file or ""):
             self._note_held(db, time.time())
             db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, _crc(text)))
             db.execute("COMMIT")
@@ -224,7 +226,7 @@ class WindowIndex:
         self.close()
         # The file last: while it is there, the others belong to it.
         for suffix in ("-wal", "-shm", "-journal", ""):
-            with gate("lake.noted", "removed"), contextlib.suppress(OSError):
+            with failpoint("lake.noted", "removed"), contextlib.suppress(OSError):
                 Path(f"{self._file}{suffix}").unlink()
 
     def keep_in_memory(self) -> None:
@@ -246,6 +248,7 @@ class WindowIndex:
         if last is None or last[0] != text:
             db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", (now, text, _crc(text)))
         oldest = "(SELECT max(at) FROM past WHERE at <= ?)"
+        # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
         db.execute(f"DELETE FROM past WHERE at < {oldest}", (now - _PAST_SECONDS,))
 
     def _count(self, numbers: Mapping[str, int], sign: int) -> None:
@@ -274,7 +277,7 @@ class WindowIndex:
         return self._opened(self._file)
 
     def _opened(self, file: Path) -> sqlite3.Connection:
-        with gate("lake.noted", "new"):
+        with failpoint("lake.noted", "new"):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Open to its owner only, as the lake is.
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -282,7 +285,7 @@ class WindowIndex:
         self._db_of = _inode(file)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        with gate("lake.noted", "tables"):
+        with failpoint("lake.noted", "tables"):
             self._db.execute("BEGIN IMMEDIATE")
             if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 for statement in _TABLES.split(";"):

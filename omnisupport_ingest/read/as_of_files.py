@@ -55,6 +55,7 @@ def write_tables(
     """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
@@ -90,4 +91,5 @@ def _remove_left_behind(folder: Path) -> None:
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
+            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
             shutil.rmtree(scratch, ignore_errors=True)

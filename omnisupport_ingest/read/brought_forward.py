@@ -80,6 +80,7 @@ class MovedOn:
         if not self.whole:
             stayed = compare(self.contract, self.expected, self.files, sample=self.sample)
         with self._connect() as connection:
+            # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
             connection.execute(f"CREATE VIEW lake AS {select_lake(self.contract, self.files)}")
             connection.execute(f"CREATE VIEW forward AS {select_lake(self.contract, forward)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
@@ -114,6 +115,7 @@ class MovedOn:
         """Fold the newer events; return the files of the rows that the dimension should show now."""
         events, folder = self.expected.with_suffix(".events"), self.expected.with_suffix(".forward")
         with self._connect() as connection:
+            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
             connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
             connection.execute(f"COPY ({self._events()}) TO {text(str(events))} (FORMAT parquet)")

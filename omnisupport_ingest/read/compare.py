@@ -100,6 +100,7 @@ def compare(
         connection.execute("SET TimeZone = 'UTC'")
         # What does not fit into memory goes beside the rows, not into the working directory.
         connection.execute(f"SET temp_directory = {text(str(expected.parent / 'spill'))}")
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         connection.execute(f"CREATE VIEW source_rows AS {select_source(contract, expected)}")
         connection.execute(f"CREATE VIEW lake_rows AS {select_lake(contract, files)}")
         connection.execute(f"CREATE TABLE moved_on AS {_moved_on(contract, sample)}")

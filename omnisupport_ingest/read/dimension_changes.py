@@ -245,6 +245,7 @@ def _rows_of(
                 f"SELECT _cdc_key FROM ({keys}) LEFT JOIN {new} n USING (_cdc_key)"
                 f" LEFT JOIN {old} o USING (_cdc_key) ORDER BY {order} LIMIT {most:d}"
             )
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         connection.execute(f"CREATE TABLE keys AS {keys}")
         after, before = (_of_keys(connection, name) for name in (new, old))
     return after, before
@@ -258,6 +259,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]
     if files:
         listed = ", ".join("'" + each.replace("'", "''") + "'" for each in files)
         source = f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true)"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
     else:
         connection.execute(

@@ -52,6 +52,7 @@ class DimensionRanges:
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
         self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
         parts = ", ".join(f"{part} VARCHAR" for part in self._parts)
         self._connection.execute(f"CREATE TABLE left_out ({parts})")
@@ -68,6 +69,7 @@ class DimensionRanges:
         rows = list(keys)
         if rows:
             marks = ", ".join("?" * len(self._parts))
+            # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
             self._connection.executemany(f"INSERT INTO left_out VALUES ({marks})", rows)
             self._leaves_out = True
 
@@ -78,6 +80,7 @@ class DimensionRanges:
         """
         parts = ", ".join(f"coalesce({part}, '')" for part in self._parts)
         query = f"SELECT {parts} FROM lake l WHERE len(l._cdc_unresolved) > 0 LIMIT {most}"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         return [tuple(each) for each in self._connection.execute(query).fetchall()]
 
     def even_cuts(self) -> list[str]:
@@ -93,6 +96,7 @@ class DimensionRanges:
             f"SELECT DISTINCT {first_key(self._contract)} AS k FROM {files} l"
             f" WHERE file_row_number % {ROWS_BETWEEN_CUTS} = 0 AND k IS NOT NULL ORDER BY k"
         )
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         return [str(key) for (key,) in self._connection.execute(query).fetchall()]
 
     def cuts(self, span: KeySpan, parts: int) -> list[str]:
@@ -136,6 +140,7 @@ class DimensionRanges:
         numbers = ", ".join(row_number("digest", number) for number in (1, 2))
         parts = ", ".join(self._parts)
         query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         rows = self._connection.execute(query).fetchall()
         return {tuple(key): (first, second) for *key, first, second in rows}
 

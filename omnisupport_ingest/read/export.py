@@ -24,7 +24,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, Kind
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, printable, require_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.looking import look
@@ -120,12 +120,13 @@ def write_file(
     """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
     _require_files(contract, files)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # No failpoint: the draft of an export, before export.file.
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         rows, unresolved = write_rows(contract, files, draft, form, deleted=deleted)
         sync_file(draft)
         size = draft.stat().st_size
-        with gate("export.file"):
+        with failpoint("export.file"):
             os.replace(draft, path)
             sync_folder(path.parent)
     except duckdb.IOException as error:
@@ -196,6 +197,7 @@ def write_rows(
     }[form]
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
+        # No failpoint: the same draft, written by a database in memory.
         connection.execute(f"CREATE VIEW lake AS {_rows(contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]

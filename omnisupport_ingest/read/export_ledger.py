@@ -17,7 +17,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.json_values import from_note, to_plain
 from omnisupport_ingest.landing.integrity import sha256_of
@@ -52,7 +52,7 @@ def note_export(home: Path, table: str, path: Path, rows: int) -> None:
     """Record that ``path`` was written with ``rows`` of ``table``. Durable on return."""
     entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
     line = json.dumps(to_plain(entry), ensure_ascii=False).encode() + b"\n"
-    with gate("export.file", FILE):
+    with failpoint("export.file", FILE):
         descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size

@@ -42,6 +42,7 @@ class DimensionKeys:
     def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
         """``files``: of the dimension. They are read when something is first asked."""
         self._contract, self._files = contract, files
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
         self._order = f"({', '.join(_part(i) for i in self._range)})"
 
@@ -61,6 +62,7 @@ class DimensionKeys:
             for n, start in enumerate((1, 1 + DIGITS))
         ]
         rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(self._contract, self._files)}) l"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         connection.execute(
             f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
             f" FROM ({rows}) l WHERE {is_at_source(self._contract)}"
@@ -91,6 +93,7 @@ class DimensionKeys:
     def ordinals(self, bounds: Bounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
         query = f"SELECT _cdc_key, _cdc_ordinal FROM alive WHERE {self._within(bounds)}"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         return dict(self._connection.execute(query).fetchall())
 
     def close(self) -> None:
@@ -117,6 +120,7 @@ class DimensionKeys:
         return " AND ".join(conditions)
 
     def _one(self, query: str) -> tuple[Any, ...]:
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         row = self._connection.execute(query).fetchone()
         assert row is not None
         return row

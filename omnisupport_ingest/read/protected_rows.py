@@ -41,6 +41,7 @@ def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
         names = [name for name in rows.schema_arrow.names if name.removeprefix("json:") not in dropped]
         hashed = [column.name for column in contract.columns if column.pii == HASH]
         every = [*names, *(HASHES_PREFIX + name for name in hashed)]
+        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with pq.ParquetWriter(draft, pa.schema([(name, pa.string()) for name in every])) as writer:
             for batch in rows.iter_batches(columns=names):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.json_values import read_note, to_plain
@@ -71,7 +71,7 @@ def verified_of(home: Home, contract: TableContract) -> Verified | None:
 def write_verified(home: Home, contract: TableContract, note: Verified) -> None:
     """Replace the note of a table, durable on return."""
     file = _file(home, contract)
-    with gate("home.verified", contract.name):
+    with failpoint("home.verified", contract.name):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace(file, json.dumps(to_plain(note), indent=2).encode() + b"\n")
 

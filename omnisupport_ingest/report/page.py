@@ -132,6 +132,7 @@ def html(home: str, sources: Sequence[SourceFacts], *, made: datetime | None = N
 def write(workspace: Workspace, path: Path, sources: Sequence[SourceFacts]) -> int:
     """Write the page to ``path`` in one step, for its owner only; returns its bytes."""
     content = html(str(workspace.home.path), sources).encode()
+    # No failpoint: a page for people; the same command makes it again.
     replace(path, content)
     return len(content)
 

@@ -22,7 +22,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.columnar import micros_of
 from omnisupport_ingest.cdc.history_update import ended
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
@@ -104,6 +104,7 @@ def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -
     if state is None or not files:
         return 0, 0
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    # No failpoint: a draft that no table names yet.
     draft.mkdir(mode=0o700, parents=True)
     leaving, written = ContentHash(), dict[str, WrittenFile]()
     generation = snapshot.version + 1
@@ -115,7 +116,7 @@ def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -
         versions=state.versions,
     )
     try:
-        with gate("lake.write", draft):
+        with failpoint("lake.write", draft):
             for file in files:
                 rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
                 old = ended(rows, micros_of(before))

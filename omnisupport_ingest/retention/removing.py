@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.durations import duration_text
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -238,9 +238,9 @@ def _delete(path: Path) -> int | None:
         size = path.stat().st_size
     except FileNotFoundError:
         return None
-    with gate("retention.landing", path):
+    with failpoint("retention.landing", path):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError), gate("retention.landing", path.parent):
+    with contextlib.suppress(OSError), failpoint("retention.landing", path.parent):
         path.parent.rmdir()
     return size
 

@@ -109,6 +109,7 @@ def remove_values(
         if not replaced:
             return
         draft = table.folder / layout.STAGING / uuid.uuid4().hex
+        # No failpoint: a draft that no table names yet.
         draft.mkdir(mode=0o700, parents=True)
         try:
             for window, old in replaced.items():
@@ -164,6 +165,7 @@ def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) ->
         rows = rows.set_column(place, rows.schema.field(name), pa.array(emptied, images.type))
     folders = [part for part in PurePosixPath(file.path).parts[:-1] if "=" in part]
     folder = draft.joinpath(*folders)
+    # No failpoint: a draft that no table names yet.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     pq.write_table(rows, folder / f"part-{uuid.uuid4().hex}.parquet", compression="snappy")
 

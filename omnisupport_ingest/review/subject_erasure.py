@@ -23,7 +23,7 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
 from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.landing.integrity import sha256_of
@@ -319,9 +319,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
+    # No failpoint: a folder: one that is there already is as good.
     path.parent.mkdir(mode=0o700, exist_ok=True)
     content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
-    with gate("pii.subject_keys", "certificate"):
+    with failpoint("pii.subject_keys", "certificate"):
         replace(path, content)
 
 

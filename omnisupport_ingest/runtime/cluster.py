@@ -22,7 +22,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.runtime.connect_address import by_socket
 from omnisupport_ingest.settings import PREFIX, Settings
@@ -123,7 +123,7 @@ def package_archive(folder: Path) -> Path:
     """Write the package into ``folder`` as a zip archive; its name follows from its content."""
     content = _archived()
     path = folder / f"omnisupport_ingest-{sha256(content).hexdigest()[:16]}.zip"
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(path, content)
     return path
 

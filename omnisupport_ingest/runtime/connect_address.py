@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.runtime.private_folders import socket_answers
@@ -45,7 +45,7 @@ class ConnectAddress:
 
     def write(self, run_folder: Path) -> None:
         """Record the address in ``run_folder``, readable by the owner only."""
-        with gate("runtime.file"):
+        with failpoint("runtime.file"):
             replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
 
     @classmethod
@@ -59,6 +59,7 @@ class ConnectAddress:
 
     @staticmethod
     def forget(run_folder: Path) -> None:
+        # No failpoint: tells what runs now; nothing in it outlives a restart.
         (run_folder / _FILE).unlink(missing_ok=True)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import psutil
 
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.cluster import properties_text, spark_home_folder
 from omnisupport_ingest.runtime.connect_address import ConnectAddress
@@ -104,6 +104,7 @@ async def serve(settings: Settings, home: Home, scratch: Scratch) -> int:
     ConnectAddress.forget(home.run)
     folder = socket_folder(home.run)
     for socket_file in folder.glob(_SOCKET.format("*")):
+        # No failpoint: tells what runs now; nothing in it outlives a restart.
         socket_file.unlink()
     # A fresh name, too: a client of the server before finds nothing, and does not come with an old token.
     path = folder / _SOCKET.format(secrets.token_hex(3))
@@ -144,7 +145,7 @@ def _start(
         "spark.connect.grpc.port.maxRetries": "0",
     }
     properties = home.run / "spark-connect.properties"
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(properties, properties_text(conf))
     spark_home = spark_home_folder()
     submit = str(spark_home / "bin" / "spark-submit")

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.private_folders import socket_folder
@@ -40,7 +40,7 @@ def write_dagster_home(settings: Settings, home: Home) -> None:
     """Write ``dagster.yaml`` into ``home.dagster``."""
     # JSON is YAML, and needs no YAML library here.
     text = json.dumps(_instance(settings, home), indent=2)
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(home.dagster / "dagster.yaml", f"# Written at every start.\n{text}\n".encode())
 
 
@@ -49,6 +49,7 @@ def remove_old_run_logs(home: Home, *, older_than: timedelta = RUN_LOGS_KEPT) ->
     oldest = time.time() - older_than.total_seconds()
     folders = [folder for folder in (home.logs / "runs").glob("*") if folder.stat().st_mtime < oldest]
     for folder in folders:
+        # No failpoint: logs older than a month; what stays goes at the next start.
         shutil.rmtree(folder, ignore_errors=True)
     return len(folders)
 
@@ -57,7 +58,7 @@ def write_workspace(home: Home, socket: Path) -> None:
     """Write ``workspace.yaml`` into ``home.dagster``: the code server behind the Unix socket ``socket``."""
     server = {"socket": str(socket), "location_name": LOCATION}
     text = json.dumps({"load_from": [{"grpc_server": server}]}, indent=2)
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(home.dagster / "workspace.yaml", f"# Written at every start.\n{text}\n".encode())
 
 

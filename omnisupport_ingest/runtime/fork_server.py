@@ -90,6 +90,7 @@ class ForkServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stopping", True))
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        # No failpoint: tells what runs now; nothing in it outlives a restart.
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))
         self._listener.listen(64)

@@ -68,6 +68,7 @@ class PidFile:
         # In one step: a part of it would name another process.
         draft = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
+            # No failpoint: tells what runs now; nothing in it outlives a restart.
             draft.write_text(f"{identity.text}\n")
             os.replace(draft, self._path)
             self._written = True
@@ -75,6 +76,7 @@ class PidFile:
     def remove(self) -> None:
         for path in (self._path, self._path.with_name(f".{self._path.name}.new")):
             with contextlib.suppress(OSError):
+                # No failpoint: tells what runs now; nothing in it outlives a restart.
                 path.unlink()
 
 

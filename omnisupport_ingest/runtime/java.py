@@ -121,6 +121,7 @@ def _run(command: list[str]) -> str | None:
 def _shim(cache: Path, real_home: Path) -> Path:
     """A ``JAVA_HOME`` below ``cache`` that starts the Java of ``real_home`` without the module."""
     home = cache / "java"
+    # No failpoint: a script made again wherever its content is not as it should be.
     (home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
     script = home / "bin" / "java"
     content = (

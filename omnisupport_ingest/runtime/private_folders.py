@@ -45,6 +45,7 @@ def socket_folder(run: Path) -> Path:
         target = link.readlink()
         if _is_private(target):
             return target
+        # No failpoint: tells what runs now; nothing in it outlives a restart.
         link.unlink()
     target = Path(tempfile.mkdtemp(prefix=_PREFIX))
     link.symlink_to(target)
@@ -55,6 +56,7 @@ def remove_socket_folder(run: Path) -> None:
     """Remove the folder that ``socket_folder`` made outside of the home, if it did."""
     link = run / _LINK
     if link.is_symlink() and _is_private(target := link.readlink()):
+        # No failpoint: tells what runs now; nothing in it outlives a restart.
         shutil.rmtree(target, ignore_errors=True)
 
 
@@ -83,6 +85,8 @@ class Scratch:
         parent = parent.expanduser().absolute()
         try:
             if settings.spark_local_dir is None:
+                # No failpoint: scratch that is removed, also that of a killed process, before it is made
+                # again.
                 parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_left_behind(parent)
             while True:
@@ -109,6 +113,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the folder with everything in it."""
+        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
 
@@ -124,6 +129,8 @@ def _remove_left_behind(parent: Path) -> None:
             continue
         try:
             if try_lock(descriptor):
+                # No failpoint: scratch that is removed, also that of a killed process, before it is made
+                # again.
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)

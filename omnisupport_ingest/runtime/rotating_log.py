@@ -55,6 +55,7 @@ class RotatingLog:
         try:
             descriptor = self._with_room_for(len(data))
             while rest:
+                # No failpoint: logs.
                 written = os.write(descriptor, rest)
                 self._line_ended = rest[written - 1] == ord("\n")
                 rest = rest[written:]
@@ -69,6 +70,7 @@ class RotatingLog:
         try:
             descriptor = self._with_room_for(len(note))
             size = os.fstat(descriptor).st_size
+            # No failpoint: logs.
             if os.write(descriptor, note) < len(note):
                 # A part of it would be repeated at every try.
                 os.ftruncate(descriptor, size)
@@ -85,6 +87,7 @@ class RotatingLog:
             return descriptor
         for number in range(self._kept - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
+                # No failpoint: logs.
                 os.replace(self._numbered(number), self._numbered(number + 1))
         os.replace(self._path, self._numbered(1))
         os.close(descriptor)
@@ -93,6 +96,7 @@ class RotatingLog:
 
     def _open(self) -> int:
         if self._descriptor is None:
+            # No failpoint: logs.
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return self._descriptor
 

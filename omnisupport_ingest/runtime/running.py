@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
@@ -35,13 +35,13 @@ def record_service(run_folder: Path, name: str) -> None:
     """Note that this process is the service ``name``, as its guard would under a supervisor."""
     me = ProcessIdentity.of(os.getpid())
     assert me is not None
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(run_folder / f"{name}.pid", f"{me.text}\n".encode())
 
 
 def record_ui_port(run_folder: Path, port: int) -> None:
     """Note where the Dagster UI listens, for processes that did not start it."""
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         replace(run_folder / _PORT_FILE, str(port).encode())
 
 

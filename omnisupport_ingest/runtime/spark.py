@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.runtime.cluster import (
     JAVA_OPTIONS,
     PYTHON,
@@ -160,7 +160,7 @@ def classic_session(settings: Settings) -> SparkSession:
         # What the builder is given stands on the command line of the JVM, which every user can read.
         own = spark_properties(settings)
         properties = scratch.tmp / "spark.properties"
-        with gate("runtime.file"):
+        with failpoint("runtime.file"):
             replace(properties, properties_text(own))
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
         conf = {name: value for name, value in conf.items() if name not in own or name == JAVA_OPTIONS}
@@ -227,7 +227,7 @@ def connect_session(settings: Settings, remote: str) -> SparkSession:
 
 
 def _send_package(spark: SparkSession, folder: Path) -> None:
-    with gate("runtime.file"), tempfile.TemporaryDirectory(prefix="package-", dir=folder) as scratch:
+    with failpoint("runtime.file"), tempfile.TemporaryDirectory(prefix="package-", dir=folder) as scratch:
         spark.addArtifacts(str(package_archive(Path(scratch))), pyfile=True)
 
 

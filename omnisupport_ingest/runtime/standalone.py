@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import parse_json
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.cluster import properties_text, spark_home_folder, spark_properties
@@ -69,7 +69,7 @@ def start_standalone(
         # 200, Spark's default, is for clusters that are larger than this machine.
         "spark.sql.shuffle.partitions": "4",
     }
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         folder.mkdir(mode=0o700, exist_ok=True)
         replace(properties, properties_text(conf | spark_properties(settings)))
     port, page = free_port(), free_port()
@@ -79,7 +79,7 @@ def start_standalone(
     for number in range(1, workers + 1):
         name = WORKER.format(number)
         own = folder / name
-        with gate("runtime.file"):
+        with failpoint("runtime.file"):
             own.mkdir(mode=0o700, exist_ok=True)
         offer = ("--cores", str(size.cores), "--memory", size.memory, "--work-dir", str(own))
         options = (*offer, "--port", "0", "--webui-port", "0", master)

@@ -29,7 +29,7 @@ from omnisupport_ingest.contracts.model import TableContract, TargetPolicy
 from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.sources.postgres.session.connect_errors import DatabaseLabel, first_line
@@ -214,6 +214,7 @@ class _Sync:
         policy = self._policy
         cursor.execute(f"SELECT 1 FROM pg_namespace WHERE nspname = {literal(policy.schema)}")
         if cursor.fetchone() is None:
+            # No failpoint: inside the transaction of the target, whose commit target.commit stands around.
             cursor.execute(f"CREATE SCHEMA {identifier(policy.schema)}")
         notes = qualified(policy.schema, NOTES)
         cursor.execute(f"SELECT to_regclass({literal(notes)})")
@@ -279,6 +280,7 @@ class _Sync:
         """The keys, positions and hashes that the target has, as a file."""
         path = scratch / "known.csv"
         columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
+        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
         with path.open("wb") as file:
             cursor.copy_expert(f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
         return path
@@ -286,6 +288,7 @@ class _Sync:
     def _merge(self, cursor: Any, difference: Difference, *, again: bool) -> tuple[int, int, int]:
         """Write the difference; rows written, taken back and deleted."""
         names = [identifier(column.name) for column in self._columns]
+        # No failpoint: inside the transaction of the target, whose commit target.commit stands around.
         cursor.execute("CREATE TEMP TABLE leaving (_cdc_key text, gone boolean) ON COMMIT DROP")
         _copy(cursor, "COPY leaving FROM STDIN", difference.leaving())
         cursor.execute(
@@ -308,7 +311,7 @@ class _Sync:
 
     def _commit(self, cursor: Any, state: CurrentState) -> None:
         policy, contract = self._policy, self._contract
-        with gate("target.commit", f"{policy.schema}.{policy.table}"):
+        with failpoint("target.commit", f"{policy.schema}.{policy.table}"):
             cursor.execute(
                 f"INSERT INTO {qualified(policy.schema, NOTES)} AS t VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
                 " now()) ON CONFLICT (table_name) DO UPDATE SET (source, contract, table_id, delta_version,"
@@ -449,6 +452,7 @@ def _scratch(workspace: Workspace) -> Iterator[Path]:
     for left in workspace.home.run.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
+            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
             shutil.rmtree(left, ignore_errors=True)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     with TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:

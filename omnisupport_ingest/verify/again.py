@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -71,7 +71,7 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
     ``changed``: settings that are others there. No process runs on ``home`` meanwhile. ``NotMadeAgain`` with
     the last line of what the pass says if it fails.
     """
-    with gate("runtime.file"):
+    with failpoint("runtime.file"):
         folder.mkdir(mode=0o700)
         for each in home.path.iterdir():
             if each.name not in _NOT_COPIED:

@@ -72,6 +72,7 @@ def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
         return []
     with duckdb.connect() as connection:
         query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false) GROUP BY 1"
+        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
         return connection.execute(query).fetchall()
 
 
@@ -151,6 +152,7 @@ def prove(
     secrets = workspace.secrets(contracts)
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
@@ -175,6 +177,7 @@ def _remove_left_behind(folder: Path) -> None:
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
+            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
             shutil.rmtree(scratch, ignore_errors=True)
 
 

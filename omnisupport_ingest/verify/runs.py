@@ -95,6 +95,7 @@ class IngestRuns:
         from omnisupport_ingest.runtime.dagster_home import dagster_environment
 
         environment = dagster_environment(self.settings, self.home)
+        # No failpoint: logs.
         with open(self.log, "ab" if self._log_begun else "wb", opener=_owner_only) as log:
             self._log_begun = True
             child = subprocess.Popen(

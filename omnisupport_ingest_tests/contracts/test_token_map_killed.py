@@ -1,4 +1,4 @@
-"""Who gives tokens is killed at the gates of the map; what was given stays, and the map is whole."""
+"""Who gives tokens is killed at the failpoints of the map; what was given stays, and the map is whole."""
 
 from __future__ import annotations
 

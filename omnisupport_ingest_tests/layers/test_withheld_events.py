@@ -46,7 +46,7 @@ TOO_LONG = Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",
 
 
 class Stopped(Exception):
-    """A run was ended at a gate."""
+    """A run was ended at a failpoint."""
 
 
 class StopAt:

@@ -1,4 +1,4 @@
-"""A small real pipeline whose processes die at gates: source, capture, layers, and the last word.
+"""A small real pipeline whose processes die at failpoints: source, capture, layers, and the last word.
 
 Every process is the real one (the command line, or the layers as a run does them) and dies by
 SIGKILL at a failpoint. ``CrashDesk.ends_well`` then lets everything run to its end and compares.
@@ -31,7 +31,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.verify.proof import Proof, prove
-from omnisupport_ingest_tests.recovery.dagster_storage import gate_storage
+from omnisupport_ingest_tests.recovery.dagster_storage import storage_with_failpoints
 from omnisupport_ingest_tests.recovery.traces import Trace
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 
@@ -47,14 +47,14 @@ TABLES = ("tickets",)
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a gate. ``of``: which of its passes, by a part of the object's name."""
+    """A point of a failpoint. ``of``: which of its passes, by a part of the object's name."""
 
-    gate: str
+    failpoint: str
     moment: str
     of: str = ""
 
     def __str__(self) -> str:
-        return f"{self.gate}.{self.moment}" + (f"@{self.of}" if self.of else "")
+        return f"{self.failpoint}.{self.moment}" + (f"@{self.of}" if self.of else "")
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class CrashDesk:
     """The points at which a process has died, in order."""
     withheld: list[int] = field(default_factory=list)
     """The tickets of which ``change`` had an event go to quarantine, in order."""
-    gated_storage: bool = False
-    """Whether what Dagster itself writes passes gates (``dagster_storage``)."""
+    failpoints_in_storage: bool = False
+    """Whether what Dagster itself writes passes failpoints (``dagster_storage``)."""
 
     @classmethod
     def made(
@@ -139,8 +139,8 @@ class CrashDesk:
         settings = self.source.settings
         workspace = self.workspace
         write_dagster_home(settings, workspace.home)
-        if self.gated_storage:
-            gate_storage(workspace.home.dagster)
+        if self.failpoints_in_storage:
+            storage_with_failpoints(workspace.home.dagster)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         return {**inherited, **dagster_environment(settings, workspace.home), "PYTHONWARNINGS": "ignore"}
 

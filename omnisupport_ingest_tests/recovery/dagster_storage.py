@@ -1,7 +1,7 @@
-"""Our storage of Dagster's records with gates around what the daemon writes: cursors of sensors, and runs.
+"""Our storage of Dagster's records with failpoints around what the daemon writes: sensors' cursors, and runs.
 
-Dagster writes these itself, so the package cannot put a gate there; ``gate_storage`` names the classes in
-``dagster.yaml``.
+Dagster writes these itself, so the package cannot put a failpoint there; ``storage_with_failpoints``
+names the classes in ``dagster.yaml``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.defs.dagster_storage import KeptRunStorage, KeptScheduleStorage, KeptSqliteStorage
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 
-DAGSTER_GATES = {
+DAGSTER_FAILPOINTS = {
     "dagster.launch": "a run that a tick asked for, recorded; it is launched next",
     "dagster.cursor": "the cursor that a tick gave back",
 }
@@ -23,7 +23,7 @@ class GatedSchedules(KeptScheduleStorage):
     """Where the daemon keeps cursors."""
 
     def update_instigator_state(self, state: Any) -> Any:
-        with gate("dagster.cursor", state.instigator_name):
+        with failpoint("dagster.cursor", state.instigator_name):
             return super().update_instigator_state(state)
 
 
@@ -31,7 +31,7 @@ class GatedRuns(KeptRunStorage):
     """Where the daemon records the runs that it is about to launch."""
 
     def add_run(self, dagster_run: Any) -> Any:
-        with gate("dagster.launch", dagster_run.job_name):
+        with failpoint("dagster.launch", dagster_run.job_name):
             return super().add_run(dagster_run)
 
 
@@ -44,7 +44,7 @@ class GatedStorage(KeptSqliteStorage):
         self._schedule_storage = GatedSchedules(self._schedule_storage._conn_string, self.kept)
 
 
-def gate_storage(dagster_home: Path) -> None:
+def storage_with_failpoints(dagster_home: Path) -> None:
     """Make the instance in ``dagster_home`` use the classes above, in the places that it uses anyway."""
     file = dagster_home / "dagster.yaml"
     text = file.read_text()

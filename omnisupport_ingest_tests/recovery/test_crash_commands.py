@@ -1,4 +1,4 @@
-"""Commands are killed at the gate of what they write, and do it when they are called again."""
+"""Commands are killed at the failpoint of what they write, and do it when they are called again."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_commands_killed_at_their_gates_are_carried_out_by_the_same_command(
     folder = desk.folder
 
     for attempt in range(times):
-        # After its gate a home is there, so the next one is another.
+        # After its failpoint a home is there, so the next one is another.
         home = folder / f"home-{attempt if moment == 'after' else 0}"
         made = {"OMNISUPPORT_HOME": str(home)}
         point = Point("home.marker", moment)

@@ -115,7 +115,7 @@ def dies_of_news(desk: CrashDesk, process: subprocess.Popen[str]) -> None:
     begins, and only what lands after that is asked for by another one."""
     give_up = time.monotonic() + SECONDS
     while process.poll() is None:
-        assert time.monotonic() < give_up, "the daemon has not come by the gate"
+        assert time.monotonic() < give_up, "the daemon has not come by the failpoint"
         desk.change()
         finished(desk.capture())
         with suppress(subprocess.TimeoutExpired):
@@ -139,7 +139,7 @@ def test_daemon_killed_between_tick_and_launch_and_cursor_asks_once_for_each_run
     crash_desk: CrashDesk, name: str, moment: str, times: int
 ) -> None:
     desk = crash_desk
-    desk.gated_storage = True
+    desk.failpoints_in_storage = True
     desk.change()
     finished(desk.capture())
     of = f"ingest_{SOURCE}" if name == "dagster.launch" else f"wal_batches_{SOURCE}"
@@ -170,7 +170,7 @@ def test_run_of_dagster_killed_within_is_asked_for_again_also_after_its_code_ser
         with daemon(desk):
             for deaths in range(1, times + 1):
                 if deaths > 1 and point.moment == "after":
-                    # The window holds its events then, so the next run does not come by the gate.
+                    # The window holds its events then, so the next run does not come by the failpoint.
                     desk.change()
                     finished(desk.capture())
                 until(partial(ended_by_failure, desk, deaths), SECONDS)

@@ -1,4 +1,4 @@
-"""The watcher of the inbox is killed at its gates; every file ends landed once, or refused with a reason."""
+"""The watcher of the inbox dies at its failpoints; every file is landed once, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers are killed at every gate of the lake, in every layer, once and three times in a row."""
+"""The layers are killed at every failpoint of the lake, in every layer, once and three times in a row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LAYERS = (
     "support_desk/net_changes/tickets",
     "support_desk/dim_tickets",
 )
-GATES = ("lake.write", "lake.place", "lake.state", "lake.commit")
+FAILPOINTS = ("lake.write", "lake.place", "lake.state", "lake.commit")
 """Passed by every unit of work of every layer."""
 
-COVERED = {*GATES, "lake.table", "lake.columns"}
+COVERED = {*FAILPOINTS, "lake.table", "lake.columns"}
 
 MOMENTS = ("before", "after")
 TIMES = (1, 3)
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("name", "moment", "times"), itertools.product(GATES, MOMENTS, TIMES))
+@pytest.mark.parametrize(("name", "moment", "times"), itertools.product(FAILPOINTS, MOMENTS, TIMES))
 def test_stages_killed_in_every_layer_end_as_the_source(
     crash_desk: CrashDesk, name: str, moment: str, times: int
 ) -> None:

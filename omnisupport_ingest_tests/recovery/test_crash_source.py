@@ -1,6 +1,6 @@
-"""Capture is killed at every gate between the source and landing; PostgreSQL is killed with it.
+"""Capture is killed at every failpoint between the source and landing; PostgreSQL is killed with it.
 
-Each chain goes through the gates in the order in which a start passes them, and dies at each, once or
+Each chain goes through the failpoints in the order in which a start passes them, and dies at each, once or
 three times in a row. A start that finds its effect done does not do it again, so what a first start
 does once is repeated by what repeats it: another contract, or another epoch.
 """
@@ -27,10 +27,10 @@ TIMES = (1, 3)
 
 @dataclass(frozen=True)
 class Step:
-    """A gate that the chain dies at. ``of``: which of its passes; ``again``: how capture is called
+    """A failpoint that the chain dies at. ``of``: which of its passes; ``again``: how capture is called
     to pass the point again after a death behind it."""
 
-    gate: str
+    failpoint: str
     of: str = ""
     again: Sequence[str] = ()
 
@@ -63,7 +63,7 @@ REPAIR = tuple(
     )
 )
 
-COVERED = {step.gate for step in (*FIRST_START, *REPAIR)} | {"landing.clear"}
+COVERED = {step.failpoint for step in (*FIRST_START, *REPAIR)} | {"landing.clear"}
 
 MORE_TABLES = ("ticket_comments", "agents")
 
@@ -77,7 +77,7 @@ def test_first_start_killed_at_every_gate_ends_as_the_source(
 ) -> None:
     desk = crash_desk
     for step in FIRST_START:
-        point = Point(step.gate, moment, step.of)
+        point = Point(step.failpoint, moment, step.of)
         for attempt in range(times):
             desk.change()
             if attempt and point == Point("source.publication", "after"):
@@ -97,7 +97,7 @@ def test_repair_by_a_new_epoch_killed_at_every_gate_is_made_by_the_same_command(
     desk.change()
     finished(desk.capture())
     for step in REPAIR:
-        point = Point(step.gate, moment)
+        point = Point(step.failpoint, moment)
         for _ in range(times):
             desk.change()
             died(desk.capture(*NEW_EPOCH, at=point), point)

@@ -43,8 +43,8 @@ def test_a_replay_killed_anywhere_loses_no_withheld_event(tmp_path: Path, warm: 
     story.land(BORN, TOO_LONG, OTHER_WINDOW)
     run(folder, warm)
     assert rows(folder) == [(1, None, "text", ["title"]), (2, "two", None, [])]
-    for number, (gate, moment, table, times) in enumerate(POINTS):
-        point = f"{gate}.{moment}@desk/{table}:{times}"
+    for number, (failpoint, moment, table, times) in enumerate(POINTS):
+        point = f"{failpoint}.{moment}@desk/{table}:{times}"
         # Raw stays as it is: made again, it would have everything judged again by the next run.
         process = start(folder, failpoint=point, remote=warm, judge=True)
         assert finish(process) == -signal.SIGKILL, (point, (folder / "pipeline.log").read_text()[-2000:])

@@ -1,4 +1,4 @@
-"""Retention is killed at its gates: nothing is missing that no record names, and the next call ends it."""
+"""Retention is killed at its failpoints: nothing is missing that no record names; the next call ends it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
 from omnisupport_ingest.sources.debezium.land import FileLanding
@@ -82,6 +82,7 @@ class Inbox:
 
     def _waiting(self, failed: list[Exception]) -> Iterator[Path]:
         """Every file; what keeps the files of a folder from being seen is added to ``failed``."""
+        # No failpoint: a folder: one that is there already is as good.
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in sorted(each for each in self.root.iterdir() if not each.name.startswith(".")):
             try:
@@ -129,22 +130,23 @@ def _is_one(path: Path) -> bool:
 def _moved(path: Path, folder: str, *, reason: str | None = None) -> Path:
     """``path`` moved into ``folder`` beside it, under a name that is free there, with its ``reason``."""
     target = path.parent / folder
+    # No failpoint: a folder: one that is there already is as good.
     target.mkdir(exist_ok=True, mode=0o700)
     number = 0
     while True:
         moved = target / (path.name if number == 0 else f"{path.name}.{number}")
         try:
             # Unlike a rename, a link does not replace what is there.
-            with gate("inbox.link", moved):
+            with failpoint("inbox.link", moved):
                 os.link(path, moved)
         except FileExistsError:
             number += 1
             continue
         if reason is not None:
             # Before the file is gone from where it waited: a crash in between judges it again.
-            with gate("inbox.reason", moved):
+            with failpoint("inbox.reason", moved):
                 replace(moved.with_name(f"{moved.name}.reason.txt"), reason.encode())
-        with gate("inbox.unlink", path):
+        with failpoint("inbox.unlink", path):
             os.unlink(path)
             sync_folder(target)
             sync_folder(path.parent)

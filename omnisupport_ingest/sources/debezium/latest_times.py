@@ -15,6 +15,7 @@ class LatestTimes:
         # An empty name: a temporary file of SQLite's, without a name, gone with the connection.
         self._base = sqlite3.connect("", isolation_level=None)
         self._base.execute("PRAGMA journal_mode = OFF")
+        # No failpoint: a temporary database of one reading.
         self._base.execute("CREATE TABLE latest (key TEXT PRIMARY KEY, ordinal INTEGER) WITHOUT ROWID")
 
     def comes_after_a_later_one(self, event: LandedEvent) -> bool:

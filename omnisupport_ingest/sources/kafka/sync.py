@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
@@ -356,5 +356,5 @@ class _Sync:
         from confluent_kafka import KafkaException, TopicPartition
 
         offsets = [TopicPartition(*place, each.next) for place, each in self._open.items()]
-        with gate("kafka.mirror"), suppress(KafkaException):
+        with failpoint("kafka.mirror"), suppress(KafkaException):
             self._cluster.consumer.commit(offsets=offsets, asynchronous=True)

@@ -90,6 +90,7 @@ class DialectReader:
     ) -> int:
         count = 0
         with _refusals(table.full_name):
+            # No failpoint: a SELECT, put together elsewhere.
             found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
             names = list(found.keys())
             writes = [_writer(table, name) for name in names]
@@ -113,6 +114,7 @@ class DialectReader:
                 query = query.where(behind if after else sa.not_(behind))
         writes = [_writer(table, name) for name in table.key]
         with _refusals(table.full_name):
+            # No failpoint: a SELECT, put together elsewhere.
             found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
             for block in found.partitions(_BLOCK_ROWS):
                 rows = ([write(value) for write, value in zip(writes, row, strict=True)] for row in block)

@@ -181,6 +181,7 @@ class PostgresReader:
     def _identity(self) -> str | None:
         try:
             with self._connection.cursor() as cursor:
+                # No failpoint: a SELECT, put together elsewhere.
                 cursor.execute(_IDENTITY)
                 system = cursor.fetchone()[0]
                 cursor.execute("SELECT current_database()")
@@ -213,6 +214,7 @@ class PostgresReader:
             source_errors(f"reading {table.full_name}"),
             self._connection.cursor() as cursor,
         ):
+            # No failpoint: a SELECT, put together elsewhere.
             cursor.execute(query)
             return cursor.fetchone()[0]
 

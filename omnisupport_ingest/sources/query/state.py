@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.sources.query.cursor import Place
@@ -76,7 +76,7 @@ class QueryState:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         try:
-            with gate("query.state"):
+            with failpoint("query.state"):
                 self._base = sqlite3.connect(self.path, isolation_level=None)
                 self.path.chmod(0o600)
                 self._base.execute("PRAGMA synchronous = FULL")
@@ -109,7 +109,7 @@ class QueryState:
 
     def claim(self, database: str) -> None:
         """Note which database the cursors are of."""
-        with gate("query.state"):
+        with failpoint("query.state"):
             self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
 
     def save(
@@ -119,7 +119,7 @@ class QueryState:
 
         ``below``: versions with a lower cursor are forgotten.
         """
-        with gate("query.state", table):
+        with failpoint("query.state", table):
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 self._base.execute(
@@ -154,7 +154,7 @@ class QueryState:
 
     def forget(self, table: str) -> None:
         """Have the next reading of ``table`` be its first."""
-        with gate("query.state", table):
+        with failpoint("query.state", table):
             self._base.execute("BEGIN IMMEDIATE")
             self._base.execute("DELETE FROM progress WHERE name = ?", (table,))
             self._base.execute("DELETE FROM seen WHERE name = ?", (table,))

@@ -1,4 +1,4 @@
-"""A sync is killed at its gates; the next one ends with every record landed, and landed once."""
+"""A sync is killed at its failpoints; the next one ends with every record landed, and landed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who encrypts or destroys keys is killed at their gates: no value lands without a key that is durable."""
+"""Who encrypts or destroys keys is killed at failpoints: no value lands without a key that is durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sync is killed at its gates; the next one ends with every row landed, and none twice in the fold."""
+"""A sync is killed at its failpoints; the next one ends with every row landed, and none twice in the fold."""
 
 from __future__ import annotations
 

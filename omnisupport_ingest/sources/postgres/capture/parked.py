@@ -32,7 +32,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
@@ -110,7 +110,7 @@ class ParkedTables:
 
     def _write(self, tables: dict[str, ParkedTable], parked: dict[str, ParkedTable]) -> None:
         if tables != parked:
-            with gate("source.parked"):
+            with failpoint("source.parked"):
                 replace_file(self._path, encode(ParkedInEpoch(self._epoch, tables)))
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
@@ -87,14 +87,14 @@ class PauseRequest:
         """Pause. A pause in force stays as it is. Durable when this returns."""
         pause = Pause(datetime.now(UTC), reason)
         content = {"since": pause.since.isoformat(), "reason": reason}
-        with gate("source.pause"):
+        with failpoint("source.pause"):
             create_exclusively(self._path, json.dumps(content).encode() + b"\n")
         return self.read() or pause
 
     def clear(self) -> bool:
         """End the pause. Returns whether there was one."""
         try:
-            with gate("source.resume"):
+            with failpoint("source.resume"):
                 self._path.unlink()
                 sync_folder(self._path.parent)
         except FileNotFoundError:
@@ -156,13 +156,13 @@ class RestartRequest:
     def write(self, reason: str = "") -> None:
         """Request a restart. An earlier request stays as it is. Durable when this returns."""
         content = {"at": datetime.now(UTC).isoformat(), "reason": reason}
-        with gate("source.restart"):
+        with failpoint("source.restart"):
             create_exclusively(self._path, json.dumps(content).encode() + b"\n")
 
     def clear(self) -> None:
         """Remove the request: capture has started."""
         if self.present:
-            with gate("source.restart_clear"):
+            with failpoint("source.restart_clear"):
                 self._path.unlink(missing_ok=True)
                 sync_folder(self._path.parent)
 

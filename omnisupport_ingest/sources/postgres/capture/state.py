@@ -21,7 +21,7 @@ from typing import Self
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.locks import Holder
@@ -113,7 +113,7 @@ class CaptureRecords:
     def write(self, record: CaptureRecord) -> None:
         """Durable when this returns."""
         content = json.dumps(asdict(record), default=datetime.isoformat, indent=2).encode() + b"\n"
-        with gate("source.capture_record"):
+        with failpoint("source.capture_record"):
             durable.replace(self._path, content)
 
 

@@ -70,6 +70,7 @@ def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCan
     """Return the candidates of every table, the usable ones first. Raises psycopg2's errors."""
     columns_of: dict[TableName, list[ColumnFacts]] = {}
     with connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_COLUMNS)
         for schema, table, *facts in cursor.fetchall():
             columns_of.setdefault((schema, table), []).append(ColumnFacts(*facts))

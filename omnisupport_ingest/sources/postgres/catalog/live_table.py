@@ -114,6 +114,7 @@ def read_live_tables(
     """
     wanted = sorted(only) if only is not None else None
     with source_errors("reading the tables of the source"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_TABLES, _filter(wanted))
         tables = cursor.fetchall()
         oids = [row[0] for row in tables]

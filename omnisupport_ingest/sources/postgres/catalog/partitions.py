@@ -17,7 +17,7 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import read_note, to_plain
 from omnisupport_ingest.position import Lsn
@@ -48,6 +48,7 @@ def read_partitions(connection: Connection, tables: Collection[TableName]) -> di
     """Return the trees of those of ``tables`` that are partitioned, as ``connection`` sees them now."""
     schemas, names = [schema for schema, _ in tables], [name for _, name in tables]
     with source_errors("reading the partitions of the source"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_TREES, (schemas, names))
         rows = cursor.fetchall()
     partitions: dict[TableName, dict[str, Partition]] = {}
@@ -102,6 +103,7 @@ def read_root(connection: Connection, oid: int) -> TableName | None:
     gone.
     """
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_ROOT, (oid,))
         row = cursor.fetchone()
     return None if row is None else (row[0], row[1])
@@ -152,6 +154,7 @@ def without_key(connection: Connection, root: int, key: Collection[str]) -> list
     ``key``.
     """
     with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_IDENTITIES, (root,))
         rows = cursor.fetchall()
     identities = [(schema, table, tuple(sorted(set(key) - set(sent)))) for schema, table, sent in rows]
@@ -255,7 +258,7 @@ class PartitionRecords:
         """
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
         record = _Record(table, self._epoch, partitions, known.certain, since, left)
-        with gate("source.partitions", table):
+        with failpoint("source.partitions", table):
             replace(self._file(table), json.dumps(to_plain(record), indent=1).encode() + b"\n")
 
     def _file(self, table: str) -> Path:

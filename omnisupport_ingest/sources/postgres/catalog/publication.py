@@ -13,7 +13,7 @@ from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableDropped
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
@@ -151,7 +151,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
         command = statements = add_statement(name, names)
     with source_errors("preparing the publication"), connection.cursor() as cursor:
         try:
-            with gate("source.publication"):
+            with failpoint("source.publication"):
                 cursor.execute(statements)
         except sql_errors.InsufficientPrivilege as error:
             cursor.execute("ROLLBACK")
@@ -173,7 +173,7 @@ def remove_table(connection: Connection, name: str, table: tuple[str, str]) -> N
     statement = drop_statement(name, [table])
     with source_errors("taking a table out of the publication"), connection.cursor() as cursor:
         try:
-            with gate("source.publication"):
+            with failpoint("source.publication"):
                 cursor.execute(statement)
         except sql_errors.InsufficientPrivilege as error:
             raise PreflightFailed(
@@ -186,7 +186,7 @@ def drop_publication(connection: Connection, name: str) -> None:
     """Drop publication ``name``; nothing happens if there is none."""
     with source_errors("dropping the publication"), connection.cursor() as cursor:
         try:
-            with gate("source.publication_drop"):
+            with failpoint("source.publication_drop"):
                 cursor.execute(f"DROP PUBLICATION IF EXISTS {identifier(name)}")
         except sql_errors.InsufficientPrivilege as error:
             raise PreflightFailed(

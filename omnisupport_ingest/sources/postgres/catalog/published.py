@@ -20,7 +20,7 @@ from typing import Any
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode, encode
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
@@ -270,7 +270,7 @@ class PublishedTables:
 
     def _write(self, record: Published) -> None:
         if record != self._durable:
-            with gate("source.published"):
+            with failpoint("source.published"):
                 replace_file(self._path, encode(record))
             self._durable, self._written = record, time.monotonic()
         self._record = record

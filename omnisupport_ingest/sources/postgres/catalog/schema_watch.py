@@ -254,6 +254,7 @@ def read_seen(
     names = {(each.schema, each.table): each.name for each in contracts}
     numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
     with source_errors("reading which tables there are"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_TABLES, ([schema for schema, _ in names], [table for _, table in names], [*numbers]))
         rows = cursor.fetchall()
         cursor.execute(_COLUMNS, ([oid for oid, *_ in rows],))

@@ -108,6 +108,8 @@ class Location:
                     "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
                 ) from error
         record = {"name": name, "outside": outside}
+        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
+        # it.
         durable.replace(folder / _RECORD, json.dumps(record).encode() + b"\n")
         return location
 
@@ -124,6 +126,8 @@ class Location:
         """Remove data, configuration, socket and programs. The folder that holds the record stays."""
         for path in (self.socket, self.data, self.base / "data.new", self.programs):
             if path.is_dir() and not path.is_symlink():
+                # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
+                # renamed into it.
                 shutil.rmtree(path)
         (self.base / "server.conf").unlink(missing_ok=True)
         if self.shared.is_dir():
@@ -140,6 +144,8 @@ def make_private_folder(path: Path, uid: int) -> None:
     folder or link of that name.
     """
     try:
+        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
+        # it.
         path.mkdir(mode=0o700)
         if uid != os.geteuid():
             os.chown(path, uid, -1)

@@ -21,6 +21,7 @@ class ServerLog:
 
     def open(self) -> BinaryIO:
         """Open the log for appending, owner-only; the server keeps this file open for its whole life."""
+        # No failpoint: logs.
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
 
@@ -40,6 +41,7 @@ class ServerLog:
         for number in range(_OLDER_PARTS, 1, -1):
             newer = self._part(number - 1)
             if newer.exists():
+                # No failpoint: logs.
                 newer.replace(self._part(number))
         try:
             shutil.copy(self.path, self._part(1))

@@ -71,6 +71,7 @@ def remove_stale_locks(data: Path, socket: Path) -> None:
     PostgreSQL would take that process for a server. Safe only when no process works in the data.
     """
     for lock in (data / "postmaster.pid", *socket.glob(".s.PGSQL.*.lock")):
+        # No failpoint: locks of a server that is dead.
         lock.unlink(missing_ok=True)
 
 
@@ -181,6 +182,8 @@ class EmbeddedPostgres:
         server that was killed. Raises ``EmbeddedPostgresError`` with the end of the log if it fails,
         ``NotEnoughSpace``, or ``PostgresNotBundled``.
         """
+        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
+        # it.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked_folder(self.folder):
             self._log.rotate()
@@ -222,6 +225,8 @@ class EmbeddedPostgres:
             location = Location.read(self.folder)
             if location is not None:
                 location.remove()
+            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
+            # into it.
             shutil.rmtree(self.folder)
 
     def _make_data(self, location: Location, user: pwd.struct_passwd) -> None:
@@ -241,6 +246,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(self._version, user.pw_uid, location.programs)
         draft = location.base / "data.new"
         if draft.exists():
+            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
+            # into it.
             shutil.rmtree(draft)
         make_private_folder(draft, user.pw_uid)
         status = self._run(
@@ -260,6 +267,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(version, user.pw_uid, location.programs)
         make_private_folder(location.socket, user.pw_uid)
         configuration = location.base / "server.conf"
+        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
+        # it.
         configuration.write_text(_CONFIGURATION.format(port=PORT, socket_folder=location.socket))
         configuration.chmod(0o644)
         options = f"-c config_file={shlex.quote(str(configuration))}"
@@ -281,6 +290,8 @@ class EmbeddedPostgres:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT FROM pg_database WHERE datname = %s", (self.database,))
                 if cursor.fetchone() is None:
+                    # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
+                    # renamed into it.
                     cursor.execute(f"CREATE DATABASE {identifier(self.database)}")
 
     def _end(self, how: signal.Signals) -> None:

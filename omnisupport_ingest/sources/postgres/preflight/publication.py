@@ -36,6 +36,7 @@ def refused_writes(
     ``unlist``: the SQL that publishes the table without a column list.
     """
     with connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_IDENTITIES, (publication, table.oid))
         rows = cursor.fetchall()
     for schema, name, identity, in_identity, filtered, listed in rows:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames, Rows
 from omnisupport_ingest.sources.postgres.protocol.transport import Refused, transport_of
@@ -160,7 +160,7 @@ class WalStream:
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
         flushed = durable.value if durable is not None else 0
         status = _STATUS.pack(b"r", received.value, flushed, flushed, now, ask_reply)
-        with gate("source.confirm", "forward" if flushed > self._confirmed else "again"):
+        with failpoint("source.confirm", "forward" if flushed > self._confirmed else "again"):
             self._transport.send_copy_data(status)
         self._confirmed = max(self._confirmed, flushed)
         if ask_reply and self._asked_at is None:

@@ -217,5 +217,6 @@ def dsn_parts(dsn: str, label: DatabaseLabel = SOURCE) -> dict[str, str]:
 def one_row(connection: Connection, query: str, parameters: tuple[object, ...] | None = None) -> Any:
     """Return the first row of ``query`` as a tuple; None if there is none."""
     with connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(query, parameters)
         return cursor.fetchone()

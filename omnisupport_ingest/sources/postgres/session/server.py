@@ -246,6 +246,7 @@ class OpenTransaction:
 def open_transactions(connection: Connection) -> list[OpenTransaction]:
     """Return every open transaction of the server that has an id, the oldest first."""
     with source_errors("looking for transactions"), connection.cursor() as cursor:
+        # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_QUERY)
         return [OpenTransaction(frozenset(ids), *rest) for ids, *rest in cursor.fetchall()]
 

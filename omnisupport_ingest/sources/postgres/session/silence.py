@@ -116,6 +116,7 @@ def _first_row(
     try:
         _wait(connection, give_up)
         with connection.cursor() as asking:
+            # No failpoint: a question, or the end of a session of ours.
             asking.execute(question, (pid,))
             _wait(connection, give_up)
             row: tuple[Any, ...] | None = asking.fetchone()
@@ -288,6 +289,7 @@ class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
 
     def _execute(self, query: Any, parameters: Any) -> None:
         with Awaited(self.connection, self.connection.silence):
+            # No failpoint: its callers put one around the call.
             super().execute(query, parameters)
 
     def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
@@ -303,4 +305,5 @@ class AwaitedReplicationCursor(ReplicationCursor):  # type: ignore[misc]
 
     def execute(self, query: Any, parameters: Any = None) -> None:
         with Awaited(self.connection, self.connection.silence):
+            # No failpoint: its callers put one around the call.
             super().execute(query, parameters)

@@ -24,7 +24,7 @@ from typing import Self
 
 from omnisupport_ingest.durable import create_exclusively, replace
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.json_values import read_note
@@ -138,7 +138,7 @@ class HomeIdentity:
     def _make(self, disowned: dict[str, int]) -> None:
         before, new_id = self.id, secrets.token_hex(16)
         file = self._file(new_id)
-        with gate("home.identity"):
+        with failpoint("home.identity"):
             create_exclusively(file, b"")
             # In one step: a death before it leaves the home what it was.
             about = _About(new_id, _Facts.of(file), disowned)

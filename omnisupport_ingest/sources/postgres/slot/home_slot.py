@@ -14,7 +14,7 @@ from omnisupport_ingest.contracts.decision_table import CRASH_AFTER_EMIT, RECOVE
 from omnisupport_ingest.contracts.in_force import decisions_in_force
 from omnisupport_ingest.durable import replace, sync_folder
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
@@ -39,7 +39,7 @@ class SlotIntent:
         self._path = folder / "slot-being-made"
 
     def record(self, slot: str) -> None:
-        with gate("source.slot_intent"):
+        with failpoint("source.slot_intent"):
             replace(self._path, slot.encode())
 
     def covers(self, slot: str) -> bool:
@@ -54,7 +54,7 @@ class SlotIntent:
         return self._path.exists()
 
     def clear(self) -> None:
-        with gate("source.slot_intent_clear"):
+        with failpoint("source.slot_intent_clear"):
             self._path.unlink(missing_ok=True)
             sync_folder(self._path.parent)
 

@@ -23,7 +23,7 @@ from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import connect, connect_replication, source_errors
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SlotInUse
@@ -81,6 +81,8 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
 
 def _execute(connection: Connection, command: str) -> tuple[Any, ...]:
     with connection.cursor() as cursor:
+        # No failpoint: source.slot stands around it for a slot that stays; a temporary one goes with its
+        # session.
         cursor.execute(command)
         answer: tuple[Any, ...] = cursor.fetchone()
         return answer
@@ -167,7 +169,7 @@ def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
     """
     connection = connect_replication(dsn)
     try:
-        with gate("source.slot"):
+        with failpoint("source.slot"):
             point, _ = _create(
                 dsn, connection, f"{identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT", stop
             )
@@ -195,7 +197,7 @@ def drop_slot(connection: Connection, name: str) -> None:
     """Drop the slot ``name`` if it exists. ``SlotInUse`` while a process reads from it."""
     with source_errors("dropping the replication slot"), connection.cursor() as cursor:
         try:
-            with gate("source.slot_drop"):
+            with failpoint("source.slot_drop"):
                 cursor.execute(
                     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
                     " WHERE slot_name = %s",
@@ -238,6 +240,7 @@ def flush_wal(dsn: str) -> None:
     try:
         with suppress(psycopg2.Error), connection.cursor() as cursor:
             cursor.execute(f"SET statement_timeout = {_FLUSH_MILLISECONDS}")
+            # No failpoint: a temporary slot, which goes with its session.
             cursor.execute(
                 "SELECT FROM pg_create_logical_replication_slot(%s, 'pgoutput', true)", (_temporary_name(),)
             )

@@ -111,6 +111,7 @@ class ComparedReading:
             rows = lake.scratch / f"{chunk.number}.parquet"
             looked_at = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
+            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
             rows.unlink()
         batch = self._reader.read(chunk) if again else self._land_empty(chunk, looked_at)
         self._landed(batch)

@@ -48,6 +48,7 @@ def write_text_rows(
     schema = pa.schema([(name, pa.string()) for name, _ in expressions])
     listed = ", ".join(expression for _, expression in expressions)
     written = 0
+    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
     path.touch(mode=0o600)
     with pq.ParquetWriter(path, schema) as writer, connection.cursor() as cursor:
         # Declared by hand: the driver's own refuses a transaction that was not begun by it.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import create_exclusively, sync_folder
-from omnisupport_ingest.failpoints import gate
+from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
@@ -57,6 +57,7 @@ class SnapshotRequests:
 
         Returns False if the same was requested already.
         """
+        # No failpoint: a folder: one that is there already is as good.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         content = {
             "table": table,
@@ -64,7 +65,7 @@ class SnapshotRequests:
             "at": datetime.now(UTC).isoformat(),
             "scope": None if scope is None else scope.text,
         }
-        with gate("source.snapshot_request", table):
+        with failpoint("source.snapshot_request", table):
             return create_exclusively(
                 self._folder / f"{_name(table, scope)}.json", json.dumps(content).encode() + b"\n"
             )
@@ -91,7 +92,7 @@ class SnapshotRequests:
         """Remove the request: a snapshot that covers it has been planned."""
         file = self._folder / f"{request.name}.json"
         if file.exists():
-            with gate("source.snapshot_request_clear", request.table):
+            with failpoint("source.snapshot_request_clear", request.table):
                 file.unlink(missing_ok=True)
                 sync_folder(file.parent)
 

@@ -217,6 +217,7 @@ class SourceRanges:
     def _ask(self, query: str) -> list[tuple[Any, ...]]:
         about = self.contract.full_name
         with source_errors(f"working out checksums of {about}"), self.connection.cursor() as cursor:
+            # No failpoint: a SELECT, put together elsewhere.
             cursor.execute(query)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
