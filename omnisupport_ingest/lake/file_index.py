@@ -4,8 +4,8 @@ Delta's library reads every file that a table holds whenever it opens one, and a
 each window that ever was. This is an SQLite file in the lake's folder of a source, brought forward by the log
 entries that are new; who asks for a window reads the files of that window. A file is listed ``since`` one
 version and ``until`` another, so a snapshot goes on to find what its version holds while others commit.
-The log is the truth: a list that is missing, damaged, of another table or of a log that went another way is
-made anew from what Delta's library reads. Who cannot use the file does without it.
+The log is the truth: a list that is missing, damaged, copied from elsewhere, of another table or of a log
+that went another way is made anew from what Delta's library reads. Who cannot use the file does without it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     listed_by,
     make_tables,
     put,
+    require_place,
     writing,
 )
 
@@ -139,6 +140,8 @@ class FileIndex:
                 return None if db is None else question(db)
             except Damaged:
                 self._drop()
+            except OSError:
+                self.close()
             except sqlite3.DatabaseError as problem:
                 # An operational error is one of the place: the disk, a lock, rights.
                 if isinstance(problem, sqlite3.OperationalError):
@@ -171,7 +174,8 @@ class FileIndex:
         if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
             db.execute("PRAGMA journal_mode = WAL")
             with failpoint("lake.listed", "tables"), writing(db):
-                make_tables(db)
+                make_tables(db, self._file)
+        require_place(db, self._file)
         db.execute("PRAGMA synchronous = NORMAL")
         return db
 
@@ -188,7 +192,10 @@ def index_of(lake: Path, name: str) -> FileIndex:
     found = _indexes.pop(file, None) or FileIndex(file)
     _indexes[file] = found
     while len(_indexes) > _OPEN_FILES:
-        _indexes.pop(next(iter(list(_indexes)))).close()
+        # Another thread may let go of the same one.
+        oldest = _indexes.pop(next(iter(list(_indexes)), file), None)
+        if oldest is not None:
+            oldest.close()
     return found
 
 

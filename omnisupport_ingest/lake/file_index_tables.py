@@ -241,7 +241,21 @@ def put(db: sqlite3.Connection, number: int, note: NotedTable) -> None:
     db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, _crc(name, text), number))
 
 
-def make_tables(db: sqlite3.Connection) -> None:
+def place_of(file: Path) -> int:
+    """Tells the SQLite file in its place from a copy of it, by the numbers of the file and its folders: a
+    copy made while others write may hold pages of several moments, and each of them looks sound."""
+    numbers = [each.stat().st_ino for each in (file, file.parent, file.parent.parent)]
+    # SQLite keeps it in 32 bits with a sign; 0 stands for none.
+    return _crc(*numbers) & 0x7FFFFFFF or 1
+
+
+def require_place(db: sqlite3.Connection, file: Path) -> None:
+    """``Damaged`` if the tables in ``file`` were made in another place."""
+    if db.execute("PRAGMA application_id").fetchone() != (place_of(file),):
+        raise Damaged
+
+
+def make_tables(db: sqlite3.Connection, file: Path) -> None:
     if db.execute("PRAGMA user_version").fetchone() == (FORMAT,):
         return
     # No failpoint: inside the transaction that lake.listed stands around.
@@ -249,6 +263,7 @@ def make_tables(db: sqlite3.Connection) -> None:
     db.execute("DROP TABLE IF EXISTS listed")
     for statement in TABLES.split(";"):
         db.execute(statement)
+    db.execute(f"PRAGMA application_id = {place_of(file)}")
     db.execute(f"PRAGMA user_version = {FORMAT}")
 
 

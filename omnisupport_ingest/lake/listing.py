@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from deltalake import DeltaTable
 
-from omnisupport_ingest.lake.file_index import FileIndex, ListGone
+from omnisupport_ingest.lake.file_index import FileIndex, ListGone, index_of
 from omnisupport_ingest.lake.file_index_tables import ListedFile, NotedTable, listed_by
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import rows_in
@@ -22,11 +22,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NotedIn:
-    """A version of the table ``name`` as ``index`` has it."""
+    """A version of the table ``name`` as the index of the ``lake`` has it."""
 
-    index: FileIndex
+    lake: Path
     name: str
     note: NotedTable
+
+    @property
+    def index(self) -> FileIndex:
+        """The index as this process has it: the process it was forked from may have opened the snapshot."""
+        return index_of(self.lake, self.name)
 
 
 class Listing:

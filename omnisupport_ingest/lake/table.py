@@ -196,7 +196,7 @@ class TableSnapshot:
         self.retyped = retyped(schema, table.spec.schema)
         self._note, self._spent = note, False
         self._entry = _entry(table.folder / "_delta_log", version)
-        noted = None if note is None else NotedIn(table.index, table.spec.path, note)
+        noted = None if note is None else NotedIn(table.root.absolute(), table.spec.path, note)
         self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, noted)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
 

@@ -3,7 +3,8 @@
 An SQLite file in the lake's folder of the source: one row of numbers per window, their totals, and a note of
 what they were looked at by and up to where (``LookNote``). So a process that starts looks at what has changed
 since, as one does that has run all the time. Nothing of it is ever the truth: tables and landing are, and a
-file that is missing, damaged, of another version or of other tables is made anew by a look at every window.
+file that is missing, damaged, copied from elsewhere, of another version or of other tables is made anew by a
+look at every window.
 Who cannot use the file (a full disk, another user's home) keeps the same in memory.
 """
 
@@ -26,6 +27,7 @@ from omnisupport_ingest import __version__
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.lake.file_index_tables import Damaged, place_of, require_place
 from omnisupport_ingest.lake.table import TableMark
 
 FORMAT = f"3/{__version__}"
@@ -290,7 +292,12 @@ class WindowIndex:
             if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 for statement in _TABLES.split(";"):
                     self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id = {place_of(file)}")
             self._db.execute("COMMIT")
+        try:
+            require_place(self._db, file)
+        except Damaged:
+            raise IndexDamaged from None
         return self._db
 
 

@@ -3,13 +3,18 @@ wrong; a commit that is planned on it is one of Delta."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +22,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.lake import commit, delta, file_index_tables
+from omnisupport_ingest.lake import commit, delta, file_index, file_index_tables
 from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.commit import CommitConflict, WindowChange, commit_actions
+from omnisupport_ingest.lake.file_index import FileIndex
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
@@ -302,3 +308,81 @@ def test_a_commit_of_the_library_and_one_of_ours_on_one_version_meet(table: Lake
     commit_actions(snapshot.handle, [], app_id=table.spec.app_id, note={})
     with pytest.raises(CommitConflict, match="is at 1 now"):
         snapshot.commit([WindowChange(W2, (), (), state(W2, ["x"]), replaces=True)])
+
+
+def test_a_snapshot_of_the_parent_lists_by_a_connection_of_the_child(table: LakeTable) -> None:
+    put(table, W1, "a", 1)
+    held = table.open()
+    index = table.index
+    locked, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with index._lock:
+            locked.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    locked.wait()
+    child = os.fork()
+    if child == 0:
+        # What another thread of the parent held at the fork is never let go here.
+        signal.alarm(10)
+        found = (held.windows(), table.open().again().windows())
+        os._exit(0 if found == ([W1], [W1]) and table.index is not index else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert status == 0
+
+
+def test_threads_that_ask_for_many_sources_let_go_of_indexes_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_index, "_OPEN_FILES", 1)
+    wait = threading.Barrier(2, timeout=2)
+
+    class Together(dict[Path, FileIndex]):
+        def __iter__(self) -> Iterator[Path]:
+            keys = list(super().__iter__())
+            if len(keys) > 1:
+                # Both see the same first one.
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    wait.wait()
+            return iter(keys)
+
+    monkeypatch.setattr(file_index, "_indexes", Together())
+    file_index.index_of(tmp_path, "a/t")
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda name: file_index.index_of(tmp_path, name), ["b/t", "c/t"]))
+    assert len(found) == 2
+
+
+def test_a_copy_of_pages_of_several_moments_is_not_believed(table: LakeTable, tmp_path: Path) -> None:
+    windows = [f"2026-01-{day:02d}T{hour:02d}00" for day in (1, 2, 3) for hour in range(24)]
+    main, log = index_file(table), index_file(table).with_name("files.sqlite-wal")
+
+    def put_all(those: list[str]) -> None:
+        for number, window in enumerate(those):
+            put(table, window, f"u{window}", number)
+
+    def checkpoint() -> None:
+        with contextlib.closing(sqlite3.connect(main)) as db:
+            assert db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
+
+    put_all(windows[:20])
+    checkpoint()
+    copied = main.read_bytes()
+    put_all(windows[20:-1])
+    checkpoint()
+    put_all(windows[-1:])
+    home = tmp_path / "restored"
+    shutil.copytree(table.root, home, ignore=shutil.ignore_patterns("files.sqlite*"))
+    restored = by_window(home)
+    index_file(restored).write_bytes(copied)
+    index_file(restored).with_name(log.name).write_bytes(log.read_bytes())
+    assert restored.open().windows() == windows
+    lake_table._opened.clear()
+    snapshot = restored.open()
+    assert snapshot.windows() == windows
+    assert by_index(snapshot) == by_library(restored, snapshot.version)

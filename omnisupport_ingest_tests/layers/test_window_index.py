@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
 from omnisupport_ingest.layers import dimensions, window_index
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
-from omnisupport_ingest.layers.window_index import HELD, WindowIndex
+from omnisupport_ingest.layers.window_index import HELD, UNSETTLED, IndexDamaged, WindowIndex
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.test_cost import READS
 
@@ -256,3 +258,36 @@ def test_who_is_killed_while_noting_leaves_a_note_that_others_go_on_from(tmp_pat
     assert killed.returncode == -9
     assert pending_windows(history.opened(), SOURCE).batches == 1
     assert standing_of_windows(history.opened(), SOURCE) == without_note(history)
+
+
+def test_a_copy_of_pages_of_several_moments_is_not_believed(tmp_path: Path) -> None:
+    main = tmp_path / "desk" / "noted" / "windows.sqlite"
+    log = main.with_name("windows.sqlite-wal")
+    index = WindowIndex(main)
+
+    def look(number: int, unsettled: dict[str, int]) -> None:
+        before = index.begin()
+        for window, flag in unsettled.items():
+            index.put(window, {UNSETTLED: flag})
+        index.commit(replace(before, number=number), before)
+
+    def checkpoint() -> None:
+        with contextlib.closing(sqlite3.connect(main)) as db:
+            assert db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
+
+    look(1, {"first": 1})
+    checkpoint()
+    copied = main.read_bytes()
+    look(2, {"first": 0, "second": 1})
+    checkpoint()
+    look(3, {})
+    copy = tmp_path / "restored" / "desk" / "noted" / main.name
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(copied)
+    copy.with_name(log.name).write_bytes(log.read_bytes())
+    index.close()
+    of_copy = WindowIndex(copy)
+    with pytest.raises(IndexDamaged):
+        of_copy.begin()
+        assert of_copy.flagged(UNSETTLED) == ["second"]
+    of_copy.close()
