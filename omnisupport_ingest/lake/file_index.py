@@ -35,6 +35,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     entries,
     file_of,
     forward,
+    has_checkpoint_after,
     known,
     listed_by,
     make_tables,
@@ -211,6 +212,8 @@ def _newest(db: sqlite3.Connection, table: TablePlace) -> NotedTable | None:
         if digest_of(table.entry(note.version)) != note.entry:
             return None
         news = list(entries(table, note.version))
+        if has_checkpoint_after(table, note.version + len(news)):
+            return None
         if not news:
             return note
         with failpoint("lake.listed", table.name), writing(db):

@@ -119,6 +119,18 @@ def entries(table: TablePlace, version: int) -> Iterator[tuple[int, str, bytes]]
         yield version, digest, text
 
 
+def has_checkpoint_after(table: TablePlace, version: int) -> bool:
+    """Whether the log goes on behind a hole after ``version``: a clean-up that was cut off left its entry and
+    not the next, and readers begin at the checkpoint (Delta protocol, "Last Checkpoint File")."""
+    last = table.folder / "_delta_log" / "_last_checkpoint"
+    if not storage_of(last).is_local:
+        return False
+    try:
+        return bool(json.loads(last.read_bytes())["version"] > version)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def forward(
     db: sqlite3.Connection,
     number: int,

@@ -386,3 +386,21 @@ def test_a_copy_of_pages_of_several_moments_is_not_believed(table: LakeTable, tm
     snapshot = restored.open()
     assert snapshot.windows() == windows
     assert by_index(snapshot) == by_library(restored, snapshot.version)
+
+
+def test_a_list_that_ends_before_a_hole_in_the_log_is_made_anew(table: LakeTable) -> None:
+    for number in range(3):
+        put(table, W1, f"u{number}", number)
+    table.index.close()
+    before = index_file(table).read_bytes()
+    for number in range(3, 8):
+        put(table, W1, f"u{number}", number)
+    table.index.close()
+    lake_table._opened.clear()
+    index_file(table).write_bytes(before)
+    DeltaTable(str(table.folder)).create_checkpoint()
+    # A clean-up of old entries was cut off: the one that the list knows is still there.
+    for version in (4, 5):
+        table.place.entry(version).unlink()
+    assert put(table, W2, "new", 9) == 9
+    assert set(by_library(table, 9)) == {W1, W2}
