@@ -141,8 +141,8 @@ class KeyedUpdate(ABC):
         return ""
 
     def _unit_of(self, key: str, updated: FilesUpdated) -> str:
-        """The unit of the files that ``updated`` wrote. Those that another run of the work ``key`` placed are as
-        good only if they replace the same files, which they do not where files are to have another size.
+        """The unit of the files that ``updated`` wrote. Those that another run of the work ``key`` placed are
+        as good only if they replace the same files, which they do not where files are to have another size.
         """
         return idempotency_key(
             layer=self.layer,
