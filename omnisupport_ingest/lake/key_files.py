@@ -345,7 +345,16 @@ def _described(path: Path, footer: pq.FileMetaData, rows: pa.Table, order: KeyOr
     stats = json.loads(text)
     values = order.values(rows)
     # The bounds of text in the footer may be cut short; these are exact.
-    stats["minValues"][order.column] = values[:1].tolist()[0]
-    stats["maxValues"][order.column] = values[-1:].tolist()[0]
+    of_type = rows.schema.field(order.column).type
+    for name, bound in (("minValues", values[:1]), ("maxValues", values[-1:])):
+        stats[name][order.column] = _in_type(bound.tolist()[0], of_type)
     stats["nullCount"][order.column] = rows[order.column].null_count
     return WrittenFile(path.name, count, path.stat().st_size, json.dumps(stats, separators=(",", ":")))
+
+
+def _in_type(bound: Bound, of_type: pa.DataType) -> Bound:
+    """``bound`` as a column of ``of_type`` can have it, as that of a row without a key is not: Delta reads no
+    statistics of a number that the type does not have."""
+    if isinstance(bound, str):
+        return bound
+    return max(bound, int(np.iinfo(of_type.to_pandas_dtype()).min))

@@ -85,7 +85,7 @@ class KeyedUpdate(ABC):
         draft.mkdir(mode=0o700, parents=True)
         try:
             updated = self._updated(draft)
-            add = self._placed(draft, updated, key, plan.generation)
+            add = self._placed(draft, updated, self._unit_of(key, updated), plan.generation)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         content = updated.added
@@ -139,6 +139,18 @@ class KeyedUpdate(ABC):
     def _carried_text(self) -> str:
         """What the next update must know and no row says; nothing by default."""
         return ""
+
+    def _unit_of(self, key: str, updated: FilesUpdated) -> str:
+        """The unit of the files that ``updated`` wrote. Those that another run of the work ``key`` placed are
+        as good only if they replace the same files, which they do not where files are to have another size.
+        """
+        return idempotency_key(
+            layer=self.layer,
+            table=self._contract.full_name,
+            window=WHOLE_TABLE,
+            inputs=updated.replaced,
+            versions=[key, f"removed:{updated.removed}", f"added:{updated.added}"],
+        )
 
     def _placed(
         self, draft: Path, updated: FilesUpdated, unit: str, generation: int

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
+from deltalake.transaction import AddAction
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
@@ -73,3 +76,18 @@ def test_a_cut_parts_a_range_of_several_files_and_both_parts_know_all_of_them():
         (20, None, [20]),
     ]
     assert ranges_of([], [5]) == [KeyRange(None, 5), KeyRange(5, None)]
+
+
+@pytest.mark.parametrize("of_type", [pa.int16(), pa.int32(), pa.int64()])
+def test_a_row_whose_key_is_no_number_leaves_its_file_a_lowest_key_that_delta_reads(of_type, tmp_path):
+    order, kind = KeyOrder("id", whole_numbers=True), pa.schema([("id", of_type)])
+    held = [pa.table({"id": keys}, kind) for keys in ([None, -5], [-1, 3])]
+    written = [file for each in held for file in key_files.write_rows(each, order, tmp_path)]
+    table = DeltaTable.create(str(tmp_path), DeltaSchema.from_arrow(kind))
+    added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in written]
+    table.create_write_transaction(added, "append", table.schema(), [])
+    files = key_files.key_files(DeltaTable(str(tmp_path)), tmp_path, order)
+    assert files is not None
+    assert [file.path for file in files] == [file.name for file in written]
+    places = range_numbers(order.values(pa.concat_tables(held)), ranges_of(files))
+    assert places.tolist() == [0, 0, 1, 1]

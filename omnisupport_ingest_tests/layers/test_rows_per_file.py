@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw, updating_files
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, Change, Commit, Story
@@ -109,3 +110,32 @@ def test_small_files_are_joined_where_an_update_touches_them_and_the_content_is_
         assert content(story) == content(other)
     assert sizes == [[4] * 10, [4] * 10, [4] * 4 + [16] + [4] * 2, [4] * 4 + [16, 8], [40]]
     assert rows_of(other) == [40]
+
+
+def test_an_update_of_another_size_takes_no_files_that_one_of_this_size_placed_and_did_not_commit(
+    story: Story, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces other files than they were made from: rows of those would be gone."""
+    plain, other = story.contract, Story(tmp_path / "other")
+    small = replace(plain, rows_per_file=4)
+    other.land(MANY)
+    for second in (2, 3):
+        for each in (story, other):
+            each.land(changed(second, 17))
+        if second == 2:
+            run(story, spark, small)
+    run(other, spark, plain)
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    net_changes.materialize(story.workspace, spark, plain, [FIRST], "run")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for update in (dimensions.update, history.materialize):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(TableSnapshot, "commit", killed)
+            update(story.workspace, spark, small, "run")
+    run(story, spark, replace(plain, rows_per_file=16))
+    assert [sum(rows_of(story)), sum(rows_of(story, of_history=True))] == [40, 42]
+    assert content(story) == content(other)
