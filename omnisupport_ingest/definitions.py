@@ -102,6 +102,7 @@ def keep_definitions() -> None:
 def _load() -> dg.Definitions:
     require_known_variables()
     workspace = Workspace.open(settings_of_home(Settings()))
-    tracing.send_to(workspace.settings.traces_endpoint)
+    endpoint = workspace.settings.traces_endpoint
+    tracing.send_to(endpoint.get_secret_value() if endpoint is not None else None)
     record_in_force(workspace.settings, workspace.home)
     return build_definitions(workspace)

@@ -289,12 +289,13 @@ class Settings(BaseSettings):
         "`metrics`. Unset: none.",
         examples=["9464"],
     )
-    traces_endpoint: str | None = Field(
+    traces_endpoint: SecretStr | None = Field(
         None,
         description="Where runs send their traces, by OTLP over HTTP; needs the extra `traces`. What the "
         "collector wants besides is told to its library by its own variables, such as "
         "`OTEL_EXPORTER_OTLP_HEADERS`. Unset: nowhere.",
         examples=["http://127.0.0.1:4318/v1/traces"],
+        json_schema_extra={"values": "URL, secret"},
     )
     webserver_hosts: str | None = Field(
         None,

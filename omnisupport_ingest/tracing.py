@@ -8,6 +8,8 @@ counts, never a value of a row. A collector that is away costs a run nothing but
 
 from __future__ import annotations
 
+import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -18,10 +20,13 @@ from omnisupport_ingest import failpoints
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Tracer
 
 SERVICE = "omnisupport-ingest"
+
+_log = logging.getLogger(__name__)
 
 _OF_A_LAKE = "lake."
 """Begins the names of the failpoints that are spans."""
@@ -30,6 +35,12 @@ _PLAN = "plan"
 
 _SECONDS = 5.0
 """How long a run waits at its end for a collector."""
+
+_TELL_THE_ENDPOINT = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+)
+"""Loggers of the library whose messages may hold an error that quotes the endpoint, with a token in it."""
 
 _exporter: Callable[[], SpanExporter] | None = None
 """Makes what spans are sent by; None while nobody asks for them."""
@@ -59,6 +70,8 @@ def send_to(endpoint: str | None) -> None:
             "OMNISUPPORT_TRACES_ENDPOINT is set, and the libraries of OpenTelemetry are not installed.",
             fix='Install them: pip install "omnisupport-ingest[traces]". Or unset the setting.',
         ) from None
+    for name in _TELL_THE_ENDPOINT:
+        logging.getLogger(name).addFilter(_untold)
     export_by(lambda: OTLPSpanExporter(endpoint=endpoint, timeout=_SECONDS))
 
 
@@ -74,6 +87,30 @@ def run(run_id: str, job: str) -> Iterator[None]:
     if _exporter is None:
         yield
         return
+    try:
+        provider = _provider(run_id, _exporter)
+        tracer = provider.get_tracer(SERVICE)
+    except Exception as problem:
+        # The library has many variables of its own, and refuses some values.
+        _log.warning("No traces of this run are sent: the library refuses (%s).", type(problem).__name__)
+        yield
+        return
+    token = _tracer.set(tracer)
+    failpoints.watched_by(_passing)
+    try:
+        with span("run", **{"run.id": run_id, "run.job": job}):
+            yield
+    finally:
+        failpoints.watched_by(None)
+        _tracer.reset(token)
+        # The library waits for each batch of spans, and for an answer that drips in, for as long as it takes.
+        last = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        last.join(_SECONDS)
+
+
+def _provider(run_id: str, exporter: Callable[[], SpanExporter]) -> TracerProvider:
+    """What makes and sends the spans of one run."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -83,20 +120,27 @@ def run(run_id: str, job: str) -> Iterator[None]:
         def generate_trace_id(self) -> int:
             return uuid.UUID(run_id).int
 
-    # Made here: the process of a run is a fork, and a thread that sends does not survive one.
+    # Made for each run: its process is a fork, and a thread that sends does not survive one.
     provider = TracerProvider(
         resource=Resource.create({"service.name": SERVICE}), id_generator=OfRun(), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(_exporter()))
-    token = _tracer.set(provider.get_tracer(SERVICE))
-    failpoints.watched_by(_passing)
-    try:
-        with span("run", **{"run.id": run_id, "run.job": job}):
-            yield
-    finally:
-        failpoints.watched_by(None)
-        _tracer.reset(token)
-        provider.shutdown()
+    provider.add_span_processor(BatchSpanProcessor(exporter()))
+    return provider
+
+
+def _untold(record: logging.LogRecord) -> bool:
+    """Have ``record`` name its errors, and not tell what they say. It is logged all the same."""
+    told = record.args if isinstance(record.args, tuple) else ()
+    record.args = tuple(_named(each) for each in told) or record.args
+    record.exc_info = record.exc_text = None
+    return True
+
+
+def _named(value: object) -> object:
+    if isinstance(value, BaseException):
+        return type(value).__name__
+    # The reason of a failure, as text: an error's own words, or those of HTTP.
+    return "(not told)" if isinstance(value, str) and "://" in value else value
 
 
 def span(name: str, **attributes: str | int | bool) -> AbstractContextManager[Any]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing, suppress
 
 import dagster as dg
 import pytest
@@ -144,3 +149,69 @@ def test_a_collector_that_is_away_fails_no_run() -> None:
     finally:
         tracing.export_by(None)
     assert done
+
+
+def _slow_collector(listening: socket.socket, *, answers: bool) -> None:
+    """Take connections and say nothing, or begin an answer that never ends."""
+    held = []
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            held.append(connection)
+            if answers:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                threading.Thread(target=_drip, args=(connection,), daemon=True).start()
+
+
+def _drip(connection: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["hangs", "drips"])
+def test_a_collector_that_hangs_costs_a_run_a_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(tracing, "_SECONDS", 1.0)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        threading.Thread(target=_slow_collector, args=(listening,), kwargs={"answers": answers}).start()
+        tracing.send_to(f"http://127.0.0.1:{listening.getsockname()[1]}/v1/traces")
+        try:
+            began = time.monotonic()
+            with tracing.run(RUN, "ingest"):
+                # Several batches: each of them is waited for.
+                for _ in range(2_500):
+                    with tracing.span("table"):
+                        pass
+            took = time.monotonic() - began
+        finally:
+            tracing.export_by(None)
+            listening.shutdown(socket.SHUT_RDWR)
+    assert took < 2.5
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9/v1?token=s3cret", "collector:4318/v1?token=s3cret"])
+def test_the_library_does_not_tell_the_endpoint(caplog: pytest.LogCaptureFixture, endpoint: str) -> None:
+    caplog.set_level(logging.DEBUG, "opentelemetry")
+    tracing.send_to(endpoint)
+    try:
+        with tracing.run(RUN, "ingest"):
+            pass
+    finally:
+        tracing.export_by(None)
+    assert caplog.records and "s3cret" not in caplog.text
+    assert "s3cret" not in str(Settings(traces_endpoint=endpoint, _env_file=None))
+
+
+def test_what_the_library_refuses_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    tracing.send_to("http://127.0.0.1:9/v1/traces")
+    try:
+        with tracing.run(RUN, "ingest"), tracing.span("table"):
+            done = True
+    finally:
+        tracing.export_by(None)
+    assert done and failpoints._watcher is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -216,6 +219,20 @@ def typed_rows(rows: list[Image], contract: TableContract) -> pa.Table:
             for column in contract.columns
         }
     )
+
+
+@pytest.mark.parametrize(
+    "variable", [("PANDERA_VALIDATION_ENABLED", "False"), ("PANDERA_VALIDATION_DEPTH", "SCHEMA_ONLY")]
+)
+def test_the_gate_looks_whatever_the_variables_of_pandera_say(variable: tuple[str, str]) -> None:
+    code = (
+        "from omnisupport_ingest_tests.contracts.test_rules import CONTRACT, FINE, typed_rows\n"
+        "from omnisupport_ingest.contracts.pandera_schema import failures_of_few\n"
+        "print(failures_of_few(typed_rows([FINE | {'priority': '9'}], CONTRACT), CONTRACT))"
+    )
+    environment = os.environ | dict([variable])
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "{'priority:maximum': 1}", done.stderr[-500:]
 
 
 @settings(max_examples=examples(60), deadline=None)
