@@ -166,8 +166,8 @@ class _First:
         self._verdicts: list[pa.RecordBatch] = []
 
     def judge(self, marked: pa.RecordBatch) -> pa.RecordBatch:
-        """Judge the events that come next."""
-        [judged] = judge_unprotected([marked], self.judging_rules, taken=self.taken)
+        """Judge the events that come next; none of them landed encrypted."""
+        [judged] = judge_unprotected([marked], self.judging_rules, taken=self.taken, readable=True)
         self._verdicts.append(judged.select(list(ADDED)))
         return judged
 
