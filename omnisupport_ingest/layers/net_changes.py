@@ -35,7 +35,7 @@ from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.layers.fold_tasks import (
     SHARES,
-    Told,
+    FoldReport,
     fold,
     in_key_shares,
     of_block,
@@ -294,11 +294,11 @@ def _stage(
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
             if made is None:
                 continue
-            told = [Told.parse(each) for each in made.told]
-            each_told = iter(told)
-            of_blocks = [of_block(next(each_told).stretches for _ in block) for block in blocks]
+            reports = [FoldReport.parse(each) for each in made.told]
+            in_order = iter(reports)
+            of_blocks = [of_block(next(in_order).stretches for _ in block) for block in blocks]
             if parts_agree(of_blocks):
-                return made.place(), sum((each.taken for each in told), Taken()).share
+                return made.place(), sum((each.taken for each in reports), Taken()).share
             break
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     staged = stage_frame(

@@ -1,7 +1,8 @@
 """One update of a table that is stored by window: plan, produce, commit, close, report.
 
-Raw, deduped events and net changes are such tables. Each says what its windows are made of
-(``WindowUpdate``); the way of a run is said here, once. Tables with one row per key have ``keyed_update``.
+Raw, deduped events and net changes are such tables. Each defines what its windows are made of
+(``WindowUpdate``); ``update_windows`` runs them all the same way. Tables with one row per key have
+``keyed_update``.
 """
 
 from __future__ import annotations
