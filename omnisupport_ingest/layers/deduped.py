@@ -123,9 +123,8 @@ def materialize(
     store, asked = workspace.landing(source), Asked(replay, repeats_writes(workspace.decisions))
     repeated: list[str] = []
     lateness = Lateness.of(workspace, source)
-    landed = store.landed()
     sealed: set[str] = set()
-    passed = closing.passed_by_watermark(lateness, landed.watermark, sealed)
+    passed = closing.passed_by_watermark(lateness, workspace.closing_watermark(source), sealed)
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
         raw = workspace.raw(source).open()

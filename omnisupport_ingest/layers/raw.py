@@ -91,7 +91,7 @@ def materialize(
     sealed: set[str] = set()
     identity = Identity(LAYER, source, run_id)
     lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, store.landed().watermark, sealed)
+    passed = closing.passed_by_watermark(lateness, workspace.closing_watermark(source), sealed)
     repeated: list[str] = []
 
     def attempt(snapshot: TableSnapshot) -> list[str]:
