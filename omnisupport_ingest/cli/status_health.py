@@ -24,10 +24,16 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
 
     try:
         windows = _windows(workspace, source)
+        marks = workspace.input_watermarks(source) if len(workspace.inputs(source)) > 1 else {}
     except IngestError:
         # Landing says so itself.
-        windows = None
-    return {"windows": windows, "quarantine": dict(stock_of(workspace, source).most_common())}
+        windows, marks = None, {}
+    inputs = {name: render.iso(mark) for name, mark in marks.items()}
+    return {
+        "windows": windows,
+        "inputs": inputs,
+        "quarantine": dict(stock_of(workspace, source).most_common()),
+    }
 
 
 def _windows(workspace: Workspace, source: str) -> dict[str, int]:
@@ -38,7 +44,7 @@ def _windows(workspace: Workspace, source: str) -> dict[str, int]:
     if not (workspace.home.path / "landing" / source / "manifests").is_dir():
         return counts
     store = workspace.landing(source)
-    watermark, lateness = store.landed().watermark, Lateness.of(workspace, source)
+    watermark, lateness = workspace.closing_watermark(source), Lateness.of(workspace, source)
     for window in store.windows():
         closed = lateness.closed(window, watermark)
         counts[window if window == OUT_OF_RANGE else "closed" if closed else "open"] += 1
@@ -50,6 +56,10 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
     windows = source["windows"]
     if windows and any(windows.values()):
         yield "windows", ", ".join(f"{count:,} {name}" for name, count in windows.items() if count)
+    if source["inputs"]:
+        # A source without a watermark holds all windows open.
+        lowest = min(source["inputs"], key=lambda name: source["inputs"][name] or "")
+        yield "", f"closed at the lowest watermark of {', '.join(source['inputs'])}: {lowest}"
     quarantined = source["quarantine"]
     if quarantined:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in quarantined.items())

@@ -57,6 +57,7 @@ def _document(listed: WindowList) -> dict[str, Any]:
     return {
         "source": listed.source,
         "watermark": iso(listed.watermark),
+        "inputs": list(listed.inputs),
         "windows": [
             asdict(line) | {"stand": line.stand.value, "closes_at": iso(line.closes_at)}
             for line in listed.windows
@@ -68,7 +69,8 @@ def _print(listed: WindowList, *, late_only: bool, limit: int) -> None:
     mark = clock(listed.watermark) if listed.watermark else "none yet"
     lines = [line for line in listed.windows if line.late_events or not late_only]
     shown = lines[-limit:] if limit else lines
-    click.echo(f"{listed.source}: watermark {mark}, {counted(len(listed.windows), 'window')}.")
+    shared = f", the lowest of {', '.join(listed.inputs)}" if len(listed.inputs) > 1 else ""
+    click.echo(f"{listed.source}: watermark {mark}{shared}, {counted(len(listed.windows), 'window')}.")
     if len(shown) < len(lines):
         click.echo(f"The newest {len(shown)} of {len(lines):,}; --limit 0 shows all.")
     if shown:

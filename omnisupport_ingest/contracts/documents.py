@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnisupport_ingest.contracts.schema_verdict import Unsure, Verdict, compile_schema
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, refuse_nul
 
@@ -68,6 +69,8 @@ def check_document(document: dict[str, Any], path: Path, schema: str, error: typ
     ``error`` tells the first problem in document order, and the fix that the schema's own
     description of that place gives.
     """
+    if _is_valid(document, schema):
+        return
     problems = sorted(_validator(schema).iter_errors(document), key=_order)
     if problems:
         first = problems[0]
@@ -88,7 +91,31 @@ def _validator(schema: str) -> Draft202012Validator:
     # Imported here: the command line starts without it.
     from jsonschema import Draft202012Validator
 
-    return Draft202012Validator(json.loads(program_file(schema).read_text(encoding="utf-8")))
+    return Draft202012Validator(_schema(schema))
+
+
+def _is_valid(document: dict[str, Any], schema: str) -> bool:
+    """Whether it is known to be valid: if not, ``_validator`` says what is wrong, if anything is."""
+    try:
+        verdict = _verdict(schema)
+        return verdict is not None and verdict(document)
+    except Unsure:
+        return False
+
+
+@lru_cache(maxsize=8)
+def _verdict(schema: str) -> Verdict | None:
+    try:
+        return compile_schema(_schema(schema))
+    except Unsure:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _schema(schema: str) -> dict[str, Any]:
+    found = json.loads(program_file(schema).read_text(encoding="utf-8"))
+    assert isinstance(found, dict), "a schema of ours is an object"
+    return found
 
 
 def _order(problem: ValidationError) -> tuple[list[str], bool]:

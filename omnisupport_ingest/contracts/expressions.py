@@ -16,6 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -240,10 +241,15 @@ def _tree(expression: str) -> dict[str, Any]:
     tree = _parsed(f"SELECT ({expression}\n) FROM rows")
     selected = tree.get("select_list", ())
     (node,) = selected if len(selected) == 1 else ({},)
-    plain = _parsed("SELECT (true\n) FROM rows")
-    if not node or node.get("alias") or _without(tree) != _without(plain):
+    if not node or node.get("alias") or _without(tree) != _plain():
         raise ExpressionProblem("is not one expression", "Write one expression that is true or false.")
     return dict(node)
+
+
+@cache
+def _plain() -> Any:
+    """What surrounds an expression in ``_tree``."""
+    return _without(_parsed("SELECT (true\n) FROM rows"))
 
 
 def _parsed(query: str) -> dict[str, Any]:
@@ -357,9 +363,27 @@ def _sql_type(of: PgType) -> str:
     return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
 
 
-def close() -> None:
-    """Close the connection of this thread, if it has one: its threads, which DuckDB starts whatever it is
-    told, keep a process from being forked (``runtime.fork_server``)."""
+@contextmanager
+def closing_after() -> Iterator[None]:
+    """Close the connection of this thread after the outermost of these: many contracts are read with one.
+
+    Its threads, which DuckDB starts whatever it is told, keep a process that only reads contracts from being
+    forked (``runtime.fork_server``).
+    """
+    outermost = not getattr(_reading, "contracts", False)
+    _reading.contracts = True
+    try:
+        yield
+    finally:
+        if outermost:
+            _reading.contracts = False
+            _close()
+
+
+_reading = threading.local()
+
+
+def _close() -> None:
     held = _held.pop((os.getpid(), threading.get_ident()), None)
     if held is not None:
         held.close()

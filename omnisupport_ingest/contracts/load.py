@@ -18,6 +18,7 @@ from omnisupport_ingest.contracts.columns import read_columns, refused
 from omnisupport_ingest.contracts.cursor_policy import read_cursor
 from omnisupport_ingest.contracts.documents import check_document, program_file, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
+from omnisupport_ingest.contracts.expressions import closing_after
 from omnisupport_ingest.contracts.model import (
     DEFAULT_ALLOWED_LATENESS,
     DEFAULT_MAX_LATENESS,
@@ -83,7 +84,8 @@ Amended = Callable[[dict[str, Any]], dict[str, Any]]
 
 def load_contracts(folder: Path, amended: Amended = dict) -> Contracts:
     """Every ``*.json`` in ``folder`` as a contract; ``ContractError`` for the first that is not one."""
-    return Contracts(tuple(load_contract(path, amended) for path in contract_paths(folder)))
+    with closing_after():
+        return Contracts(tuple(load_contract(path, amended) for path in contract_paths(folder)))
 
 
 def contract_paths(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.durations import parse_duration
+from omnisupport_ingest.contracts.expressions import closing_after
 from omnisupport_ingest.contracts.quality import (
     NO_QUALITY,
     QUARANTINE,
@@ -35,12 +36,8 @@ def read_quality(path: Path, document: dict[str, Any] | None, columns: Sequence[
     if document is None:
         return NO_QUALITY
     given = document.get("rules", ())
-    rules = tuple(_rule(path, f"x-cdc.quality.rules[{n}]", each, columns) for n, each in enumerate(given))
-    if rules:
-        from omnisupport_ingest.contracts.expressions import close
-
-        # A process that only reads contracts may be one that is forked (``cli.run_starter``).
-        close()
+    with closing_after():
+        rules = tuple(_rule(path, f"x-cdc.quality.rules[{n}]", each, columns) for n, each in enumerate(given))
     references = tuple(
         _reference(path, f"x-cdc.quality.references[{place}]", each, columns)
         for place, each in enumerate(document.get("references", ()))

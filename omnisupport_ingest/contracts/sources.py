@@ -67,6 +67,7 @@ _MEMBERS = {
     "kafka": (SourceKind.KAFKA,),
     "licenses": (SourceKind.FILES,),
     "log": (SourceKind.LOG,),
+    "database": (SourceKind.LOG,),
 }
 """Members of a definition that only some kinds have."""
 
@@ -95,7 +96,8 @@ class SourceDefinition:
     none (files, topics). ``modes``: contract name → mode; empty: every contract of the source, in its kind's
     first. ``events``: of files and topics of events, what these do not say of themselves, as the schema has
     it. ``kafka``: of the kind kafka, which topics. ``path``: its file, empty where the settings alone say
-    what it is. ``licenses``: of deliveries, those that are taken; empty: any.
+    what it is. ``licenses``: of deliveries, those that are taken; empty: any. ``database``: of a log,
+    the name that all slots of its database give (``databases``); null: it is the only one.
     """
 
     name: str
@@ -112,6 +114,7 @@ class SourceDefinition:
     kafka: KafkaTopics | None = None
     licenses: tuple[str, ...] = ()
     log: LogCapture = LogCapture()
+    database: str | None = None
 
     @property
     def embedded(self) -> bool:
@@ -293,6 +296,13 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         raise refused(
             path, "kafka", "topics are needed, and keys are not compared", "See kafka in the schema."
         )
+    if "database" in document and not {"slot", "publication"} <= document.get("log", {}).keys():
+        raise refused(
+            path,
+            "log",
+            "a source that shares a database names its slot and its publication",
+            "Give log.slot and log.publication.",
+        )
     modes = tuple((name, each["mode"]) for name, each in document.get("tables", {}).items())
     for name, mode in modes:
         if mode not in MODES[kind]:
@@ -319,6 +329,7 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         KafkaTopics.of(document["kafka"], path) if "kafka" in document else None,
         tuple(document.get("licenses", ())),
         _log_capture(document.get("log", {})),
+        document.get("database"),
     )
 
 

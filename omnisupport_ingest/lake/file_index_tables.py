@@ -8,6 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,8 @@ FORMAT = 1
 
 _VERSIONS_TOLD = 64
 """How many versions back the list tells of. A snapshot that is older asks Delta's library."""
+
+_NOTES_KEPT = 1024
 
 TABLES = """
 CREATE TABLE listed (number INTEGER PRIMARY KEY, path TEXT UNIQUE, note TEXT, crc INTEGER);
@@ -241,9 +244,15 @@ def known(db: sqlite3.Connection, name: str) -> tuple[int, NotedTable] | None:
     if crc != _crc(name, text):
         raise Damaged
     try:
-        return number, from_plain(NotedTable, parse_json(text))
+        return number, _noted(text)
     except Unreadable:
         raise Damaged from None
+
+
+@lru_cache(maxsize=_NOTES_KEPT)
+def _noted(text: str) -> NotedTable:
+    """What a note says, which every question about a table's files asks."""
+    return from_plain(NotedTable, parse_json(text))
 
 
 def put(db: sqlite3.Connection, number: int, note: NotedTable) -> None:

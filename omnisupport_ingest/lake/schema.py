@@ -112,7 +112,18 @@ class _Asked:
 
     @cached_property
     def types(self) -> Mapping[str, Any]:
-        return _types(self.delta)
+        # What ``delta`` has, which takes six times as long to say so.
+        return {each.name: _nullable(each.dataType.jsonValue()) for each in self.spark.fields}
+
+
+def _nullable(of_type: Any) -> Any:
+    """A type in Delta's words, whose values within may all be NULL."""
+    if isinstance(of_type, dict):
+        return {name: name in _MAY_BE_NULL or _nullable(each) for name, each in of_type.items()}
+    return [_nullable(each) for each in of_type] if isinstance(of_type, list) else of_type
+
+
+_MAY_BE_NULL = frozenset(("containsNull", "valueContainsNull", "nullable"))
 
 
 def _asked(schema: StructType) -> _Asked:

@@ -195,7 +195,9 @@ class TableSnapshot:
         self.table, self.table_id, self.version = table, table_id, version
         self.retyped = retyped(schema, table.spec.schema)
         self._note, self._spent = note, False
-        self._entry = _entry(table.folder / "_delta_log", version)
+        self._log = table.folder / "_delta_log"
+        self._own, self._next = self._log / _entry_name(version), self._log / _entry_name(version + 1)
+        self._entry = storage_of(self._log).version(self._own)
         noted = None if note is None else NotedIn(table.root.absolute(), table.spec.path, note)
         self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, noted)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
@@ -210,10 +212,10 @@ class TableSnapshot:
     def is_newest(self) -> bool:
         """Whether nothing was committed since. Two looks at the file system, whatever the table holds; where
         they cannot tell, it is not."""
-        log = self.table.folder / "_delta_log"
-        if self._entry is None or self._entry != _entry(log, self.version):
+        storage = storage_of(self._log)
+        if self._entry is None or self._entry != storage.version(self._own):
             return False
-        return not storage_of(log).exists(log / _entry_name(self.version + 1))
+        return not storage.exists(self._next)
 
     @cached_property
     def mark(self) -> TableMark | None:
@@ -426,11 +428,6 @@ def _kept(snapshot: TableSnapshot) -> TableSnapshot:
 def _entry_name(version: int) -> str:
     """The name of a commit's file in the log (Delta protocol, "Delta Log Entries")."""
     return f"{version:020d}.json"
-
-
-def _entry(log: Path, version: int) -> tuple[object, ...] | None:
-    """What tells a commit's file from that of another table in its place."""
-    return storage_of(log).version(log / _entry_name(version))
 
 
 def _windows_in(entry: Path) -> frozenset[str] | None:

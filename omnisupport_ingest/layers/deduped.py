@@ -127,7 +127,7 @@ def materialize(
         table,
         windows,
         run,
-        partial(_Update, watermark=workspace.landing(source).landed().watermark),
+        partial(_Update, watermark=workspace.closing_watermark(source)),
         Compaction(spark, "event_hash"),
         before_closing=settle,
     )

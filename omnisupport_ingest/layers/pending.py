@@ -120,6 +120,7 @@ class _Look:
         self._contracts = workspace.contracts.of_source(source)
         self._lateness = Lateness.of(workspace, source)
         self._apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
+        self._watermark = workspace.closing_watermark(source)
         # Landing first: what lands meanwhile is news of the next look.
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
@@ -161,7 +162,7 @@ class _Look:
 
     def is_passed(self, window: str) -> bool:
         """Whether the watermark has closed ``window`` by now."""
-        return self._lateness.closed(window, self.landed.watermark)
+        return self._lateness.closed(window, self._watermark)
 
     def unmerged(self, now: datetime) -> dict[str, str]:
         """For each table whose net changes the dimension does not show whole, and that may not wait any

@@ -88,7 +88,7 @@ def materialize(
     asked = Asked(replay, repeats_writes(workspace.decisions))
     run = LayerRun(workspace, spark, source, run_id, asked)
     # Read before what has landed: a batch that comes in between does not close the window it belongs to.
-    watermark = workspace.landing(source).landed().watermark
+    watermark = workspace.closing_watermark(source)
     return update_windows(
         workspace.raw(source),
         windows,

@@ -23,7 +23,10 @@ from omnisupport_ingest.layers.versions import is_current, of_contract
 
 
 class Layer:
-    """A table as it stands, None before its first commit, and the versions its windows should have."""
+    """A table as it stands, None before its first commit, and the versions its windows should have.
+
+    For one look: the state of a window is read once.
+    """
 
     def __init__(
         self,
@@ -39,12 +42,17 @@ class Layer:
         self._lasting, self._sealed = lasting | sealed, sealed
         self._versions = versions
         self._decisions = decisions
+        self._states: dict[str, WindowState | None] = {}
 
     def windows(self) -> Sequence[str]:
         return self.snapshot.windows() if self.snapshot is not None else ()
 
     def state(self, window: str) -> WindowState | None:
-        return self.snapshot.state(window) if self.snapshot is not None else None
+        if self.snapshot is None:
+            return None
+        if window not in self._states:
+            self._states[window] = self.snapshot.state(window)
+        return self._states[window]
 
     def has_files(self, window: str) -> bool:
         return self.snapshot is not None and bool(self.snapshot.files(window))

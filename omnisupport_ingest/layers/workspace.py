@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from omnisupport_ingest.cdc.envelope import QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.stored import stored_type
+from omnisupport_ingest.contracts.databases import database_of
 from omnisupport_ingest.contracts.decision_table import (
     DecisionTable,
     default_decision_table,
@@ -21,6 +23,7 @@ from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
 from omnisupport_ingest.contracts.pii_policies import HASH, TOKENIZE
 from omnisupport_ingest.contracts.protection import Secrets, has_policy
+from omnisupport_ingest.contracts.sources import sources_folder
 from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import FILE as TOKENS
@@ -52,6 +55,7 @@ class Workspace:
     """What the contracts had learned when they were read; None if they stay as they are."""
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _inputs: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[str, tuple[TableContract, LakeTable]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -94,6 +98,26 @@ class Workspace:
         if source not in self._landings:
             self._landings[source] = LandingStore(self.home.landing, source)
         return self._landings[source]
+
+    def inputs(self, source: str) -> tuple[str, ...]:
+        """The sources that share the database of ``source``, with itself; itself alone if it shares none."""
+        if source not in self._inputs:
+            database = database_of(sources_folder(self.settings), self.contracts, source)
+            self._inputs[source] = database.names if database is not None else (source,)
+        return self._inputs[source]
+
+    def closing_watermark(self, source: str) -> datetime | None:
+        """The watermark that closes windows of ``source``: the lowest of its ``inputs``, or None.
+
+        Ask before looking at what has landed: what lands meanwhile is above it.
+        """
+        marks = self.input_watermarks(source).values()
+        known = [each for each in marks if each is not None]
+        return min(known) if len(known) == len(marks) else None
+
+    def input_watermarks(self, source: str) -> dict[str, datetime | None]:
+        """The watermark of each of the ``inputs`` of ``source``, by name."""
+        return {each: self.landing(each).landed().watermark for each in self.inputs(source)}
 
     def seen(self, source: str) -> Seen[Any]:
         """What the last look for pending windows of ``source`` found; the same memory at every call."""

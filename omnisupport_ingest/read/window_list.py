@@ -60,18 +60,22 @@ class WindowLine:
 
 @dataclass(frozen=True, slots=True)
 class WindowList:
-    """The windows of ``source`` that anything landed in, in order, and its watermark now."""
+    """The windows of ``source`` that anything landed in, in order, and the watermark that closes them now.
+
+    It is the lowest of ``inputs``, the sources that share its database.
+    """
 
     source: str
     watermark: datetime | None
+    inputs: tuple[str, ...]
     windows: tuple[WindowLine, ...]
 
 
 def window_list(workspace: Workspace, source: str) -> WindowList:
     """Read manifests and the tables' logs; changes nothing, and needs no Spark."""
+    lateness, watermark = Lateness.of(workspace, source), workspace.closing_watermark(source)
     landing = workspace.landing(source)
     landed = landing.landed()
-    lateness, watermark = Lateness.of(workspace, source), landed.watermark
     pending = pending_windows(workspace, source)
     judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
     parts = {window: of_window for window in landing.windows() if (of_window := landed.parts(window))}
@@ -81,6 +85,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     return WindowList(
         source,
         watermark,
+        workspace.inputs(source),
         tuple(
             _line(
                 _WindowFacts(

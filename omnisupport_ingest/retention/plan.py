@@ -128,7 +128,7 @@ class _Looked:
     def __post_init__(self) -> None:
         # The record first: what is removed meanwhile is then refused as not settled, never removed twice.
         object.__setattr__(self, "removed", Removed.open(self.workspace, self.source))
-        object.__setattr__(self, "watermark", self._store.landed().watermark)
+        object.__setattr__(self, "watermark", self.workspace.closing_watermark(self.source))
 
     def old(self, keep: timedelta) -> Iterator[str]:
         """The windows of time that end ``keep`` before the watermark, and are not sealed."""

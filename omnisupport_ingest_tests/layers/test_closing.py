@@ -9,6 +9,7 @@ import copy
 import json
 import shutil
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from random import Random
 import pytest
 from deltalake import DeltaTable
 
+from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
@@ -112,6 +114,48 @@ def three_appends_closed(story: Story, spark) -> None:
     story.land(LATER)
     run(story, spark, FIRST, LATER_WINDOW)
     assert closed(story) == CLOSED
+
+
+def test_a_window_closes_at_the_lowest_watermark_of_the_slots_of_its_database(story: Story, spark):
+    """Two slots share a database: what one has passed is open until the other has passed it too."""
+    beside = copy.deepcopy(CONTRACT)
+    beside["x-cdc"] |= {"source": "desk_lines", "table": "lines"}
+    (story.contracts / "lines.json").write_text(json.dumps(beside))
+    definitions = story.contracts.parent / "sources"
+    definitions.mkdir()
+    for name in (SOURCE, "desk_lines"):
+        document = {
+            "$schema": CONTRACT["$schema"],
+            "name": name,
+            "kind": "postgres_log",
+            "description": "A slot of the desk.",
+            "connection": {"env": "DESK_URL"},
+            "database": "desk_database",
+            "log": {"slot": name, "publication": name},
+        }
+        (definitions / f"{name}.json").write_text(json.dumps(document))
+    story.workspace = replace(story.workspace, contracts=load_contracts(story.contracts))
+    lines = copy.copy(story)
+    lines.store, lines._ends = story.workspace.landing("desk_lines"), {}
+
+    story.land(INSERT)
+    story.land(LATER)
+    run(story, spark, FIRST, LATER_WINDOW)
+    assert closed(story) == OPEN
+    assert story.workspace.closing_watermark(SOURCE) is None
+
+    lines.land(INSERT)
+    early = story.workspace.closing_watermark(SOURCE)
+    assert early == lines.store.landed().watermark < story.store.landed().watermark
+    run(story, spark, FIRST, LATER_WINDOW)
+    assert closed(story) == OPEN and FIRST not in pending(story, spark)
+
+    lines.land(LATER)
+    # Nothing has landed from the slot itself, and the next look asks for the window.
+    assert FIRST in pending(story, spark)
+    run(story, spark, FIRST, LATER_WINDOW)
+    assert closed(story) == CLOSED
+    assert story.workspace.closing_watermark("desk_lines") == story.workspace.closing_watermark(SOURCE)
 
 
 def twin_of(story: Story, folder: Path, spark, windows: list[str]) -> Story:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -130,6 +131,29 @@ def test_the_checks_of_a_run_open_no_table_that_has_had_no_news(
     assert many == few
     # What is pending is the batch that the other tables have to note when the window closes.
     assert standing.unsettled  # type: ignore[attr-defined]
+
+
+def test_a_look_asks_a_table_without_news_for_the_state_of_a_window_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its layer and for the window's numbers: with hundreds of tables every question counts."""
+    history = History(tmp_path, PER_WINDOW, 2)
+    history.grow(6 * PER_WINDOW)
+    for number in range(4):
+        history.close_others(number)
+    pending_windows(history.workspace, SOURCE)
+    history.seal()
+    workspace, asked = history.opened(), Counter[tuple[str, str]]()
+    state = table.TableSnapshot.state
+
+    def counted(snapshot: table.TableSnapshot, window: str) -> object:
+        asked[snapshot.table.spec.path, window] += 1
+        return state(snapshot, window)
+
+    monkeypatch.setattr(table.TableSnapshot, "state", counted)
+    standing_of_windows(workspace, SOURCE)
+    of_others = {which: times for which, times in asked.items() if "net_changes/other" in which[0]}
+    assert of_others and max(of_others.values()) <= 2
 
 
 def test_to_visit_a_table_without_news_as_its_window_closes_opens_no_table(

@@ -29,6 +29,7 @@ from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
+from omnisupport_ingest.sources.postgres.preflight.divided import shared_table_findings
 from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
@@ -142,7 +143,7 @@ class AddedTables:
     def _publish(self, table: TableContract) -> None:
         with closing(self._epoch.connect()) as connection:
             findings = added_table_findings(connection, self._store, self._settings.publication, [table])
-            require_ready(findings)
+            require_ready((*shared_table_findings(self._settings, [table]), *findings))
             ensure_publication(connection, self._settings.publication, [table])
         for each in findings:
             if each.severity is Severity.WARNS:

@@ -21,6 +21,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ready_tables
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
+from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wait_until_free
@@ -69,7 +70,8 @@ class EpochStart:
             slot=slot or expected_slot(self._store, self._settings.slot),
             slot_wait_seconds=SLOT_WAIT_SECONDS,
         )
-        findings = (*landed_key_findings(self._store, self._tables), *findings)
+        landed = landed_key_findings(self._store, self._tables)
+        findings = (*divided_findings(dsn, self._settings), *landed, *findings)
         for each in findings:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)

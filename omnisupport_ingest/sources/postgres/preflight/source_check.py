@@ -20,6 +20,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
+from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SourceRefused, SourceUnavailable
@@ -163,6 +164,7 @@ def check_source(
             findings = (*proof, *findings)
         if store is not None:
             findings = (*landed_key_findings(store, tables), *findings)
+        findings = (*divided_findings(dsn, settings), *findings)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
     return findings

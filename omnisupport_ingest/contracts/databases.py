@@ -1,0 +1,84 @@
+"""One database over several slots: the sources that share out its tables.
+
+Each is a source like any other, with a slot, a publication, a chain and epochs of its own; their definitions
+name the same ``database``. A table belongs to one of them. A window closes at the lowest of their watermarks:
+then the whole database is complete up to its end, whatever slot a table comes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnisupport_ingest.contracts.model import Contracts
+from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Something of a database that two of its sources have, and one may have. ``table``: its full name, None
+    where it is a slot or a publication."""
+
+    problem: str
+    fix: str
+    table: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database, and the sources with contracts that share out its tables, by name."""
+
+    name: str
+    inputs: tuple[SourceDefinition, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.inputs)
+
+    def others(self, source: str) -> tuple[SourceDefinition, ...]:
+        """The inputs besides ``source``."""
+        return tuple(each for each in self.inputs if each.name != source)
+
+    def shared(self, contracts: Contracts) -> Iterator[Shared]:
+        """Yield each slot, publication and table that more than one input has."""
+        for what in ("slot", "publication"):
+            for name, users in _by_name((getattr(each.log, what), each.name) for each in self.inputs):
+                yield Shared(
+                    f"{' and '.join(users)} of database {self.name} have the same {what}, {name}.",
+                    f"Give each a {what} of its own, as log.{what} in its definition.",
+                )
+        tables = ((table.full_name, each) for each in self.names for table in contracts.of_source(each))
+        for table, users in _by_name(tables):
+            yield Shared(
+                f"{table} has a contract for each of {' and '.join(users)}, of database {self.name}.",
+                "A table belongs to one slot. Withdraw one of them: omnisupport-ingest contracts withdraw "
+                f"{table} --source {users[-1]}",
+                table,
+            )
+
+
+def databases(definitions: Iterable[SourceDefinition], contracts: Contracts) -> tuple[Database, ...]:
+    """The databases that ``definitions`` name, each with those of its sources that have contracts."""
+    found: dict[str, list[SourceDefinition]] = {}
+    for each in sorted(definitions, key=lambda definition: definition.name):
+        if each.database is not None and contracts.of_source(each.name):
+            found.setdefault(each.database, []).append(each)
+    return tuple(Database(name, tuple(inputs)) for name, inputs in sorted(found.items()))
+
+
+def database_of(folder: Path, contracts: Contracts, source: str) -> Database | None:
+    """The database that ``source`` is an input of, by the definitions in ``folder``; None if it is of none.
+
+    ``ContractError`` if a definition is wrong.
+    """
+    found = databases(load_sources(folder), contracts)
+    return next((each for each in found if source in each.names), None)
+
+
+def _by_name(named: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, Sequence[str]]]:
+    users: dict[str, list[str]] = {}
+    for name, user in named:
+        if name is not None:
+            users.setdefault(name, []).append(user)
+    yield from ((name, every) for name, every in sorted(users.items()) if len(every) > 1)

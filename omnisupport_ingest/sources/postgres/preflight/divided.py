@@ -1,0 +1,110 @@
+"""Is a database that several slots share out divided so that each table comes by one slot alone?
+
+A table that two publications publish would land by both chains, as would one that moved to another slot and
+is still in the publication of the first. With another database the watermark that they share would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from psycopg2.extensions import connection as Connection
+
+from omnisupport_ingest.contracts.databases import Database, databases
+from omnisupport_ingest.contracts.in_force import contracts_in_force
+from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources, sources_folder
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.catalog.publication import drop_statement, read_publication
+from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.postgres.session.server import server_facts
+
+
+def divided_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
+    """Return what two sources of one database have in common and one may have; none for a source that shares
+    none. ``SourceRefused`` or ``SourceUnavailable``.
+
+    ``settings``: those of the log that ``dsn`` connects to.
+    """
+    database, contracts = _database(settings)
+    if database is None:
+        return ()
+    found = [Finding("divided", each.problem, each.fix) for each in database.shared(contracts)]
+    found += _elsewhere(dsn, settings, database)
+    with closing(connect(dsn)) as connection:
+        for other in database.others(settings.source):
+            found += _published_by_both(connection, settings, other, contracts)
+    return tuple(found)
+
+
+def shared_table_findings(settings: Settings, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
+    """Return a finding for each of ``tables`` that another source of the database has a contract for, too.
+
+    For tables that are added to a running capture.
+    """
+    database, contracts = _database(settings)
+    shared = database.shared(contracts) if database is not None else ()
+    names = {each.full_name: each.name for each in tables}
+    return tuple(
+        Finding("divided", each.problem, each.fix, table=names[each.table])
+        for each in shared
+        if each.table in names
+    )
+
+
+def _database(settings: Settings) -> tuple[Database | None, Contracts]:
+    definitions = load_sources(sources_folder(settings))
+    if not any(each.name == settings.source and each.database is not None for each in definitions):
+        # Contracts need not be read for the many that share no database.
+        return None, Contracts(())
+    contracts = contracts_in_force(settings)
+    found = databases(definitions, contracts)
+    return next((each for each in found if settings.source in each.names), None), contracts
+
+
+def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Finding]:
+    """Yield a finding for each input that captures another database than the one of ``dsn``."""
+    here = None
+    for other in database.others(settings.source):
+        epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
+        if epoch is None or epoch.facts is None:
+            continue
+        here = here or server_facts(dsn)
+        there = epoch.facts
+        if (here.system_identifier, here.database) != (there.system_identifier, there.database):
+            yield Finding(
+                "divided",
+                f"{settings.source} and {other.name} are said to share database {database.name}, but the "
+                f"first reads {here.database} of server {here.system_identifier}, and the second reads "
+                f"{there.database} of server {there.system_identifier}.",
+                "Correct the connection of one of them, or take `database` out of its definition.",
+            )
+
+
+def _published_by_both(
+    connection: Connection, settings: Settings, other: SourceDefinition, contracts: Contracts
+) -> Iterator[Finding]:
+    """Yield a finding for each table of one source that the publication of the other has, too."""
+    for publication, own, sender in (
+        (settings.publication, other.name, settings.source),
+        (other.log.publication, settings.source, other.name),
+    ):
+        published = read_publication(connection, publication) if publication is not None else None
+        if published is None:
+            continue
+        tables = [(each.schema, each.table) for each in contracts.of_source(own)]
+        both = sorted(each for each in tables if published.covers(each))
+        if not both:
+            continue
+        named = ", ".join(".".join(each) for each in both)
+        yield Finding(
+            "divided",
+            f"Publication {publication} of {sender} publishes {named}, which {own} captures: "
+            "it would land twice.",
+            f"Make {publication} one of single tables, not of all or of a schema: those of {sender}."
+            if published.all_tables
+            else drop_statement(published.name, both),
+        )
