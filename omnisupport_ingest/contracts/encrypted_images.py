@@ -12,10 +12,10 @@ from __future__ import annotations
 import binascii
 import json
 import re
+from binascii import b2a_base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -68,21 +68,23 @@ def encrypt_images(
     The same image of the same row is the same again, whichever come with it. An image that is no object of
     texts is encrypted whole, as the text it is.
     """
-    texts: list[str | None] = images.to_pylist()
-    done: list[str | None] = [None] * len(texts)
+    done: list[str | None] = [None] * len(images)
     places = np.flatnonzero(np.asarray(images.is_valid()))
     while len(places):
-        first = places[0]
-        names = _names(texts[first] or "")
+        first = images[places[0]].as_py()
+        names = _names(first)
         left = images if len(places) == len(images) else images.take(pa.array(places))
         if not names or not (alike := np.asarray(pc.match_substring_regex(left, _proof(names))))[0]:
-            done[first] = _one(texts[first] or "", rows[first].as_py(), split, of, keys_of)
+            done[places[0]] = _one(first, rows[places[0]].as_py(), split, of, keys_of)
             places = places[1:]
             continue
         here, places = places[alike], places[~alike]
-        chosen = [texts[place] or "" for place in here.tolist()]
-        parts = _alike(chosen, rows.take(pa.array(here)), names, split)
-        for place, text in zip(here.tolist(), parts.encrypted(of, keys_of), strict=True):
+        whole = len(here) == len(images)
+        chosen, of_rows = (each if whole else each.take(pa.array(here)) for each in (images, rows))
+        encrypted = _alike(chosen, of_rows, names, split).encrypted(of, keys_of)
+        if whole:
+            return encrypted
+        for place, text in zip(here.tolist(), encrypted.to_pylist(), strict=True):
             done[place] = text
     return pa.array(done, pa.string())
 
@@ -151,67 +153,76 @@ def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of each image the members that are ``shown`` and ``hidden``, and whose it is."""
+    """Of images with the same members those that are ``shown`` and ``hidden`` (null: none is), and whose
+    each image is."""
 
-    shown: list[str]
-    hidden: list[str]
+    shown: pa.StringArray | None
+    hidden: pa.StringArray | None
     whose: list[tuple[bool, str]]
 
-    def encrypted(self, of: bytes, keys_of: KeysOf) -> list[str]:
-        if not any(self.hidden):
-            return [f"{{{text}}}" for text in self.shown]
+    def encrypted(self, of: bytes, keys_of: KeysOf) -> pa.StringArray:
+        if self.hidden is None:
+            return pc.binary_join_element_wise("{", self.shown, "}", "")
         known = dict(zip(distinct := [*dict.fromkeys(self.whose)], keys_of(distinct), strict=True))
-        return [
-            f'{{{shown}{"," if shown else ""}{MARK}{_body(known[whose], hidden.encode(), of)}"}}'
-            for shown, hidden, whose in zip(self.shown, self.hidden, self.whose, strict=True)
-        ]
+        keys = map(known.__getitem__, self.whose)
+        texts = self.hidden.cast(pa.binary()).to_pylist()
+        bodies = pa.array([_body(key, text, of) for key, text in zip(keys, texts, strict=True)], pa.string())
+        if self.shown is None:
+            return pc.binary_join_element_wise(f"{{{MARK}", bodies, '"}', "")
+        return pc.binary_join_element_wise("{", self.shown, f",{MARK}", bodies, '"}', "")
 
 
-def _alike(images: Sequence[str], rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
-    """Divide images that are proven to have just ``names`` in this order.
+def _alike(images: pa.StringArray, rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
+    """Divide images that are proven to have just ``names`` in this order, by whole columns.
 
-    ``,"name":`` begins a member wherever it stands: within a text the quotes would be escaped.
+    ``,"name":`` begins a member wherever it stands: within a text the quotes would be escaped. A member ends
+    in a quote or in ``null``, so only the braces of the object are trimmed.
     """
+    rest = pc.ascii_trim(images, "{}")
+    firsts = pa.array(np.arange(len(images)) * 2)
     runs = _runs(names, split)
-    starts = [[1] * len(images)]
-    for _, begin in runs[1:]:
-        found = [image.index(begin, start) for image, start in zip(images, starts[-1], strict=True)]
-        starts.append([start + 1 for start in found])
-    starts.append([len(image) for image in images])
-    members = [
-        [image[start : end - 1] for image, start, end in zip(images, begun, ended, strict=True)]
-        for begun, ended in pairwise(starts)
-    ]
-    by_kind: dict[str, list[list[str]]] = {"subject": [], "hidden": [], "shown": []}
-    for (kind, _), each in zip(runs, members, strict=True):
-        by_kind[kind].append(each)
-    values = [_value(each) for each in by_kind["subject"][0]] if by_kind["subject"] else [None] * len(images)
-    shown = [each for (kind, _), each in zip(runs, members, strict=True) if kind != "hidden"]
+    found: list[tuple[str, str, pa.StringArray]] = []
+    for (kind, begin), following in zip(runs, [*runs[1:], None], strict=True):
+        # The text of the first run has its name still.
+        name, text = begin[1:] if found else "", rest
+        if following is not None:
+            both = pc.split_pattern(rest, pattern=following[1], max_splits=1).flatten()
+            text, rest = both.take(firsts), both.take(pc.add(firsts, 1))
+        found.append((kind, name, text))
+    values: list[str | None] = [None] * len(images)
+    for (kind, name, text), (_, begin) in zip(found, runs, strict=True):
+        if kind == "subject":
+            skipped = 0 if name else len(begin) - 1
+            values = [_value(each[skipped:]) for each in text.to_pylist()]
     whose = [
         (True, value) if value is not None else (False, rows[place].as_py() or "")
         for place, value in enumerate(values)
     ]
-    return _Parts(_joined(shown, len(images)), _joined(by_kind["hidden"], len(images)), whose)
+    shown = [(name, text) for kind, name, text in found if kind != "hidden"]
+    return _Parts(_joined(shown), _joined([(name, text) for k, name, text in found if k == "hidden"]), whose)
 
 
-def _joined(runs: Sequence[Sequence[str]], count: int) -> list[str]:
-    if len(runs) < 2:
-        return [*runs[0]] if runs else [""] * count
-    return [",".join(each) for each in zip(*runs, strict=True)]
+def _joined(runs: Sequence[tuple[str, pa.StringArray]]) -> pa.StringArray | None:
+    if not runs:
+        return None
+    pieces: list[object] = []
+    for name, text in runs:
+        pieces += [f",{name}" if pieces else name, text]
+    return pc.binary_join_element_wise(*pieces, "")
 
 
-def _value(member: str) -> str | None:
-    """The text in ``"name":"text"``; null of ``"name":null``."""
-    if "\\" not in member and member.endswith('"'):
-        return member[member.rindex('"', 0, -1) + 1 : -1]
-    value: str | None = next(iter(json.loads(f"{{{member}}}").values()))
-    return value
+def _value(text: str) -> str | None:
+    """The value of ``"text"``; null of ``null``."""
+    if "\\" in text:
+        value: str = json.loads(text)
+        return value
+    return text[1:-1] if text.startswith('"') else None
 
 
 def _body(key: SubjectKey, text: bytes, of: bytes) -> str:
     if key.secret is None:
         return ""
-    return binascii.b2a_base64(key.encrypted(text, of), newline=False).decode()
+    return b2a_base64(key.encrypted(text, of), newline=False).decode("ascii")
 
 
 def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) -> str:

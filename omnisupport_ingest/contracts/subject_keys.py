@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -49,6 +49,7 @@ _NOTE_BYTES = 16
 _SECRET_BYTES = 2 * _KEY_BYTES
 _WAIT_SECONDS = 60.0
 _AT_ONCE = 500
+_CACHE_KIBIBYTES = 64 * 1024
 
 
 class SubjectKeysUnreadable(IngestError):
@@ -57,12 +58,13 @@ class SubjectKeysUnreadable(IngestError):
     exit_code = 3
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SubjectKey:
     """The key of one subject. ``secret`` is None once it is destroyed."""
 
     id: bytes
     secret: bytes | None = field(repr=False)
+    _cipher: AESGCM | None = field(default=None, init=False, repr=False, compare=False)
 
     def encrypted(self, text: bytes, of: bytes) -> bytes:
         """``text`` encrypted: id, nonce, and what AES-GCM makes of it. The key is not destroyed.
@@ -70,28 +72,21 @@ class SubjectKey:
         The nonce is a keyed hash of ``text`` and ``of`` (the table), so the same text of the same subject and
         table is the same anew; that two are equal is all it tells (synthetic nonces: RFC 5297, 1.3.3).
         """
-        nonce = self._nonces.copy()
-        nonce.update(of + b"\0" + text)
-        drawn = nonce.digest()
-        return self.id + drawn + self._cipher.encrypt(drawn, text, of)
+        secret = self.secret
+        assert secret is not None, "the key is not destroyed"
+        # AES-256 has the first half of the secret, the hash that makes nonces the other one.
+        drawn = blake2b(of + b"\0" + text, key=secret[_KEY_BYTES:], digest_size=NONCE_BYTES).digest()
+        cipher = self._cipher
+        if cipher is None:
+            cipher = self._cipher = AESGCM(secret[:_KEY_BYTES])
+        return self.id + drawn + cipher.encrypt(drawn, text, of)
 
     def decrypted(self, body: bytes, of: bytes) -> bytes:
         """What ``encrypted`` made ``body``, without its id, from; ``InvalidTag`` if it is no such body."""
+        if self._cipher is None:
+            assert self.secret is not None, "the key is not destroyed"
+            self._cipher = AESGCM(self.secret[:_KEY_BYTES])
         return self._cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], of)
-
-    @cached_property
-    def _cipher(self) -> AESGCM:
-        return AESGCM(self._secret[:_KEY_BYTES])
-
-    @cached_property
-    def _nonces(self) -> hashlib.blake2b:
-        return hashlib.blake2b(key=self._secret[_KEY_BYTES:], digest_size=NONCE_BYTES)
-
-    @property
-    def _secret(self) -> bytes:
-        """A key of AES-256 and one of the hash that makes nonces."""
-        assert self.secret is not None, "the key is not destroyed"
-        return self.secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +128,13 @@ class SubjectKeys:
             known = _known(base, ids)
             new = sorted(each for each in ids if each not in known)
             drawn = os.urandom(_SECRET_BYTES * len(new))
-            made = {
-                each: SubjectKey(each, drawn[place * _SECRET_BYTES : (place + 1) * _SECRET_BYTES])
-                for place, each in enumerate(new)
-            }
-            base.executemany(
-                "INSERT INTO keys (id, secret) VALUES (?, ?)",
-                [(each.id, each.secret) for each in made.values()],
-            )
+            made = [
+                (each, drawn[start : start + _SECRET_BYTES])
+                for each, start in zip(new, range(0, len(drawn), _SECRET_BYTES), strict=True)
+            ]
+            base.executemany("INSERT INTO keys (id, secret) VALUES (?, ?)", made)
             base.execute("COMMIT")
-        known |= made
+        known |= {each: SubjectKey(each, secret) for each, secret in made}
         return [known[each] for each in ids]
 
     def living(self, ids: Collection[bytes]) -> set[bytes]:
@@ -222,6 +214,8 @@ class SubjectKeys:
                 # A commit is the deletion of the journal. Durable is that with EXTRA alone: after a loss of
                 # power a journal that came back would take keys away, or bring a destroyed one back.
                 base.execute("PRAGMA synchronous = EXTRA")
+                # New keys fall on pages anywhere: all of them stay in memory until the one commit.
+                base.execute(f"PRAGMA cache_size = -{_CACHE_KIBIBYTES}")
                 # What is destroyed is overwritten in the file. The journal, which has it, is deleted with it.
                 base.execute("PRAGMA secure_delete = ON")
                 yield base
@@ -292,13 +286,10 @@ CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, wi
 def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
     """The id of the key of each subject: a keyed hash of it."""
     (secret,) = base.execute("SELECT secret FROM store").fetchone()
-    keyed = hashlib.blake2b(key=secret, digest_size=ID_BYTES)
-    found = []
-    for each in subjects:
-        hashed = keyed.copy()
-        hashed.update("\0".join(each).encode("utf-8", "surrogatepass"))
-        found.append(hashed.digest())
-    return found
+    return [
+        blake2b("\0".join(each).encode("utf-8", "surrogatepass"), key=secret, digest_size=ID_BYTES).digest()
+        for each in subjects
+    ]
 
 
 def _known(base: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, SubjectKey]:

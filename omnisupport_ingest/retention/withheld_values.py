@@ -37,8 +37,13 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.rules import Answer, Verdict
 
 _IMAGES = ("before", "after")
+_DELIVERED = "envelope"
+"""The text of an event as it was delivered, of one that came as a line of a file."""
+
 _OF_ROWS = pa.array(["t", "b"])
 """Operations whose images are of no row: the ``after`` of a snapshot end is a range of keys."""
+
+_DOOMED_BY = (*_IMAGES, _DELIVERED, "op", "source_schema", "source_table")
 
 _WITHOUT_VALUES = r'^\{("(?:[^"\\]|\\.)*":null,?)*\}$'
 """An image that names columns and has no value of them."""
@@ -70,7 +75,7 @@ def withheld_values(
     of_table = withheld_of(files.of(window), contract)
     with_values = 0
     for file in of_table:
-        rows = _read(file, [*_IMAGES, "op", "source_schema", "source_table", "review_state", "landed_at"])
+        rows = _read(file, [*_DOOMED_BY, "review_state", "landed_at"])
         rows = rows.filter(_doomed(rows, [contract]))
         if rows.num_rows:
             with_values += 1
@@ -147,13 +152,17 @@ def remove_values(
 
 def _with_values(files: Collection[LakeFile], contracts: Collection[TableContract]) -> Iterator[LakeFile]:
     for file in files:
-        rows = _read(file, [*_IMAGES, "op", "source_schema", "source_table"])
+        rows = _read(file, [*_DOOMED_BY])
         if pc.any(_doomed(rows, contracts)).as_py():
             yield file
 
 
 def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) -> None:
-    """Write ``file`` to its partition below ``draft``, without the values of the tables of ``contracts``."""
+    """Write ``file`` to its partition below ``draft``, without the values of the tables of ``contracts``.
+
+    The hashes by which an event is known stay, as they do where one is protected or erased: a copy that
+    arrives once more has to be the same event.
+    """
     rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
     doomed = pc.fill_null(_doomed(rows, contracts), False)
     for name in _IMAGES:
@@ -163,6 +172,9 @@ def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) ->
             for text, gone in zip(images.to_pylist(), doomed.to_pylist(), strict=True)
         ]
         rows = rows.set_column(place, rows.schema.field(name), pa.array(emptied, images.type))
+    place, delivered = rows.column_names.index(_DELIVERED), rows[_DELIVERED]
+    left = pc.if_else(doomed, pa.scalar(None, delivered.type), delivered)
+    rows = rows.set_column(place, rows.schema.field(_DELIVERED), left)
     folders = [part for part in PurePosixPath(file.path).parts[:-1] if "=" in part]
     folder = draft.joinpath(*folders)
     # No failpoint: a draft that no table names yet.
@@ -191,7 +203,7 @@ def _doomed(rows: pa.Table, contracts: Collection[TableContract]) -> pa.ChunkedA
             pc.equal(rows["source_schema"], each.schema), pc.equal(rows["source_table"], each.table)
         )
         mine = pc.or_(mine, here)
-    has = pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+    has = pc.is_valid(rows[_DELIVERED])
     for name in _IMAGES:
         image = rows[name]
         bare = pc.or_(pc.equal(image, ""), pc.match_substring_regex(image, _WITHOUT_VALUES))
