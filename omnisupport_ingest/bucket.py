@@ -16,6 +16,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import threading
 import time
 import uuid
@@ -39,6 +40,8 @@ _TOKEN = "omnisupport-writer"  # noqa: S105 - the name of a piece of metadata
 _OBJECTS = "user.omnisupport.objects"
 """Extended attribute of a file here: the keys of objects with its bytes. All hard links of it have it."""
 _VERSION = "user.omnisupport.version"
+
+_PROBE = "probe"
 
 _LOOK_SECONDS = 5.0
 """How often to ask for what other machines have landed."""
@@ -126,19 +129,19 @@ class BucketStorage:
 
         key, size = self.key(path), path.stat().st_size
         holding = (_attribute(path, _OBJECTS) or "").split()
-        if key in holding and self._size(key) == size:
+        if key in holding and self._size_of(key) == size:
             return
         with self._answers():
             if not any(self._copied(each, key) for each in holding[:1] if each != key):
                 # No failpoint: its callers put one around the call.
                 obstore.put(self._store, key, path)
-        kept = self._size(key)
+        kept = self._size_of(key)
         if kept != size:
             raise OSError(errno.EIO, f"the object store has {kept} bytes of {size}", str(path))
         if key not in holding:
             _set_attribute(path, _OBJECTS, " ".join([*holding, key]))
 
-    def _size(self, key: str) -> int | None:
+    def _size_of(self, key: str) -> int | None:
         import obstore
 
         with self._answers():
@@ -164,6 +167,19 @@ class BucketStorage:
             # No failpoint: its callers put one around the call.
             obstore.delete(self._store, self.key(path))
         path.unlink(missing_ok=True)
+
+    def remove_folder(self, folder: Path) -> bool:
+        """A table loses its log first: so what an interrupted call leaves is no table, but files of none."""
+        found = sorted(
+            (each.path for each in self._listed(folder, None)),
+            key=lambda each: "_delta_log" not in each.parts,
+        )
+        # No failpoint: its callers put one around the call.
+        for path in found:
+            self.unlink(path)
+        there = folder.exists()
+        shutil.rmtree(folder, ignore_errors=True)
+        return bool(found) or there
 
     # --- what is read -----------------------------------------------------------------------------
 
@@ -209,6 +225,9 @@ class BucketStorage:
                 return (obstore.head(self._store, self.key(path))["e_tag"],)
             except FileNotFoundError:
                 return None
+
+    def size(self, path: Path) -> int | None:
+        return self._size_of(self.key(path))
 
     def digest(self, path: Path) -> tuple[int, str]:
         import obstore
@@ -296,6 +315,22 @@ class BucketStorage:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda each: self._bring_one(each.path), kept):
                 pass
+
+    def copies(self, folder: Path) -> Iterator[Path]:
+        for file in folder.rglob("*.parquet"):
+            with contextlib.suppress(FileNotFoundError):
+                if _attribute(file, _OBJECTS):
+                    yield file
+
+    def keeps_versions(self) -> bool:
+        import obstore
+
+        # Put, not looked at: what was put before a bucket kept versions has none.
+        with self._answers():
+            # No failpoint: an object that nobody reads.
+            put = obstore.put(self._store, _PROBE, b"", use_multipart=False)
+            obstore.delete(self._store, _PROBE)
+        return put["version"] is not None
 
     # --- where it is ------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -92,6 +93,9 @@ class Storage(Protocol):
     def version(self, path: Path) -> tuple[object, ...] | None:
         """Return a value that differs for every version of the file; None if it does not exist."""
 
+    def size(self, path: Path) -> int | None:
+        """Bytes of what is kept, not of a copy; None if it is not."""
+
     def digest(self, path: Path) -> tuple[int, str]:
         """Bytes and SHA-256 of what is kept, not of a copy; ``FileNotFoundError``."""
 
@@ -109,7 +113,16 @@ class Storage(Protocol):
         made seconds ago perhaps not; ``afresh``: those too."""
 
     def unlink(self, path: Path) -> None:
-        """Delete a file; one that is missing is as good."""
+        """Delete a file, and the copy here; one that is missing is as good."""
+
+    def remove_folder(self, folder: Path) -> bool:
+        """Delete all below ``folder``, copies too; False if there was nothing. A second call ends a first."""
+
+    def copies(self, folder: Path) -> Iterator[Path]:
+        """The files below ``folder`` that are copies of data files of an object store."""
+
+    def keeps_versions(self) -> bool:
+        """Whether the store itself still has what is deleted: a bucket may keep versions."""
 
     def table_uri(self, folder: Path) -> str:
         """Where delta-rs finds the table of ``folder``."""
@@ -147,6 +160,12 @@ class LocalStorage:
             return None
         return status.st_ino, status.st_mtime_ns
 
+    def size(self, path: Path) -> int | None:
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
+
     def digest(self, path: Path) -> tuple[int, str]:
         with path.open("rb") as file:
             return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
@@ -173,6 +192,20 @@ class LocalStorage:
     def unlink(self, path: Path) -> None:
         # No failpoint: its callers put one around the call.
         path.unlink(missing_ok=True)
+
+    def remove_folder(self, folder: Path) -> bool:
+        if not folder.exists():
+            return False
+        # No failpoint: its callers put one around the call.
+        shutil.rmtree(folder)
+        durable.sync_folder(folder.parent)
+        return True
+
+    def copies(self, folder: Path) -> Iterator[Path]:  # noqa: ARG002 - of every storage
+        return iter(())
+
+    def keeps_versions(self) -> bool:
+        return False
 
     def table_uri(self, folder: Path) -> str:
         return str(folder)
@@ -257,14 +290,15 @@ def _belongs(parts: Sequence[str]) -> bool:
     return _LOCAL_ONLY.isdisjoint(parts)
 
 
-def require_folders(folder: Path, command: str) -> None:
-    """``StorageRefused`` if an object store keeps ``folder``, where ``command`` cannot be done yet."""
-    if not storage_of(folder / "any").is_local:
-        raise StorageRefused(
-            f"{command} is not there yet for a home whose landing and lake are in an object store.",
-            fix="Nothing was removed. `sweep` works there, and withdraws what no table names any more; "
-            "docs/storage.md lists what works.",
-        )
+def forget_unread(folder: Path, before: datetime) -> None:
+    """Delete data files that are only here, below a ``folder`` that an object store keeps: copies, and drafts
+    of the dead, that nobody has written or read since ``before``."""
+    for file in folder.rglob("*.parquet"):
+        with suppress(FileNotFoundError):
+            found = file.stat()
+            if max(found.st_mtime, found.st_atime) < before.timestamp():
+                # No failpoint: a copy, which is brought again, or a draft that no table names.
+                file.unlink()
 
 
 def bring_sources(home: Path) -> None:

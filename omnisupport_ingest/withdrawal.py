@@ -10,7 +10,6 @@ source, so a withdrawn table's events stay in them.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from omnisupport_ingest.sources.postgres.catalog.publication import (
     read_publication,
     remove_table,
 )
+from omnisupport_ingest.storage import storage_of
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -109,7 +109,7 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
     tables = [each for each in workspace.tables() if each.spec.path.startswith(f"{source}/")]
     sizes = sum(each.bytes for each in _data(tables))
     folders = (home.landing / source, home.lake / source)
-    data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if each.is_dir())
+    data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if _holds(each))
     if not there and not definition.exists() and not data:
         raise WithdrawalRefused(
             f"The home has no source {source}: no contract, no definition, no data.",
@@ -153,11 +153,8 @@ def drop_data(data: Iterable[Data]) -> int:
     """Delete the folders; returns how many there were."""
     dropped = 0
     for each in data:
-        if each.folder.exists():
-            with failpoint("lake.withdrawn", each.folder):
-                shutil.rmtree(each.folder)
-                sync_folder(each.folder.parent)
-            dropped += 1
+        with failpoint("lake.withdrawn", each.folder):
+            dropped += storage_of(each.folder / "any").remove_folder(each.folder)
     return dropped
 
 
@@ -200,10 +197,15 @@ def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContr
 
 def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
     for table in tables:
-        if table.folder.is_dir():
+        if _holds(table.folder):
             snapshot = look(table)
             files = snapshot.all_files() if snapshot is not None else ()
             yield Data(table.folder, sum(file.bytes for file in files))
+
+
+def _holds(folder: Path) -> bool:
+    """Whether ``folder`` is there, here or in the object store behind it."""
+    return folder.is_dir() or any(True for _ in storage_of(folder / "any").listed(folder))
 
 
 def _move(file: Path, to: Path) -> Path:

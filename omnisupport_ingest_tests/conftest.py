@@ -18,8 +18,13 @@ from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.class_archive import make_class_archive
 from omnisupport_ingest_tests.jvm import start_for_small_work
+from omnisupport_ingest_tests.storage.s3_server import S3Server, free_port, s3_server
 
 start_for_small_work()
+
+_S3 = S3Server(free_port())
+# Before anything starts a JVM, whose workers inherit them. The first test of it starts the server.
+os.environ.update(_S3.variables)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -152,6 +157,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("same")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """The S3 server of the session; its variables are in the environment."""
+    with s3_server(_S3.port) as server:
+        yield server
+
+
+@pytest.fixture(params=["folders", "bucket"])
+def kept_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Where the home of the test keeps landing and lake: None for its folders, else a bucket's URL; new homes
+    take it from the environment."""
+    if request.param == "folders":
+        return None
+    place: str = request.getfixturevalue("s3").place()
+    monkeypatch.setenv("OMNISUPPORT_STORAGE", place)
+    return place
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ METHODS = {
     # pathlib
     "write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to",
     # storage
-    "upload",
+    "upload", "remove_folder",
     # deltalake
     "create_write_transaction", "restore", "repair", "create_checkpoint", "cleanup_metadata",
     # Spark

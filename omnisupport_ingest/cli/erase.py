@@ -11,7 +11,6 @@ import click
 from omnisupport_ingest.cli.opening import contracted_source, deciding_person, key_named, open_workspace
 from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
-from omnisupport_ingest.storage import require_folders
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -179,7 +178,6 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
     if options.dry_run:
         erased = look_up_subject(workspace, contract, key)
     else:
-        require_folders(workspace.home.lake, "Erasing a person's keys with a certificate")
         erased = erase(workspace, contract, key, erased_by=deciding_person(options.by), why=options.why or "")
     runs = platform_runs(workspace.home)
     if options.as_json:

@@ -10,7 +10,6 @@ import click
 from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.render import counted, size, some
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.storage import require_folders
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
@@ -123,8 +122,6 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
 
 def _say(plan: Withdrawal, *, drop_data: bool) -> None:
     """Print what happens to assets, windows and files."""
-    for each in plan.data if drop_data else ():
-        require_folders(each.folder, "Removing the data of what is withdrawn")
     names = [each.name for each in plan.contracts]
     if names:
         shown = some([f"{plan.source}/dim_{name}" for name in names])

@@ -22,7 +22,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.storage import Kept, storage_of
+from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 
 
 def sweep(
@@ -42,7 +42,9 @@ def sweep(
     folder = table.folder
     if not storage_of(folder).is_local:
         limit = datetime.now(UTC) - older_than
-        return _sweep_objects(folder, _unreferenced(table, older_than, spare), limit)
+        removed = _sweep_objects(folder, _unreferenced(table, older_than, spare), limit)
+        forget_unread(folder, limit)
+        return removed
     unreferenced = _unreferenced(table, older_than, spare)
     removed = [
         target
@@ -70,7 +72,10 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     )
     replaced = {unquote(path) for path in found} - set(spare)
     if not storage_of(table.folder).is_local:
-        return _sweep_objects(table.folder, replaced, datetime.now(UTC))
+        # Whatever the store's clock says: what a commit removed, none adds again.
+        removed = _sweep_objects(table.folder, replaced, datetime.max.replace(tzinfo=UTC))
+        _forget_strays(table, spare)
+        return removed
     staging = table.folder / layout.STAGING
     return [
         target
@@ -114,22 +119,30 @@ def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -
 
 
 def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime) -> list[str]:
-    """Delete them, and what is only here: drafts, and copies that nobody has read since ``before``."""
+    """Delete them, and the copies here."""
     storage, removed = storage_of(folder), []
     for each in _objects_of(folder, unreferenced, before):
         with failpoint("lake.sweep_delete", each.path):
             storage.unlink(each.path)
         removed.append(each.path.relative_to(folder).as_posix())
-    for copy in folder.rglob("*.parquet"):
-        with contextlib.suppress(FileNotFoundError), failpoint("lake.sweep_delete", copy):
-            found = copy.stat()
-            if max(found.st_mtime, found.st_atime) < before.timestamp():
-                copy.unlink()
     return sorted(removed)
 
 
+def _forget_strays(table: LakeTable, spare: Collection[str]) -> None:
+    """Delete copies of files that the newest version does not hold: another machine may have swept them."""
+    folder, held = table.folder, {file.path for file in table.open().all_files()} | set(spare)
+    for copy in storage_of(folder).copies(folder):
+        path = copy.relative_to(folder).as_posix()
+        if path not in held and not layout.is_state(path):
+            # No failpoint: a copy, which is brought again if anybody needs it.
+            copy.unlink(missing_ok=True)
+
+
 def freed_by(file: Path) -> int:
-    """How many bytes of disk are free once ``file`` is deleted: none of one that another table shares."""
+    """How many bytes are free once ``file`` is deleted: none of one that another table of folders shares."""
+    storage = storage_of(file)
+    if not storage.is_local:
+        return storage.size(file) or 0
     found = file.stat()
     return found.st_size if found.st_nlink == 1 else 0
 

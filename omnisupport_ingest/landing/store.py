@@ -32,7 +32,7 @@ from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.storage import create_exclusively, storage_of
+from omnisupport_ingest.storage import create_exclusively, forget_unread, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -413,7 +413,8 @@ class LandingStore:
 
     def sweep(self, older_than: timedelta) -> list[str]:
         """Delete data that was put to an object store more than ``older_than`` ago and that no manifest
-        names; returns the names of its batches. In folders ``clear_garbage`` does it, by locks of writers."""
+        names; returns the names of its batches. Copies here that nobody has read since go too. In folders
+        ``clear_garbage`` does it, by locks of writers."""
         if self._storage.is_local:
             return []
         self._storage.bring(self.folder, afresh=True)
@@ -423,6 +424,7 @@ class LandingStore:
                 with failpoint("landing.clear", each.path.parent.name):
                     self._storage.unlink(each.path)
                 swept.add(each.path.parent.name)
+        forget_unread(self._data, before)
         return sorted(swept)
 
     def _bring(self) -> None:

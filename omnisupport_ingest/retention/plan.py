@@ -46,6 +46,7 @@ from omnisupport_ingest.retention.rules import (
 )
 from omnisupport_ingest.retention.withheld_values import WithheldValues, refused_values, withheld_values
 from omnisupport_ingest.review.quarantined import Filter, quarantined
+from omnisupport_ingest.storage import LOCAL, storage_of
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _GONE_FROM_DISK = "a file of it is gone from disk"
@@ -151,7 +152,7 @@ class _Looked:
             closed=judged is not None and judged.closed,
             settled=window not in self._unsettled and self._is_current(window, judged),
             landed=sum(part.rows for part in parts),
-            held=sum(file.rows for file in files if _is_on_disk(file)),
+            held=sum(file.rows for file in files if self._is_kept(file)),
             all_held={part.batch_id for part in parts} <= taken,
             of_files=any(
                 part.begins is None and not part.batch_id.startswith(chunk_prefix(part.epoch))
@@ -160,7 +161,7 @@ class _Looked:
             snapshot=self._snapshot,
             undecided=self._undecided(window) if named_by(judged) else 0,
             judged_whole=self._judged is not None
-            and all(map(_is_on_disk, self._judged.files(window)))
+            and all(map(self._is_kept, self._judged.files(window)))
             and not gone_from_disk(self.workspace.quarantine(self.source), judged),
             trimmed=window in self.removed.trimmed,
             sealed=window in self.removed.sealed,
@@ -204,7 +205,7 @@ class _Looked:
         if verdict.layer == RAW:
             assert self._raw is not None, "a window that raw does not hold is refused"
             files = self._raw.files(verdict.window)
-            sizes = [freed_by(Path(file.uri)) for file in files]
+            sizes = [freed_by(Path(file.place)) for file in files]
             events = sum(file.rows for file in files)
         else:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
@@ -216,11 +217,27 @@ class _Looked:
         parts = partial(self._store.parts, window)
         return judged is None or judged.versions == self._versions.of_held(window, judged, parts)
 
+    def _is_kept(self, file: LakeFile) -> bool:
+        """Whether ``file`` is there as long as its table's log says: what was made from it may be made
+        again."""
+        if self._objects is not None:
+            return self._objects.get(file.place) == file.bytes
+        return LOCAL.size(Path(file.place)) == file.bytes
+
+    @cached_property
+    def _objects(self) -> Mapping[str, int] | None:
+        """The objects of raw and deduped with their bytes, listed once; None where folders keep them."""
+        if storage_of(self.workspace.home.lake / "any").is_local:
+            return None
+        return {
+            str(each.path): each.bytes
+            for table in (self.workspace.raw(self.source), self.workspace.deduped(self.source))
+            for each in storage_of(table.folder).listed(table.folder)
+        }
+
     def _size(self, part: LandedPart) -> int:
-        try:
-            return self._store.path_of(part).stat().st_size
-        except FileNotFoundError:
-            return 0
+        path = self._store.folder / part.path
+        return storage_of(path).size(path) or 0
 
     def _undecided(self, window: str) -> int:
         where = Filter(state=OPEN, window=window)
@@ -276,11 +293,3 @@ class _Looked:
         ]
         search = Search.due(spans)
         return search is None or SnapshotPlans(self._store.folder).searched(plan) != search
-
-
-def _is_on_disk(file: LakeFile) -> bool:
-    """Whether ``file`` is there as long as its table's log says: what was made from it may be made again."""
-    try:
-        return Path(file.uri).stat().st_size == file.bytes
-    except OSError:
-        return False

@@ -35,7 +35,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.old_versions import OldVersions, remove_versions
 from omnisupport_ingest.retention.plan import RetentionPlan
 from omnisupport_ingest.retention.withheld_values import WithheldValues, remove_values
-from omnisupport_ingest.storage import require_folders
+from omnisupport_ingest.storage import storage_of
 
 _LAYERS = (LANDING, RAW, QUARANTINE, HISTORY)
 
@@ -59,8 +59,6 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
 
     ``removed_by``: kept in the ledger beside the time and the policy.
     """
-    if plan.doomed or any(each.layer in (LANDING, RAW) for each in plan.unfinished):
-        require_folders(workspace.home.landing, "Retention of landing and raw")
     remover = _Remover(workspace, plan.source)
     carried = [remover.finish(layer, plan.unfinished) for layer in _LAYERS]
     for layer in (LANDING, RAW):
@@ -162,7 +160,7 @@ class _Remover:
                 assert removal.landed_until is not None, "the ledger refuses such a row"
                 if part.batch_id not in taken or part.landed_at > removal.landed_until:
                     continue
-                freed = _delete(store.path_of(part))
+                freed = _delete(store.folder / part.path)
                 if freed is not None:
                     files, size = files + 1, size + freed
         return files, size
@@ -179,7 +177,7 @@ class _Remover:
                 change = _emptied(snapshot, judged, removal.window)
                 if change is not None:
                     changes.append(change)
-                    sizes = (freed_by(Path(file.uri)) for file in change.remove)
+                    sizes = (freed_by(Path(file.place)) for file in change.remove)
                     left.append((len(change.remove), sum(sizes)))
             snapshot.commit(changes)
 
@@ -234,12 +232,13 @@ def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> Win
 
 def _delete(path: Path) -> int | None:
     """Delete a data file, and the folder of its batch once that is empty; None if it was gone already."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
+    storage = storage_of(path)
+    size = storage.size(path)
+    # Who died in between may have left a copy of what is gone.
+    if size is None and not path.exists():
         return None
     with failpoint("retention.landing", path):
-        path.unlink(missing_ok=True)
+        storage.unlink(path)
     with contextlib.suppress(OSError), failpoint("retention.landing", path.parent):
         path.parent.rmdir()
     return size

@@ -26,7 +26,6 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.lake.sweep import sweep_replaced
-from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.quarantine_files import named_anywhere
@@ -43,6 +42,7 @@ from omnisupport_ingest.read.subject_traces import (
     traced,
 )
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
+from omnisupport_ingest.storage import storage_of
 
 FOLDER = "certificates"
 """Of the home; a certificate is one JSON file in it, for its owner only."""
@@ -105,11 +105,14 @@ def erase_subject(
     workspace.subjects.name_windows(contract.source, of_subject.windows)
     waiting = _waiting(workspace, contract.source, of_subject)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
-    remaining = _Remaining(cells, waiting, by_other_keys(workspace, contract, of_subject, ids))
+    keeps_versions = storage_of(workspace.home.lake / "any").keeps_versions()
+    remaining = _Remaining(
+        cells, waiting, by_other_keys(workspace, contract, of_subject, ids), keeps_versions
+    )
     pending = bool(cells or waiting)
     swept = [] if pending else _sweep(workspace, contract, of_subject)
     remains = _remains(workspace, contract, of_subject, remaining)
-    complete = not (pending or of_subject.plain or remaining.by_other_keys)
+    complete = not (pending or of_subject.plain or remaining.by_other_keys or keeps_versions)
     document = {
         "format_version": FORMAT_VERSION,
         "state": "complete" if complete else "pending" if pending else "incomplete",
@@ -161,11 +164,13 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 @dataclass(frozen=True, slots=True)
 class _Remaining:
     """What is left of a subject: ``cells`` above raw; windows ``waiting`` to be judged, again or for the
-    first time; landed images of its rows ``by_other_keys``."""
+    first time; landed images of its rows ``by_other_keys``. ``in_versions``: the bucket keeps what is deleted
+    from it."""
 
     cells: Sequence[Holding]
     waiting: Collection[str]
     by_other_keys: Sequence[Holding]
+    in_versions: bool = False
 
 
 def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]:
@@ -284,6 +289,19 @@ def _remains(
         "their next sync sets the columns to NULL",
     )
     add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
+    storage = storage_of(workspace.home.lake / "any")
+    if remaining.in_versions:
+        add(
+            "former versions of objects",
+            [storage.table_uri(workspace.home.lake / contract.source)],
+            "the bucket keeps versions of what is deleted; its rule NoncurrentVersionExpiration ends them",
+        )
+    if not storage.is_local:
+        add(
+            "homes of other machines on this bucket",
+            ["wherever they are"],
+            "their keys/ has the key: give the same command there; their copies of files go with `sweep`",
+        )
     return tuple(remains)
 
 
@@ -295,13 +313,21 @@ def _after(workspace: Workspace, before: Sequence[dict[str, Any]], cells: Sequen
         {
             "place": each["place"],
             "path": each["path"],
-            "sha256": sha256_of(home / each["path"]) if (home / each["path"]).exists() else None,
+            "sha256": _sha256_of(home / each["path"]),
             "count": count_of.get(each["path"], 0),
         }
         for each in before
     ]
     known = {each["path"] for each in before}
     return [*entries, *_plainly([each for each in cells if each.path not in known])]
+
+
+def _sha256_of(path: Path) -> str | None:
+    """Of what is kept; None if it is gone."""
+    try:
+        return storage_of(path).digest(path)[1]
+    except FileNotFoundError:
+        return None
 
 
 def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> Path:

@@ -47,15 +47,15 @@ def runs_succeeded(source: SourceUnderTest) -> int:
 
 @pytest.mark.slow
 def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_any_file(
-    source: SourceUnderTest, tmp_path: Path
+    kept_in: str | None, source: SourceUnderTest, tmp_path: Path
 ) -> None:
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
     with pgbench.least_role(source, tmp_path) as dsn:
-        up_and_verify_as(dsn, source, tmp_path)
+        up_and_verify_as(dsn, source, tmp_path, kept_in)
 
 
-def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
+def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path, kept_in: str | None) -> None:
     """``up`` and ``verify`` with the rights of ``dsn`` alone; Dagster's storage has its own."""
     home = tmp_path / "home"
     (tmp_path / ".env").write_text(
@@ -68,6 +68,7 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
         f"OMNISUPPORT_DAGSTER_PG_URL={dagster_url(source)}\n"
         "OMNISUPPORT_WEBSERVER_PORT=0\n"
         "OMNISUPPORT_SPARK_DRIVER_MEMORY=1g\n"
+        + ("" if kept_in is None else f"OMNISUPPORT_STORAGE={kept_in}\n")
     )
     with (tmp_path / "up.out").open("w") as out:
         process = subprocess.Popen(

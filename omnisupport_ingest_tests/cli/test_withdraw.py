@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
+from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.withdrawal import leave_publication
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
@@ -27,7 +28,7 @@ __all__ = ["source"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(kept_in: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with tables ``notes`` and ``other`` of one source that comes by files, ``far`` of another."""
     story = Story(tmp_path / "told")
     for name, of_source in (("other", SOURCE), ("far", "shop")):
@@ -39,10 +40,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kept = story.workspace.home.lake / SOURCE / table
         kept.mkdir(parents=True)
         (kept / "part.parquet").write_bytes(b"rows")
+        storage_of(kept / "part.parquet").upload([kept / "part.parquet"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNISUPPORT_HOME", str(tmp_path / "told" / "home"))
     monkeypatch.setenv("OMNISUPPORT_CONTRACTS_DIR", str(story.contracts))
     return tmp_path / "told"
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether anything of ``folder`` is there: here, or in the bucket behind it."""
+    return folder.exists() or any(True for _ in storage_of(folder / "any").listed(folder))
 
 
 def in_force() -> set[str]:
@@ -62,8 +69,8 @@ def test_a_withdrawn_table_leaves_its_contract_and_keeps_its_files_unless_they_a
     again = command("contracts", "withdraw", "other", "--yes", "--drop-data")
     assert again.code == 0, again.output
     assert f"{lake / 'dim_other'}: DELETED." in again.out
-    assert not (lake / "dim_other").exists() and not (lake / "history" / "dim_other_history").exists()
-    assert (lake / "dim_notes").is_dir()
+    assert not is_kept(lake / "dim_other") and not is_kept(lake / "history" / "dim_other_history")
+    assert is_kept(lake / "dim_notes")
     assert command("contracts", "withdraw", "unknown", "--yes").code == 2
 
 
@@ -71,8 +78,8 @@ def test_a_retired_source_takes_its_contracts_and_the_last_contract_stays(folder
     done = command("sources", "retire", SOURCE, "--yes", "--drop-data")
     assert done.code == 0, done.output
     assert in_force() == {"shop.far"}
-    assert not (folder / "home" / "landing" / SOURCE).exists()
-    assert not (folder / "home" / "lake" / SOURCE).exists()
+    assert not is_kept(folder / "home" / "landing" / SOURCE)
+    assert not is_kept(folder / "home" / "lake" / SOURCE)
     assert {each.name for each in (folder / "withdrawn").iterdir()} == {"desk.notes.json", "desk.other.json"}
     last = command("sources", "retire", "shop", "--yes")
     assert last.code == 1 and "No contract would be left" in last.err

@@ -118,7 +118,7 @@ class Story:
         settings = Settings(
             home=folder / "home", window="minutes:1", contracts_dir=self.contracts, _env_file=None
         )
-        home = Home.open(settings.home, WindowSize(1), now=START)
+        home = Home.open(settings.home, WindowSize(1), now=START, storage=settings.storage)
         self.workspace = Workspace(settings, home, load_contracts(self.contracts))
         self.store = self.workspace.landing(SOURCE)
         self.clock = START + timedelta(minutes=5)

@@ -12,16 +12,20 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from omnisupport_ingest.cli.home_copy import copy_home
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.retention import remove_old_runs
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import LANDING, RAW, Present, Removed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE
 from omnisupport_ingest_tests.retention.test_story import DAY, damaged, put, take_all, told
 
@@ -93,9 +97,13 @@ def killed(script: str, point: str, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_removal_killed_at_a_gate_loses_nothing_and_the_next_call_ends_it(old_home, tmp_path, point):
+def test_a_removal_killed_at_a_gate_loses_nothing_and_the_next_call_ends_it(
+    old_home, tmp_path, kept_in, point
+):
     home, contracts = tmp_path / "home", old_home[1]
     shutil.copytree(old_home[0], home, symlinks=True)
+    if kept_in is not None:
+        copy_home(Home.open(home, WindowSize(1)), kept_in)
     killed(REMOVE, point, home, contracts)
 
     workspace = opened(home, contracts)
@@ -111,7 +119,9 @@ def test_a_removal_killed_at_a_gate_loses_nothing_and_the_next_call_ends_it(old_
         (layer, window) for layer in (LANDING, RAW) for window in (FIRST, SECOND)
     }
     assert not removed.unfinished
-    assert len([*(store.folder / "data").rglob("*.parquet")]) == 1
+    data = store.folder / "data"
+    (left,) = storage_of(data / "any").listed(data)
+    assert [*data.rglob("*.parquet")] == [left.path]
     raw = workspace.raw(SOURCE).open()
     assert [raw.files(window) for window in (FIRST, SECOND)] == [(), ()]
     assert pending_windows(workspace, SOURCE).nothing

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from omnisupport_ingest_tests.waiting import until
 
-BUCKET = "omnisupport-test"
-
 
 @dataclass(frozen=True)
 class S3Server:
@@ -40,15 +38,32 @@ class S3Server:
         }
 
     def place(self) -> str:
-        """A place that nothing was ever put to."""
-        return f"s3://{BUCKET}/{uuid.uuid4().hex}/home"
+        """A place that nothing was ever put to, in a bucket of its own."""
+        bucket = f"omnisupport-{uuid.uuid4().hex}"
+        self._put(bucket)
+        return f"s3://{bucket}/some/home"
+
+    def keep_versions(self, place: str) -> None:
+        """Have the bucket of ``place`` keep versions of its objects from now on."""
+        state = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        self._put(place.split("/")[2] + "?versioning", state.encode())
+
+    def _put(self, of: str, body: bytes = b"") -> None:
+        url, form = f"http://127.0.0.1:{self.port}/{of}", {"Content-Type": "application/xml"}
+        request = urllib.request.Request(url, data=body, headers=form, method="PUT")
+        urllib.request.urlopen(request, timeout=10).close()
+
+
+def free_port() -> int:
+    """A port of loopback on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def s3_server(port: int) -> Iterator[S3Server]:
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -57,8 +72,6 @@ def s3_server() -> Iterator[S3Server]:
     )
     try:
         until(lambda: _answers(port))
-        make = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
-        urllib.request.urlopen(make, timeout=10).close()
         yield S3Server(port)
     finally:
         process.kill()

@@ -91,7 +91,10 @@ def test_data_that_never_landed_is_swept_once_it_is_old(s3: S3Server, tmp_path: 
     home = Home.open(tmp_path / "another", HOURLY, storage=place)
     store = LandingStore(home.landing, "shop")
     land(store, 20, 30)
+    copies = home.landing / "shop" / "data"
+    assert len([*copies.rglob("*.parquet")]) == 1
     assert len(store.sweep(timedelta(seconds=-5))) == 1
+    assert not [*copies.rglob("*.parquet")]
     assert [len(store.manifests()), store.landed().count] == [1, 1]
     store.verify(store.manifests()[0])
 

@@ -81,7 +81,8 @@ class SourceUnderTest:
 
     @property
     def home(self) -> Home:
-        return Home.open(self.home_folder, self.settings.window_size)
+        settings = self.settings
+        return Home.open(self.home_folder, settings.window_size, storage=settings.storage)
 
     @property
     def store(self) -> LandingStore:

@@ -21,6 +21,7 @@ from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export import Format, export
+from omnisupport_ingest.storage import at_hand, open_storage, storage_of
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 
@@ -109,8 +110,12 @@ class Platform:
         return {row["id"]: row.asDict() for row in snapshot.read(self.spark, snapshot.all_files()).collect()}
 
     def holding(self, text: str) -> set[str]:
-        """The files of the home that have ``text``, as bytes or in a decoded value."""
+        """The files of the home, and objects of its bucket, that have ``text``, as bytes or in a decoded
+        value."""
         found, home = set(), self.source.home_folder
+        for folder in (home / "landing", home / "lake"):
+            for each in storage_of(folder / "any").listed(folder):
+                at_hand(each.path)
         for file in (each for each in home.rglob("*") if each.is_file()):
             content = file.read_bytes()
             if file.suffix == ".parquet":
@@ -161,7 +166,9 @@ def erase(platform: Platform, *arguments: str) -> Any:
     return CliRunner().invoke(cli, ["erase", *arguments, "--subject"], env={**os.environ, **environment})
 
 
-def test_a_subject_is_erased_from_every_byte_of_the_home(platform: Platform, tmp_path: Path) -> None:
+def test_a_subject_is_erased_from_every_byte_of_the_home(
+    kept_in: str | None, platform: Platform, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     home = platform.source.home_folder
     holding = platform.holding(ADA)
     # Landing and raw never had it; the tables above them have: they are to be queried.
@@ -205,6 +212,11 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(platform: Platform, tmp
 
     # Judged again, all of it; and once more by a replay of everything.
     platform.catch_up()
+    if kept_in is not None:
+        # Another machine has swept by now; the copies here are nobody's.
+        there = tmp_path / "there"
+        for each in holding:
+            open_storage(there, kept_in).unlink(there / each)
     second = erase(platform, "customers", "1", "--reason", "request 7", "--by", "bo")
     assert second.exit_code == 0 and "Certificate (complete)" in second.stdout, second.output
     assert platform.holding(ADA) == set()
@@ -243,6 +255,13 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(platform: Platform, tmp
     remains = {each["what"]: each["where"] for each in certificate["remains"]}
     assert orders[30]["address"] == f"{EVE} road"
     assert remains["exports that were written before"] == [str(exported)]
+    assert ("homes of other machines on this bucket" in remains) == (kept_in is not None)
+    if kept_in is not None:
+        # What a bucket keeps of former versions can be read: no certificate calls that complete.
+        request.getfixturevalue("s3").keep_versions(kept_in)
+        kept = json.loads(erase(platform, "customers", "1", "--reason", "request 7", "--json").stdout)
+        assert not kept["complete"]
+        assert "former versions of objects" in {each["what"] for each in kept["remains"]}
     named = remains["encrypted images, which nobody can read"]
     assert set(named) == {each["path"] for each in certificate["encrypted"]}
     assert {each.split("/")[0] for each in named} == {"landing", "lake"}
