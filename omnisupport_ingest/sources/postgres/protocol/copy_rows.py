@@ -85,6 +85,11 @@ class CopiedRows:
         return self._column(column)
 
 
+def rows_of(lines: bytes) -> int:
+    """Return the number of rows in COPY's ``lines``."""
+    return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == _LINE_END))
+
+
 def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
     """Read COPY's ``lines``, of columns with ``names``; the key is of the columns at ``key``.
 
