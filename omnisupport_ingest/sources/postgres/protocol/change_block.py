@@ -8,8 +8,9 @@ of Arrow put together their keys and row images (``json_texts``). Unusual change
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +31,15 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     big_endian,
     tuple_values,
 )
+from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH, from_microseconds
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
 _VALUES_AT_ONCE = 100_000
 """What is worked out of so many values fits into the processor's caches, and takes little memory."""
+
+_MICROSECOND = timedelta(microseconds=1)
+_MICROS_TO_2000 = (POSTGRES_EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
 
 _OPS = pa.array(["c", "u", "d"])
 _MARKER = WAL_DATA_HEADER + 5
@@ -44,12 +49,29 @@ _OVERHEAD = 100
 """Estimated bytes that an event takes beside what was received of it."""
 
 
-class Run(NamedTuple):
-    """Rows of a block from ``first`` on: changes of ``transaction`` from ``from_index`` on."""
+class Runs(NamedTuple):
+    """Rows of a block, each time from number ``firsts`` on: changes of one transaction from ``indexes`` on.
 
-    first: int
-    transaction: Begin
-    from_index: int
+    ``commit_micros``: in microseconds since 2000.
+    """
+
+    firsts: Positions
+    indexes: Positions
+    commit_lsns: Positions
+    commit_micros: Positions
+    xids: Positions
+
+    @classmethod
+    def of(cls, first: int, transaction: Begin, index: int) -> Runs:
+        """Return one run."""
+        micros = (transaction.commit_ts - POSTGRES_EPOCH) // _MICROSECOND
+        values = (first, index, transaction.commit_lsn, micros, transaction.xid)
+        return cls(*(np.array([each], np.int64) for each in values))
+
+    @classmethod
+    def joined(cls, runs: Sequence[Runs]) -> Runs:
+        """Return ``runs`` as one."""
+        return cls(*(np.concatenate(each) for each in zip(*runs, strict=True)))
 
 
 @dataclass(slots=True)
@@ -66,7 +88,7 @@ class ChangeBlock:
     pieces: list[Rows] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     changes: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Runs] = field(default_factory=list)
     events: list[LandedEvent] = field(default_factory=list)
     received_bytes: int = 0
 
@@ -83,11 +105,12 @@ class ChangeBlock:
     @property
     def highest_ts(self) -> datetime:
         """The highest commit time. The block is not empty."""
-        ends = [run.first for run in self.runs[1:]] + [self.changes]
-        moments = [
-            run.transaction.commit_ts for run, end in zip(self.runs, ends, strict=True) if run.first < end
-        ]
-        return max(moments + [event.source_ts for event in self.events])
+        moments = [event.source_ts for event in self.events]
+        if self.changes:
+            runs = Runs.joined(self.runs)
+            has_rows = np.diff(runs.firsts, append=self.changes) > 0
+            moments.append(from_microseconds(int(runs.commit_micros[has_rows].max())))
+        return max(moments)
 
     def end_messages(self) -> None:
         """Make the single messages the last of the pieces."""
@@ -116,16 +139,15 @@ class _Rows:
     def __init__(self, block: ChangeBlock) -> None:
         block.end_messages()
         pieces, block.pieces = block.pieces, []
-        self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.runs
+        self._epoch, self._schemas, self._runs = block.epoch, block.schemas, Runs.joined(block.runs)
         self._bytes = b"".join([*(each.data for each in pieces), PADDING])
         sizes = [len(each.data) for each in pieces]
         begins = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(each.starts) for each in pieces])
         self._starts = np.concatenate([each.starts for each in pieces]) + begins
         self._ends = np.concatenate([each.ends for each in pieces]) + begins
-        firsts = np.array([run.first for run in block.runs] + [block.changes])
-        self._run_of = np.repeat(np.arange(len(block.runs)), np.diff(firsts))
-        index = np.array([run.from_index for run in block.runs])[self._run_of]
-        self._ordinals = 2 * (index + np.arange(block.changes) - firsts[self._run_of])
+        runs = self._runs
+        self._run_of = np.repeat(np.arange(len(runs.firsts)), np.diff(runs.firsts, append=block.changes))
+        self._ordinals = 2 * (np.arange(block.changes) + (runs.indexes - runs.firsts)[self._run_of])
         self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
 
     def tables(self) -> list[pa.Table]:
@@ -190,17 +212,16 @@ class _Rows:
         """Return the events of ``rows`` that left their keys alone, and which those are."""
         images = changes.images(self._bytes)
         count, runs, tables = len(rows), self._run_of[rows], changes.tables
-        transactions = [run.transaction for run in self._runs]
-        moments = pa.array([each.commit_ts for each in transactions], EVENT_SCHEMA.field("source_ts").type)
+        moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())
         ops = np.where(kinds == _INSERT, 0, np.where(kinds == _UPDATE, 1, 2))
         table_of = pa.array(changes.table_of)
         columns = {
             "epoch": np.full(count, self._epoch, np.int32),
-            "commit_lsn": np.array([each.commit_lsn for each in transactions])[runs],
+            "commit_lsn": self._runs.commit_lsns[runs],
             "ordinal": self._ordinals[rows],
             "op": _OPS.take(pa.array(ops)),
-            "source_ts": moments.take(pa.array(runs)),
-            "tx_id": np.array([each.xid for each in transactions])[runs],
+            "source_ts": moments.view(EVENT_SCHEMA.field("source_ts").type),
+            "tx_id": self._runs.xids[runs],
             "lsn": self._lsns[rows],
             "source_schema": pa.array([each.name[0] for each in tables.schemas]).take(table_of),
             "source_table": pa.array([each.name[1] for each in tables.schemas]).take(table_of),
@@ -219,13 +240,13 @@ class _Rows:
         for row in rows:
             change = decoder.decode(self._bytes[self._starts[row] + WAL_DATA_HEADER : self._ends[row]])
             assert isinstance(change, RowChange)
-            transaction = self._runs[self._run_of[row]].transaction
+            run = self._run_of[row]
             header = EventHeader(
                 self._epoch,
-                transaction.commit_lsn,
+                int(self._runs.commit_lsns[run]),
                 int(self._ordinals[row]),
-                transaction.commit_ts,
-                transaction.xid,
+                from_microseconds(int(self._runs.commit_micros[run])),
+                int(self._runs.xids[run]),
                 int(self._lsns[row]),
             )
             events += row_events(self._schemas[change.relation.oid], change, header)

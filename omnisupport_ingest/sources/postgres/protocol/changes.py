@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
 from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
-from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Run
-from omnisupport_ingest.sources.postgres.protocol.frames import Rows
+from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Runs
+from omnisupport_ingest.sources.postgres.protocol.frames import Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
 from omnisupport_ingest.sources.postgres.protocol.row_events import (
     EventHeader,
@@ -117,10 +119,28 @@ class EventReader:
         block = self._block
         block.end_messages()
         block.pieces.append(rows)
-        block.received_bytes += len(rows.data)
+        block.received_bytes += int((rows.ends - rows.starts).sum())
         block.changes += len(rows.starts)
         self._index += len(rows.starts)
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
+
+    def transactions(self, transactions: Transactions) -> bool:
+        """Collect whole transactions; return whether the block is full now.
+
+        What follows them must begin with ``begin``.
+        """
+        firsts, first = transactions.firsts, self._block.changes
+        self._block.runs.append(
+            Runs(
+                firsts + first,
+                np.zeros_like(firsts),
+                transactions.commit_lsns,
+                transactions.commit_micros,
+                transactions.xids,
+            )
+        )
+        self._transaction = None
+        return self.rows(transactions.rows)
 
     def table_of(self, relation: Relation) -> tuple[TableName, bool]:
         """Return the table that the rows of ``relation`` belong to, and whether it has a contract in use."""
@@ -154,7 +174,7 @@ class EventReader:
     def _begin_run(self) -> None:
         """Begin a run: from here on the ordinals of rows follow one another."""
         if self._transaction is not None:
-            self._block.runs.append(Run(self._block.changes, self._transaction, self._index))
+            self._block.runs.append(Runs.of(self._block.changes, self._transaction, self._index))
 
     def _next_header(self, lsn: int) -> EventHeader:
         transaction, index = self._transaction, self._index

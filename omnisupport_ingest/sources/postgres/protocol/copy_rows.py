@@ -17,15 +17,9 @@ import numpy as np
 import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Literals, Members, Numbers
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.postgres.protocol.text_columns import (
-    Irregular,
-    escape,
-    json_arrays,
-    json_objects,
-    line_columns,
-    pieces,
-)
+from omnisupport_ingest.sources.postgres.protocol.text_columns import PIECE_BYTES, Irregular, escape, pieces
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.session.silence import Awaited
@@ -39,6 +33,7 @@ BLOCK_BYTES = 6 * 1024 * 1024
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _TAB, _LINE_END, _FIRST_PRINTABLE = ord("\t"), ord("\n"), ord(" ")
+_NULL, _VERTICAL_TAB = b"\\N", int.from_bytes(b"\\v", "little")
 
 
 def parse_row(line: str) -> list[str | None]:
@@ -79,22 +74,20 @@ def copy_lines(
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows of COPY. ``keys`` and ``images``: JSON of each row's key and of the row.
-
-    ``columns``: the values, null for NULL, with the escapes of JSON; None where rows were read one by one,
-    which ``rows`` are then.
-    """
+    """Rows of COPY. ``keys`` and ``images``: JSON of each row's key and of the row."""
 
     keys: pa.StringArray
     images: pa.StringArray
-    columns: Sequence[pa.StringArray] | None
-    rows: Sequence[Sequence[str | None]] = ()
+    _column: Callable[[int], pa.StringArray]
 
     def texts(self, column: int) -> pa.StringArray:
         """Return the values of a column; those in which JSON escapes something may have its escapes."""
-        if self.columns is not None:
-            return self.columns[column]
-        return pa.array([row[column] for row in self.rows], pa.string())
+        return self._column(column)
+
+
+def rows_of(lines: bytes) -> int:
+    """Return the number of rows in COPY's ``lines``."""
+    return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == _LINE_END))
 
 
 def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
@@ -103,18 +96,52 @@ def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copie
     All lines at once; one by one only where they are not what COPY writes.
     """
     try:
-        columns = line_columns(_escaped_for_json(lines), len(names))
-        keys, images = json_arrays([columns[i] for i in key]), json_objects(names, columns)
-        images.validate(full=True)
-        return CopiedRows(keys, images, columns)
+        return _all_at_once(lines, names, key)
     except (Irregular, pa.ArrowInvalid):
-        rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
-        return CopiedRows(
-            pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
-            pa.array([row_image(tuple(names), row) for row in rows], pa.string()),
-            None,
-            rows,
-        )
+        return one_by_one(lines, names, key)
+
+
+def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
+    """Read lines as ``copied_rows`` does, which this is the meaning of."""
+    rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
+    return CopiedRows(
+        pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
+        pa.array([row_image(tuple(names), row) for row in rows], pa.string()),
+        lambda column: pa.array([row[column] for row in rows], pa.string()),
+    )
+
+
+def _all_at_once(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
+    block, ends = _escaped_for_json(lines)
+    letters, count = np.frombuffer(block, np.uint8), len(names)
+    rows, rest = divmod(len(ends), count)
+    is_line_end = letters[ends] == _LINE_END
+    if (
+        rest
+        or ends[-1] != len(block) - 1
+        or np.count_nonzero(is_line_end) != rows
+        or not is_line_end[count - 1 :: count].all()
+    ):
+        raise Irregular(f"lines that have not {count} columns")
+    starts = np.empty_like(ends)
+    starts[0], starts[1:] = 0, ends[:-1] + 1
+    short = np.flatnonzero(ends - starts == len(_NULL))
+    is_text = np.ones(len(ends), np.bool_)
+    is_text[short[(letters[starts[short]] == _NULL[0]) & (letters[starts[short] + 1] == _NULL[1])]] = False
+    del letters
+    texts = JsonTexts.of(block, starts, ends, [Literals.of_objects(names)])
+    row_starts = np.arange(0, len(ends), count)
+
+    def members(columns: Sequence[int]) -> Members:
+        """Return the values of ``columns`` of every row."""
+        numbers = (row_starts[:, np.newaxis] + np.array(columns)).reshape(-1)
+        row_of = np.repeat(np.arange(rows), len(columns))
+        return Members(row_of, np.tile(columns, rows), is_text[numbers], numbers)
+
+    images = texts.objects(members(range(count)), rows)
+    return CopiedRows(
+        texts.arrays(members(key), rows), images, lambda column: texts.values(members([column]))
+    )
 
 
 class _WholeLines(io.RawIOBase):
@@ -149,22 +176,41 @@ class _WholeLines(io.RawIOBase):
             raise RowTooLarge(longest, self._longest)
 
 
-def _escaped_for_json(block: bytes) -> bytes:
-    """Return lines of COPY with the escapes of JSON.
+def _escaped_for_json(block: bytes) -> tuple[bytearray, Numbers]:
+    """Return lines of COPY with the escapes of JSON, and where the values in them end.
 
     Both formats write most of them alike. Tabs and line ends, which separate the values, and ``\\N`` stay.
     """
-    block = block.replace(b'"', b'\\"')
-    if b"\\v" in block:
+    escaped = bytearray(block.replace(b'"', b'\\"'))
+    if _has_vertical_tab(escaped):
         # No text of PostgreSQL has a NUL, so two of them may stand for an escaped backslash.
-        block = block.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
-    not_escaped = set[int]()
-    for piece in pieces(np.frombuffer(block, np.uint8)):
-        control = piece[piece < _FIRST_PRINTABLE]
-        not_escaped.update(np.unique(control).tolist())
-    for letter in sorted(not_escaped - {_TAB, _LINE_END}):
-        block = block.replace(bytes([letter]), escape(chr(letter)).encode())
-    return block
+        escaped = escaped.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
+    while True:
+        # Neither separator stands within a value: COPY escapes both.
+        ends = _control_letters(escaped)
+        letters = np.frombuffer(escaped, np.uint8)[ends]
+        others = letters[(letters != _TAB) & (letters != _LINE_END)]
+        if not len(others):
+            return escaped, ends
+        for letter in np.unique(others).tolist():
+            escaped = escaped.replace(bytes([letter]), escape(chr(letter)).encode())
+
+
+def _has_vertical_tab(block: bytearray) -> bool:
+    """Whether ``\\v`` stands in ``block``: two letters are compared at a time, beginning at even and at odd
+    places.
+    """
+    return any(
+        bool((np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == _VERTICAL_TAB).any())
+        for first in (0, 1)
+        if len(block) - first >= 2
+    )
+
+
+def _control_letters(block: bytearray) -> Numbers:
+    letters = np.frombuffer(block, np.uint8)
+    found = [np.flatnonzero(piece < _FIRST_PRINTABLE) for piece in pieces(letters)]
+    return np.concatenate([each + number * PIECE_BYTES for number, each in enumerate(found)])
 
 
 def _unescaped(value: str) -> str:

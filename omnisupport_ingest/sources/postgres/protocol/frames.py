@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from omnisupport_ingest.sources.postgres.protocol.text_columns import big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
 WAL_DATA, KEEPALIVE = ord("w"), ord("k")
@@ -51,6 +52,10 @@ sends.
 _FEWEST = 4
 """Row changes that are worth being handed out together."""
 
+_BEGIN, _COMMIT = ord("B"), ord("C")
+_BEGIN_BYTES, _COMMIT_BYTES = 21, 26
+"""Sizes of the messages that begin and end a transaction."""
+
 _SIZE = struct.Struct("!Q")
 _LENGTH = struct.Struct("!xI")
 
@@ -73,6 +78,38 @@ class Rows(NamedTuple):
         return cls(b"".join(messages), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
 
 
+class Transactions(NamedTuple):
+    """Whole transactions that follow one another, each of row changes alone.
+
+    ``firsts``: number of the first of ``rows`` of each. ``end_lsns``: just behind their commit records.
+    ``commit_micros``: commit times, in microseconds since 2000.
+    """
+
+    rows: Rows
+    firsts: Positions
+    commit_lsns: Positions
+    end_lsns: Positions
+    commit_micros: Positions
+    xids: Positions
+
+    @property
+    def total(self) -> int:
+        """Number of transactions."""
+        return len(self.firsts)
+
+    def between(self, first: int, end: int) -> Transactions:
+        """Return those from number ``first`` on, before number ``end``."""
+        if (first, end) == (0, self.total):
+            return self
+        bounds = np.append(self.firsts, len(self.rows.starts))
+        start, stop = int(bounds[first]), int(bounds[end])
+        starts, ends = self.rows.starts[start:stop], self.rows.ends[start:stop]
+        at, behind = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
+        rows = Rows(self.rows.data[at:behind], starts - at, ends - at)
+        commits = (each[first:end] for each in self[2:])
+        return Transactions(rows, self.firsts[first:end] - start, *commits)
+
+
 class Frames:
     """The bytes that were received and not handed out."""
 
@@ -85,6 +122,7 @@ class Frames:
         self._bounds = [0]
         self._next = self._count = 0
         self._others: list[int] = []  # the frames that are no row changes, the last first
+        self._kinds = np.zeros(0, np.uint8)  # letters of row changes, begins and commits; 0 of other frames
         self._instead: bytes | None = None  # of a message that is too long
         self._unread = 0  # its bytes that have not come
         self._long_follows = False  # one that is too long, behind the whole frames
@@ -135,6 +173,42 @@ class Frames:
         bounds -= start
         self._next, self._at = end, start + int(bounds[-1])
         return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
+
+    def transactions(self) -> Transactions | None:
+        """Hand out the whole transactions that come next and hold row changes alone.
+
+        None where there is none, or where they are few messages: then ``pop`` costs less.
+        """
+        first = self._next
+        if self._count - first < _FEWEST or self._kinds[first] != _BEGIN:
+            return None
+        kinds = self._kinds[first:]
+        unknown = np.flatnonzero(kinds == 0)
+        commits = np.flatnonzero(kinds[: unknown[0] if len(unknown) else None] == _COMMIT)
+        if not len(commits):
+            return None
+        kinds = kinds[: commits[-1] + 1]
+        begins = np.flatnonzero(kinds == _BEGIN)
+        if len(begins) != len(commits) or (begins[1:] != commits[:-1] + 1).any():
+            return None
+        end, start = first + len(kinds), self._at
+        bounds = np.array(self._bounds[first : end + 1]) - start
+        self._next, self._at = end, start + int(bounds[-1])
+        while self._others and self._others[-1] < end:
+            self._others.pop()
+        data = bytes(memoryview(self._data)[start : self._at])
+        is_row = (kinds != _BEGIN) & (kinds != _COMMIT)
+        rows = Rows(data, bounds[:-1][is_row] + FRAME_HEADER, bounds[1:][is_row])
+        payloads = bounds[:-1] + FRAME_HEADER + WAL_DATA_HEADER
+        of_begin, of_commit = payloads[begins], payloads[commits]
+        return Transactions(
+            rows,
+            begins - 2 * np.arange(len(begins)),
+            big_endian(data, ">i8", of_begin + 1).astype(np.int64),
+            big_endian(data, ">i8", of_commit + 10).astype(np.int64),
+            big_endian(data, ">i8", of_begin + 9).astype(np.int64),
+            big_endian(data, ">u4", of_begin + 17).astype(np.int64),
+        )
 
     def pop(self) -> tuple[int, bytes] | None:
         """Hand out the letter and the content of the next frame; None if none is whole.
@@ -190,7 +264,9 @@ class Frames:
             at = following
             add(at)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
-        self._others = self._not_rows() if self._count else []
+        self._kinds = self._kinds_of_frames()
+        is_other = (self._kinds == 0) | (self._kinds == _BEGIN) | (self._kinds == _COMMIT)
+        self._others = np.flatnonzero(is_other)[::-1].tolist()
 
     def _take_head(self, length: int) -> None:
         """Keep the first bytes of a frame that is too long, and let go of the rest as it comes."""
@@ -200,17 +276,20 @@ class Frames:
             self._unread = max(0, start + length - self._filled)
             self._at = min(self._filled, start + length)
 
-    def _not_rows(self) -> list[int]:
+    def _kinds_of_frames(self) -> npt.NDArray[np.uint8]:
+        if not self._count:
+            return np.zeros(0, np.uint8)
         letters = np.frombuffer(self._data, np.uint8, self._filled)
         bounds, last = np.array(self._bounds), self._filled - 1
-        starts = bounds[:-1]
+        starts, sizes = bounds[:-1], np.diff(bounds) - FRAME_HEADER - WAL_DATA_HEADER
         kinds = letters[np.minimum(starts + FRAME_HEADER + WAL_DATA_HEADER, last)]
-        rows = (kinds == ord("I")) | (kinds == ord("U")) | (kinds == ord("D"))
-        rows &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
-        rows &= letters[starts] == COPY_DATA
-        rows &= np.diff(bounds) > FRAME_HEADER + WAL_DATA_HEADER
-        others: list[int] = np.flatnonzero(~rows)[::-1].tolist()
-        return others
+        known = (kinds == ord("I")) | (kinds == ord("U")) | (kinds == ord("D"))
+        known &= sizes > 0
+        known |= (kinds == _BEGIN) & (sizes == _BEGIN_BYTES)
+        known |= (kinds == _COMMIT) & (sizes == _COMMIT_BYTES)
+        known &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
+        known &= letters[starts] == COPY_DATA
+        return np.where(known, kinds, 0).astype(np.uint8)
 
 
 def out_of_step(letter: int) -> ProtocolViolation:

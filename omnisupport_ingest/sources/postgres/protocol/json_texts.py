@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.sources.postgres.protocol.text_columns import Irregular
 
@@ -89,7 +90,8 @@ class JsonTexts:
         texts += b"".join([*(each.content for each in used), *(each.encode() for each in _CLOSINGS)])
         if len(texts) > _MOST_BYTES:
             raise Irregular("a block that is too large")
-        lengths = np.concatenate([*(each.lengths for each in used), closings])
+        # The last piece is empty.
+        lengths = np.concatenate([*(each.lengths for each in used), closings, np.zeros(1, np.int64)])
         first = 2 * len(starts)
         offsets = np.empty(first + len(lengths) + 1, np.int32)
         # One element for each text, one for what lies between it and the next.
@@ -108,9 +110,14 @@ class JsonTexts:
         columns = np.full(len(members.rows), self._literals // _VARIANTS - 1)
         return self._joined(members._replace(columns=columns), count, 2)
 
+    def values(self, members: Members) -> pa.StringArray:
+        """Return the texts of ``members``, one in each row, null where none is."""
+        numbers = pa.array(2 * members.numbers, mask=None if members.is_text.all() else ~members.is_text)
+        return self._pieces.take(numbers)
+
     @property
     def _literals(self) -> int:
-        return len(self._pieces) - self._first_literal - len(_CLOSINGS)
+        return len(self._pieces) - self._first_literal - len(_CLOSINGS) - 1
 
     def _joined(self, members: Members, count: int, closing: int) -> pa.StringArray:
         """Return the texts; ``pa.ArrowInvalid`` unless they are UTF-8."""
@@ -122,20 +129,23 @@ class JsonTexts:
         np.not_equal(rows[1:], rows[:-1], out=begins[1:])
         firsts = np.flatnonzero(begins)
         lasts = np.append(firsts[1:], values) - 1
-        before = np.empty(values, np.int64)
-        before[1:] = is_text[:-1]
-        before[1:] += 1
-        before[firsts] = 0
-        literals = (members.columns * _BEFORE_A_MEMBER + before) * 2 + is_text + self._first_literal
-        # A value takes a piece, and one more if it is a text; a row takes one more for its end.
-        indexes: Numbers = np.cumsum(is_text) - is_text + np.arange(values)
-        indexes += np.cumsum(begins) - 1
-        ends = indexes[lasts] + 1 + is_text[lasts]
-        pieces = np.empty(int(ends[-1]) + 1, np.int32)
-        pieces[indexes] = literals
-        pieces[indexes[is_text] + 1] = 2 * members.numbers[is_text]
-        pieces[ends] = len(self._pieces) - len(_CLOSINGS) + closing + is_text[lasts]
-        joined = self._pieces.take(pa.array(pieces))
+        literals = np.empty(values, np.int32)
+        literals[1:] = is_text[:-1]
+        literals[1:] += 1
+        literals[firsts] = 0
+        literals *= 2
+        literals += is_text
+        literals += (members.columns * _VARIANTS + self._first_literal).astype(np.int32)
+        # A value takes two pieces, the second empty if it is null; a row takes one more for its end.
+        at = np.cumsum(begins, dtype=np.int32)
+        at += np.arange(-1, 2 * values - 1, 2, dtype=np.int32)
+        pieces = np.empty(2 * values + len(firsts), np.int32)
+        pieces[at] = literals
+        at += 1
+        pieces[at] = np.where(is_text, 2 * members.numbers, len(self._pieces) - 1)
+        ends = at[lasts] + 1
+        pieces[ends] = len(self._pieces) - 1 - len(_CLOSINGS) + closing + is_text[lasts]
+        joined = pc.take(self._pieces, pa.array(pieces), boundscheck=False)
         bounds = np.frombuffer(joined.buffers()[1], np.int32, len(pieces) + 1)
         offsets = np.zeros(count + 1, np.int32)
         offsets[1:][rows[firsts]] = np.diff(bounds[ends + 1], prepend=0)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from omnisupport_ingest.sources.postgres.protocol.frames import Transactions
 from omnisupport_ingest.sources.postgres.protocol.walstream import from_microseconds
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 
@@ -253,6 +254,18 @@ class Decoder:
         if relation is None:
             raise violation(f"a change of relation {oid} without describing it first")
         return relation
+
+
+def begin_of(transactions: Transactions, number: int) -> Begin:
+    """Return the beginning of one of ``transactions``."""
+    micros = from_microseconds(int(transactions.commit_micros[number]))
+    return Begin(int(transactions.commit_lsns[number]), micros, int(transactions.xids[number]))
+
+
+def commit_of(transactions: Transactions, number: int) -> Commit:
+    """Return the end of one of ``transactions``."""
+    begin = begin_of(transactions, number)
+    return Commit(begin.commit_lsn, int(transactions.end_lsns[number]), begin.commit_ts)
 
 
 def _begin(message: bytes) -> Begin:

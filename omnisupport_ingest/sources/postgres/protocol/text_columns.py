@@ -25,10 +25,10 @@ Letters = npt.NDArray[np.uint8]
 PADDING = bytes(8)
 """Follows a block, so that a length can be read even where a row ends without one."""
 
-_PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = 1024 * 1024
 
 TUPLE_TEXT, TUPLE_NULL, TUPLE_UNCHANGED = ord("t"), ord("n"), ord("u")
-_TAB, _LINE_END, _BACKSLASH, _NULL_LETTER = ord("\t"), ord("\n"), ord("\\"), ord("N")
+_BACKSLASH = ord("\\")
 
 
 _KEPT_BYTES = 32 * 1024 * 1024
@@ -116,35 +116,14 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
     return TupleValues(kinds, starts, stops, first, counts, ends, whole & ~over)
 
 
-def line_columns(block: bytes, count: int) -> list[pa.StringArray]:
-    """Return the columns of lines in COPY's text format, with their escapes.
-
-    ``Irregular`` if a line has not ``count`` columns.
-    """
-    letters = np.frombuffer(block, np.uint8)
-    # Neither stands within a value: COPY escapes both.
-    separators = [np.flatnonzero((piece == _TAB) | (piece == _LINE_END)) for piece in pieces(letters)]
-    ends = np.concatenate([each + number * _PIECE_BYTES for number, each in enumerate(separators)])
-    rows, rest = divmod(len(ends), count)
-    lines = np.flatnonzero(letters[ends] == _LINE_END)
-    if rest or len(lines) != rows or (lines % count != count - 1).any() or not block.endswith(b"\n"):
-        raise Irregular(f"lines that have not {count} columns")
-    starts = np.empty_like(ends)
-    starts[0], starts[1:] = 0, ends[:-1] + 1
-    is_null = (ends - starts == 2) & (letters[starts] == _BACKSLASH)
-    is_null[is_null] = letters[starts[is_null] + 1] == _NULL_LETTER
-    bounds = np.stack((starts, ends), axis=-1).reshape(rows, count, 2)
-    return _cut(block, bounds, is_null.reshape(rows, count))
-
-
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield ``letters`` in pieces, at least one, to bound memory.
 
     What is worked out per letter takes as much memory as the letters; for one large row that would be several
     times its size.
     """
-    for start in range(0, max(1, len(letters)), _PIECE_BYTES):
-        yield letters[start : start + _PIECE_BYTES]
+    for start in range(0, max(1, len(letters)), PIECE_BYTES):
+        yield letters[start : start + PIECE_BYTES]
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
@@ -155,25 +134,6 @@ def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
 def _big_endian(block: bytes, form: str) -> npt.NDArray[Any]:
     size = np.dtype(form).itemsize
     return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))
-
-
-def _cut(block: bytes, bounds: Positions, without: Flags) -> list[pa.StringArray]:
-    """Return the texts of ``block`` between ``bounds`` (rows × columns × 2), null where ``without``.
-
-    ``bounds`` must not fall and must lie within the block: Arrow does not check them.
-    """
-    if len(block) > np.iinfo(np.int32).max:
-        raise Irregular("a block that is too large")
-    rows, count, _ = bounds.shape
-    # One array of everything in the block, texts and what lies between them in turn.
-    offsets = np.ascontiguousarray(bounds.reshape(-1), np.int32)
-    parts = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block))
-    row_starts = np.arange(rows, dtype=np.int32) * (2 * count)
-    columns = []
-    for column in range(count):
-        missing = without[:, column]
-        columns.append(parts.take(pa.array(row_starts + 2 * column, mask=missing if missing.any() else None)))
-    return columns
 
 
 _QUOTE = ord('"')

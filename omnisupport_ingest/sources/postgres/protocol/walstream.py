@@ -19,7 +19,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames, Rows
+from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.transport import Refused, transport_of
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
@@ -115,6 +115,12 @@ class WalStream:
     def rows(self) -> Rows | None:
         """Return the row changes that come next of what has been received, if any does; ``read`` receives."""
         return self._frames.rows()
+
+    def transactions(self) -> Transactions | None:
+        """Return the whole transactions of row changes that come next of what has been received, if any
+        do.
+        """
+        return self._frames.transactions()
 
     @property
     def max_row_bytes(self) -> int:

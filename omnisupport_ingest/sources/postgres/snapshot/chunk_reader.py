@@ -37,7 +37,7 @@ from omnisupport_ingest.sources.postgres.catalog.relations import (
     read_storage,
     readable,
 )
-from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines
+from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, rows_of
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge, TableUnreadable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
@@ -158,7 +158,7 @@ class SnapshotRows:
 
     def add(self, lines: bytes) -> int:
         """Write one or more rows; return how many."""
-        count, clock = lines.count(b"\n"), self._chunk.clock
+        count, clock = rows_of(lines), self._chunk.clock
         table = partial(self._chunk.events, lines, self._ordinals(count))
         size = len(lines) + _OVERHEAD * count
         self._writer.add_block(EventBlock(self._writer.window_of(clock), count, size, clock, table))

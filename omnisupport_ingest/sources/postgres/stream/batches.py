@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+
+import numpy as np
 
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion, StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
@@ -13,8 +15,26 @@ from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock
-from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Commit
+from omnisupport_ingest.sources.postgres.protocol.frames import Transactions
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Commit, begin_of
 from omnisupport_ingest.windows import WindowGrid
+
+
+def by_window(
+    transactions: Transactions, window_of: Callable[[Begin], str]
+) -> Iterator[tuple[str, Transactions]]:
+    """Yield ``transactions`` in their order, each time as many as are of one window, with the window.
+
+    Neighbours may be of the same one.
+    """
+    count, micros = transactions.total, transactions.commit_micros
+    # Windows follow one another in time: what lies between two times of a window is of it.
+    windows = {window_of(begin_of(transactions, int(each))) for each in (micros.argmin(), micros.argmax())}
+    if len(windows) == 1:
+        yield windows.pop(), transactions
+        return
+    yield from by_window(transactions.between(0, count // 2), window_of)
+    yield from by_window(transactions.between(count // 2, count), window_of)
 
 
 class StreamBatches:
@@ -82,6 +102,19 @@ class StreamBatches:
         """Return whether the open batch, with ``collected`` more bytes, is large or old enough to be cut."""
         writer = self._writer
         return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
+
+    def fitting(self, transactions: Transactions, collected: int, until: Lsn | None) -> int:
+        """Return how many of ``transactions`` the open batch takes: up to and with the first that makes it
+        large enough, with ``collected`` more bytes, or that ends at or above ``until``.
+        """
+        assert self._writer is not None
+        rows, count = transactions.rows, transactions.total
+        sizes = np.concatenate((np.zeros(1, np.int64), np.cumsum(rows.ends - rows.starts)))
+        sizes = sizes[np.append(transactions.firsts[1:], len(rows.starts))]
+        fitting = int(np.searchsorted(sizes, self._max_bytes - self._writer.bytes - collected)) + 1
+        if until is not None:
+            fitting = min(fitting, int(np.searchsorted(transactions.end_lsns, until.value)) + 1)
+        return min(fitting, count)
 
     @property
     def seconds_left(self) -> float:

@@ -18,7 +18,12 @@ from omnisupport_ingest.sources.postgres.catalog.published import PublishedTable
 from omnisupport_ingest.sources.postgres.catalog.relations import TypeNames
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
-from omnisupport_ingest.sources.postgres.protocol.frames import KEEPALIVE, WAL_DATA, WAL_DATA_HEADER
+from omnisupport_ingest.sources.postgres.protocol.frames import (
+    KEEPALIVE,
+    WAL_DATA,
+    WAL_DATA_HEADER,
+    Transactions,
+)
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     ROW_KINDS,
     Begin,
@@ -29,13 +34,15 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Relation,
     RowNotTaken,
     Truncate,
+    begin_of,
+    commit_of,
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.walstream import Keepalive, WalStream
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
-from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
+from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches, by_window
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
 from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, InProgress
 
@@ -143,9 +150,16 @@ class Follower:
 
     def _run(self, stop: threading.Event) -> None:
         read, batches, row = self._messages.read, self._batches, self._events.row
-        take_rows = self._messages.take_rows
+        take_rows, take_transactions = self._messages.take_rows, self._messages.take_transactions
         left = _CHECK_MESSAGES
         while True:
+            whole = not (batches.in_transaction or self._passing_over or self._expected)
+            if whole and (transactions := take_transactions()) is not None:
+                self._take_transactions(transactions)
+                left = _CHECK_MESSAGES
+                if self._between_messages(stop, idle=False):
+                    return
+                continue
             rows = take_rows() if left > 0 else None
             if rows is not None:
                 left -= len(rows.starts)
@@ -250,6 +264,32 @@ class Follower:
             self._until is not None and self._batches.received_end >= self._until
         ):
             self._seal()
+
+    def _take_transactions(self, transactions: Transactions) -> None:
+        """Take in whole transactions as ``_begin``, their row changes and ``_commit`` would, one by one."""
+        lowest, batches = int(transactions.commit_lsns.min()), self._batches
+        if lowest < batches.end.value:
+            raise below_the_chain(Lsn(lowest), batches.end)
+        batches.begin(begin_of(transactions, 0))
+        for window, some in list(by_window(transactions, batches.window_of)):
+            rest = some
+            while rest.total:
+                batches.begin(begin_of(rest, 0))
+                count = batches.fitting(rest, self._events.collected_bytes, self._until)
+                self._take_of_window(window, rest.between(0, count))
+                rest = rest.between(count, rest.total)
+
+    def _take_of_window(self, window: str, transactions: Transactions) -> None:
+        last = begin_of(transactions, transactions.total - 1)
+        self._sent_up_to(last.commit_lsn)
+        self._batches.begin(last)
+        if window != self._window:
+            self._hand_over()
+            self._window = window
+        if self._events.transactions(transactions):
+            self._hand_over()
+        self._commit_lsn = last.commit_lsn
+        self._commit(commit_of(transactions, transactions.total - 1))
 
     def _sent_up_to(self, lsn: int) -> None:
         """Record that everything that committed below ``lsn`` was sent, and did not contradict the chain."""

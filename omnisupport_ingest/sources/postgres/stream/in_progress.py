@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA, WAL_DATA_HEADER, Rows
+from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA, WAL_DATA_HEADER, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     NOT_TAKEN_KINDS,
     ROW_KINDS,
@@ -183,15 +183,18 @@ class InProgress:
         receive: Callable[[], bytes | None],
         folder: Path,
         received_rows: Callable[[], Rows | None] = lambda: None,
+        received_transactions: Callable[[], Transactions | None] = lambda: None,
     ) -> None:
         """``receive`` returns the next message, or None if none has arrived yet; ``received_rows`` the row
-        changes that come next, as ``WalStream.rows``. ``folder``: on the disk that is used.
+        changes that come next, as ``WalStream.rows``; ``received_transactions`` whole transactions.
+        ``folder``: on the disk that is used.
         """
         self.read = receive
         """Like ``receive``, or returns ``TAKEN``. It is another function after each message that is no row
         change.
         """
         self._receive, self._received_rows, self._folder = receive, received_rows, folder
+        self._received_transactions = received_transactions
         self._open: dict[int, KeptTransaction] = {}
         self._block: KeptTransaction | None = None
         self._given_out: Iterator[bytes] | None = None
@@ -203,6 +206,12 @@ class InProgress:
         be asked.
         """
         return self._received_rows() if self.read is self._receive else None
+
+    def take_transactions(self) -> Transactions | None:
+        """Return whole committed transactions that come next, of row changes alone; None where ``read`` must
+        be asked.
+        """
+        return self._received_transactions() if self.read is self._receive else None
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
         """Do what ``message`` asks for, which was ``received`` so.

@@ -107,7 +107,7 @@ class StreamReading:
             epoch.number, tables.keys, lambda relation: is_partitioned(self.connection, relation.oid)
         )
         stream = self._open(resume, in_progress=in_progress)
-        messages = InProgress(stream.read, self.scratch, stream.rows)
+        messages = InProgress(stream.read, self.scratch, stream.rows, stream.transactions)
         try:
             # From here on nobody else can move the slot, but somebody may have done so since the proof.
             if (slot := slot_facts(self.connection, epoch.slot)) is not None:

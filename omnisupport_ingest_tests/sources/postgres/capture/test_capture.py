@@ -261,6 +261,27 @@ def test_large_transaction_keeps_one_commit_and_rising_ordinals(source: SourceUn
     assert len({event.commit_lsn for event in big}) == 1
 
 
+def test_small_transactions_read_together_end_a_batch_at_the_commit_that_fills_it(
+    source: SourceUnderTest,
+) -> None:
+    source.sql("CREATE TABLE small (id int PRIMARY KEY, v text)")
+    source.tables.append(contract("small", ("id", "v")))
+    source.catch_up()
+    source.overrides |= {"batch_max_bytes": 10_000, "batch_max_seconds": 3600.0}
+    source.sql(
+        "DO $$ BEGIN FOR id IN 1000 .. 1499 LOOP INSERT INTO small VALUES (id, 'v'); COMMIT; END LOOP; END $$"
+    )
+    source.catch_up()
+    batches = [manifest for manifest in source.manifests() if manifest.stream and manifest.rows]
+    # The header of a message, and an insert of a text of four bytes and of one of one.
+    received = 25 + 8 + (5 + 4) + (5 + 1)
+    rows = [batch.rows for batch in batches]
+    assert sum(rows) == 500 and set(rows[:-1]) == {-(-10_000 // received)}
+    assert [event.key for event in source.changes()] == [f'["{number}"]' for number in range(1000, 1500)]
+    assert len({event.commit_lsn for event in source.changes()}) == 500
+    assert {event.ordinal for event in source.changes()} == {0}
+
+
 def test_new_column_of_the_source_lands_without_a_contract_change(notes: SourceUnderTest) -> None:
     notes.sql("INSERT INTO notes VALUES (1)", "ALTER TABLE notes ADD COLUMN extra numeric(5,2) DEFAULT 1.5")
     notes.sql("INSERT INTO notes VALUES (2)")

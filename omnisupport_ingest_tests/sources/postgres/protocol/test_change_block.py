@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import change_block
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
-from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER
+from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Frames, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,
     Begin,
@@ -28,7 +29,9 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Value,
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader, RowSchema, row_events
+from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
+from omnisupport_ingest.sources.postgres.stream.batches import by_window
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 LSN = 7
@@ -207,6 +210,56 @@ def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[Land
 @given(STREAMS, st.sets(st.integers(0, 25)))
 def test_a_block_holds_what_its_changes_are_alone(steps: list[Step], taken: set[int]) -> None:
     assert all_at_once(steps, taken.__contains__) == one_by_one(steps)
+
+
+@given(STREAMS, st.integers(1, 9))
+def test_whole_transactions_hold_what_their_changes_are_alone(steps: list[Step], a_block: int) -> None:
+    steps = [each for each in steps if each.commits or each.message is not None]
+    sent: list[list[bytes]] = [[]]
+    for step in steps:
+        if step.message is None:
+            sent.append([])
+        else:
+            sent[-1].append(step.message)
+    frames = Frames()
+    for number, messages in enumerate(sent):
+        micros = (NOON + timedelta(seconds=number) - POSTGRES_EPOCH) // timedelta(microseconds=1)
+        begin = struct.pack("!cQqI", b"B", 1000 + number, micros, 700 + number)
+        commit = struct.pack("!cBQQq", b"C", 0, 1000 + number, 1001 + number, micros)
+        for message in (bytes(25) + begin, *messages, bytes(25) + commit):
+            frames.add(b"w" + message[1:])
+    # Few messages are left to ``pop``.
+    for _ in range(4):
+        frames.add(b"w" + bytes(24) + b"M")
+    frames.received(0)
+    whole = frames.transactions()
+    assert whole is not None and whole.total == len(sent)
+    reader = EventReader(3, KEYS, is_partitioned)
+    for table in TABLES:
+        reader.describe(table)
+    found: list[LandedEvent] = []
+    for first in range(0, len(sent), a_block):
+        reader.transactions(whole.between(first, min(len(sent), first + a_block)))
+        if first % 2 or first + a_block >= len(sent):
+            block = reader.take()
+            if block.rows:
+                found.extend(LandedEvent(**row) for row in block.table().to_pylist())
+    assert found == one_by_one(steps)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_transactions_are_parted_by_their_windows(minutes: list[int]) -> None:
+    numbers = np.arange(len(minutes))
+    rows = Rows(b"", numbers, numbers)
+    micros = np.array(minutes) * 60_000_000
+    whole = Transactions(rows, numbers, numbers, numbers + 1, micros, numbers)
+
+    def window_of(transaction: Begin) -> str:
+        return str(transaction.commit_ts.minute // 2)
+
+    found = list(by_window(whole, window_of))
+    assert [window for window, some in found for _ in some.firsts] == [str(each // 2) for each in minutes]
+    assert [xid for _, some in found for xid in some.xids] == numbers.tolist()
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5))

@@ -5,12 +5,19 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames
+from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames, Transactions
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
+    Commit,
+    Decoder,
+    begin_of,
+    commit_of,
+)
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 
 LIMIT = 100
@@ -68,6 +75,84 @@ OTHER = st.one_of(
 @given(st.lists(ROW | ROW | OTHER, max_size=30), st.lists(st.integers(0, 3000), max_size=12))
 def test_messages_are_what_was_sent_wherever_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     assert received(b"".join(map(framed, messages)), cuts) == messages
+
+
+BEGINS = st.builds(
+    lambda lsn, micros, xid: wal_data(struct.pack("!cQqI", b"B", lsn, micros, xid)),
+    st.integers(1, 2**62),
+    st.integers(-(2**40), 2**50),
+    st.integers(3, 2**32 - 1),
+)
+COMMITS = st.builds(
+    lambda lsn, end, micros: wal_data(struct.pack("!cBQQq", b"C", 0, lsn, end, micros)),
+    st.integers(1, 2**62),
+    st.integers(1, 2**62),
+    st.integers(-(2**40), 2**50),
+)
+CHANGES = ROW.filter(lambda message: message[25:26] in (b"I", b"U", b"D"))
+WHOLE = st.tuples(BEGINS, st.lists(CHANGES, max_size=6), COMMITS).map(lambda t: [t[0], *t[1], t[2]])
+
+
+@given(
+    st.lists(WHOLE | WHOLE | (OTHER | BEGINS | COMMITS).map(lambda each: [each]), max_size=12),
+    st.lists(st.integers(0, 3000), max_size=6),
+    st.data(),
+)
+def test_whole_transactions_are_those_that_were_sent(
+    parts: list[list[bytes]], cuts: list[int], data: st.DataObject
+) -> None:
+    sent = [message for part in parts for message in part]
+    content = b"".join(map(framed, sent))
+    frames, found, at = Frames(), list[object](), 0
+    for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
+        space = frames.space()
+        space[: end - at] = content[at:end]
+        space.release()
+        frames.received(end - at)
+        at = end
+        while True:
+            if (whole := frames.transactions()) is not None:
+                half = data.draw(st.integers(0, whole.total))
+                for first, last in ((0, half), (half, whole.total)):
+                    found += told(whole.between(first, last))
+            elif (frame := frames.pop()) is not None:
+                found.append(meaning(frame[1]))
+            else:
+                break
+    assert found == list(map(meaning, sent))
+
+
+def told(transactions: Transactions) -> list[object]:
+    """What was sent of ``transactions``, as ``meaning`` says it."""
+    found, rows = list[object](), transactions.rows
+    bounds = [*transactions.firsts.tolist(), len(rows.starts)]
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        found.append(begin_of(transactions, number))
+        found += [rows.data[rows.starts[row] : rows.ends[row]] for row in range(first, end)]
+        found.append(commit_of(transactions, number).end_lsn)
+    return found
+
+
+def meaning(message: bytes) -> object:
+    """Return what begins a transaction decoded, of what ends one the end of its record, else ``message``."""
+    if (message[25:26], len(message)) in ((b"B", 46), (b"C", 51)) and message[:1] == b"w":
+        decoded = Decoder().decode(message[25:])
+        return decoded.end_lsn if isinstance(decoded, Commit) else decoded
+    return message
+
+
+def test_transactions_are_handed_out_together() -> None:
+    begin = wal_data(struct.pack("!cQqI", b"B", 1, 2, 3))
+    commit = wal_data(struct.pack("!cBQQq", b"C", 0, 1, 5, 2))
+    row = wal_data(b"I" + bytes(20))
+    frames = Frames()
+    content = b"".join(map(framed, [begin, row, commit, begin, row, row, commit, begin, row]))
+    frames.space()[: len(content)] = content
+    frames.received(len(content))
+    whole = frames.transactions()
+    assert whole is not None and whole.firsts.tolist() == [0, 1] and len(whole.rows.starts) == 3
+    assert frames.transactions() is None
+    assert [frame[1] for frame in iter(frames.pop, None)] == [begin, row]
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=8), st.integers(LONGEST + 1, LONGEST + 9000))

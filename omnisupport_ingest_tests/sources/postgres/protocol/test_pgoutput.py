@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.sources.postgres.protocol import copy_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
+from omnisupport_ingest.sources.postgres.protocol.text_columns import PIECE_BYTES
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
@@ -60,6 +63,35 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | 
     keys, images = found.keys, found.images
     assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
     assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
+    alone = copy_rows.one_by_one(b"".join(lines), names, [2, 0])
+    assert (alone.keys, alone.images) == (keys, images)
+    for column in range(3):
+        assert [escape(value) for value in alone.texts(column).to_pylist()] == found.texts(column).to_pylist()
+
+
+def escape(value: str | None) -> str | None:
+    return None if value is None else orjson.dumps(value)[1:-1].decode()
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_lines_of_more_than_a_piece_are_read_all_at_once(
+    column: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[list[str | None]] = [[f'{n}\n"\v', None, "\x01"] for n in range(7)]
+    for n, row in enumerate(rows):
+        row[column] = chr(ord("a") + n) * (PIECE_BYTES // 3 + n)
+    lines = b"".join("\t".join(map(copied, row)).encode() + b"\n" for row in rows)
+    with monkeypatch.context() as patch:
+        patch.delattr(copy_rows, "one_by_one")
+        found = copied_rows(lines, ("a", "b", "c"), [0])
+    assert found.images.to_pylist() == [row_image(("a", "b", "c"), row) for row in rows]
+    assert found.keys.to_pylist() == [row_key(row[:1]) for row in rows]
+
+
+@pytest.mark.parametrize("lines", [b"a\tb\nc\n", b"a\nb\tc\td\n", b"a\tb\tc\td\n"])
+def test_lines_of_other_columns_are_not_taken_all_at_once(lines: bytes) -> None:
+    with pytest.raises(ValueError, match=r"zip|index|columns"):
+        copied_rows(lines, ("a", "b"), [0])
 
 
 def test_a_table_of_one_column_is_copied_too() -> None:
