@@ -24,8 +24,9 @@ from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passe
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block, OrdinaryLines
+from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
 from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -125,10 +126,10 @@ class LineReader:
             self._contracts[contract.name] = contract
         return event
 
-    def take_ordinary(self, lines: Block, epoch: int) -> tuple[list[pa.Table], Sequence[int]]:
-        """The events of what is ordinary in ``lines``, as tables of ``EVENT_SCHEMA``, and the indices of the
-        other lines, which are for ``read`` or ``take``."""
-        tables, others = self._ordinary.read(lines, epoch)
+    def take_ordinary(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:
+        """The events of what is ordinary in ``block`` from line ``start`` on, as a table of ``EVENT_SCHEMA``
+        or none, and the numbers of the other lines, which are for ``read`` or ``take``."""
+        tables, others = self._ordinary.read(block, epoch, start)
         self.tally.read += sum(each.num_rows for each in tables)
         return tables, others
 

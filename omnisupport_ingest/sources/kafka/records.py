@@ -29,9 +29,9 @@ from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
 from omnisupport_ingest.windows import MAX_AHEAD
@@ -182,7 +182,7 @@ class RoundReading:
             start += 1
         records, lines = records[start:], lines[start:]
         values = [b"" if each.has_old_key else each.value or b"" for each in records]
-        tables, others = self._reader.take_ordinary(Block(values, lines), epoch)
+        tables, others = self._reader.take_ordinary(Block.of_values(values, lines), epoch)
         for each in tables:
             self._note_highest(place, each)
             yield each

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.sources.debezium import ordinary_lines
+from omnisupport_ingest.sources.debezium import column_texts, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.land import _Reading
 from omnisupport_ingest.sources.debezium.lines import content_hash
@@ -205,6 +205,6 @@ def test_a_difference_between_the_ways_is_seen(ways: BothWays, monkeypatch: pyte
     line = compact(change("u", ROW))
     many, single = ways.read([line])
     assert many == single
-    monkeypatch.setattr(ordinary_lines, "text_of", lambda *_: "1.50")
+    monkeypatch.setattr(column_texts, "text_of", lambda *_: "1.50")
     many, single = ways.read([line])
     assert many != single
