@@ -37,14 +37,15 @@ class Block:
     """Lines ``starts`` to ``stops`` in ``content``, which ends with ``PADDING``.
 
     ``first_row``: the number of the first of them in its file; None of what is of no file, whose lines are
-    values and no records. ``delivered``: what lands as what was delivered; None: the lines themselves.
+    values and no records. ``around``: what lands before and behind each of them as what was delivered; None:
+    nothing.
     """
 
     content: bytes
     starts: Places
     stops: Places
     first_row: int | None = None
-    delivered: Sequence[bytes] | None = None
+    around: Sequence[tuple[bytes, bytes]] | None = None
 
     @classmethod
     def of_file(cls, content: bytes, first_row: int) -> Block:
@@ -63,11 +64,11 @@ class Block:
         return block
 
     @classmethod
-    def of_values(cls, values: Sequence[bytes], delivered: Sequence[bytes] | None) -> Block:
+    def of_values(cls, values: Sequence[bytes], around: Sequence[tuple[bytes, bytes]]) -> Block:
         """``values``, each of which is taken for a line whatever it holds."""
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         stops = np.cumsum(lengths)
-        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, delivered)
+        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, around)
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -35,7 +35,12 @@ from omnisupport_ingest.sources.debezium.positions import (
     SNAPSHOT_BASE,
     TRANSACTION,
 )
-from omnisupport_ingest.sources.postgres.protocol.text_columns import escaped, json_arrays, json_objects
+from omnisupport_ingest.sources.postgres.protocol.text_columns import (
+    escaped,
+    json_arrays,
+    json_objects,
+    keep_freed_memory,
+)
 
 LEAST_LINES = 64
 """Lines of one form in a block below which reading them at once costs more than it saves."""
@@ -57,6 +62,7 @@ class OrdinaryLines:
     """Reads the ordinary lines of one source."""
 
     def __init__(self, contracts: Sequence[TableContract], handling: Handling, orders: Orders) -> None:
+        keep_freed_memory()
         self._contracts = {(each.schema, each.table): each for each in contracts}
         self._handling, self._orders = handling, orders
         self._forms: list[Form] = []
@@ -123,7 +129,9 @@ class OrdinaryLines:
         events = taken[0].events
         if len(taken) > 1:
             # In the order of the lines, so that what has risen goes on rising.
-            events = pa.concat_tables([each.events for each in taken]).combine_chunks().take(np.argsort(lines))
+            events = (
+                pa.concat_tables([each.events for each in taken]).combine_chunks().take(np.argsort(lines))
+            )
         return [events], left
 
 
@@ -288,10 +296,13 @@ class _Changes:
         return pc.fill_null(pc.if_else(pc.equal(before, ""), None, before).cast(_WHOLE), 0)
 
     def _delivered(self) -> pa.StringArray:
-        if self.block.delivered is not None:
-            return pa.array([self.block.delivered[i] for i in self.lines.tolist()], pa.binary()).cast(_TEXT)
         starts, stops = self.block.starts[self.lines], self.block.stops[self.lines]
-        return cut(self.block, Slot(starts, stops, np.zeros(len(starts), np.bool_)))
+        lines = cut(self.block, Slot(starts, stops, np.zeros(len(starts), np.bool_)))
+        if self.block.around is None:
+            return lines
+        around = [self.block.around[i] for i in self.lines.tolist()]
+        before, behind = (pa.array([each[i] for each in around], pa.binary()).cast(_TEXT) for i in range(2))
+        return pc.binary_join_element_wise(before, lines, behind, "")
 
     def _key(self) -> list[Column]:
         columns = {each.name: each for each in self.form.columns}
