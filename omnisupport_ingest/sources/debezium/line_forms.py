@@ -8,6 +8,7 @@ without, by each ``snapshot``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ _SAME = {"version", "connector", "name", "snapshot", "db", "schema", "table", "o
 _WHOLE = {"ts_ms", "ts_us", "ts_ns", "txId", "lsn", "xmin", "origin_lsn"}
 _TRANSACTION = {"id", "total_order", "data_collection_order"}
 _IMAGES = ("before", "after")
+_TWO_LSNS = re.compile(r'\[(?:null|"([0-9]+)")(, ?)(?:null|"([0-9]+)")\]')
 _OLD_KEY = b"__debezium.oldkey"
 
 _Step = Callable[[Walk], None]
@@ -160,11 +162,29 @@ class _Told:
 
     def _of_source(self, name: str, value: Any) -> None:
         if name == "sequence":
-            self._slot(SEQUENCE, Walk.text)
+            self._sequence(value)
         elif name in _WHOLE:
             self._slot(f"source.{name}", Walk.whole)
         else:
             self._same(value)
+
+    def _sequence(self, value: Any) -> None:
+        """``null``, or a list of two LSNs inside a text, each a text or null."""
+        if value is None:
+            self._same(None)
+            return
+        match = _TWO_LSNS.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise NotOrdinary
+        for start, lsn, name in ((b'"[', match[1], SEQUENCE), (match[2].encode(), match[3], "")):
+            self._letters += start
+            if lsn is None:
+                self._letters += b"null"
+            else:
+                self._letters += b'\\"'
+                self._slot(name, Walk.whole)
+                self._letters += b'\\"'
+        self._letters += b']"'
 
     def _of_transaction(self, name: str, _: Any) -> None:
         if name == "id":

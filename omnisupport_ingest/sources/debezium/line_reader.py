@@ -189,12 +189,11 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
         windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
     for window, of_window in windows.items():
         in_window = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+        highest = pc.max(in_window.column("source_ts")).as_py()
         if in_window.num_rows < LEAST_OF_WINDOW:
             # They wait for others of their window: a file of many windows has no row group of a few rows.
-            for row in in_window.to_pylist():
-                writer.add(LandedEvent(*row.values()))
+            writer.add_table(window, in_window, highest)
             continue
-        highest = pc.max(in_window.column("source_ts")).as_py()
         writer.add_block(
             EventBlock(window, in_window.num_rows, in_window.nbytes, highest, partial(_same, in_window))
         )

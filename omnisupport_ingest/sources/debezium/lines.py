@@ -53,15 +53,14 @@ class Lines:
     def blocks(self) -> Iterator[Block]:
         """The lines some megabytes at a time, blank ones among them."""
         with _reading(self.path) as source:
-            row, kept, size = 1, list[bytes](), 0
+            row, kept, size = 1, list[bytes | memoryview](), 0
             while piece := source.read(_LINES_BLOCK):
                 self._hash.update(piece)
                 kept.append(piece)
                 size += len(piece)
                 end = piece.rfind(b"\n") + 1
                 if end:
-                    rest = piece[end:]
-                    kept[-1] = piece[:end]
+                    rest, kept[-1] = piece[end:], memoryview(piece)[:end]
                     block = Block.of_file(b"".join([*kept, PADDING]), row)
                     if int(block.stops[0]) >= MAX_LINE_BYTES:
                         raise self._too_long(row)

@@ -52,9 +52,6 @@ _MOST_NEW = 16
 _LONGEST_MICROS = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
 
-_SEQUENCE = r'^\[(?:null|\\"(?P<before>[0-9]{1,18})\\"), ?(?:null|\\"[0-9]{1,18}\\")\]$'
-"""Of ``source.sequence``, as it stands in a line."""
-
 _TEXT, _WHOLE = pa.string(), pa.int64()
 
 
@@ -178,7 +175,8 @@ class _Changes:
             kept = pc.and_kleene(kept, pc.fill_null(each, False))
         flags = np.asarray(pc.fill_null(kept, False)).copy()
         if sequence is not None:
-            flags &= sequence.is_null | np.asarray(pc.is_valid(self._before))
+            # It stands between quotes, where null is no null.
+            flags &= ~sequence.is_null & (np.asarray(self._commit_before) >= 0)
         for column in self.form.columns:
             for image in self.form.images:
                 sent = column.keep(self.block, self._value(image, column))
@@ -283,17 +281,8 @@ class _Changes:
         return pc.coalesce(self._number(line_forms.TS_US), nanos, millis)
 
     @cached_property
-    def _before(self) -> pa.StringArray:
-        """``sequence[0]``, empty where it is null, null where there is none or nothing of its form."""
-        if line_forms.SEQUENCE not in self.slots:
-            return pa.nulls(len(self.lines), _TEXT)
-        sequence = cut(self.block, self.slots[line_forms.SEQUENCE], inside=1)
-        return pc.struct_field(pc.extract_regex(sequence, _SEQUENCE), "before")
-
-    @cached_property
     def _commit_before(self) -> pa.Int64Array:
-        before = self._before
-        return pc.fill_null(pc.if_else(pc.equal(before, ""), None, before).cast(_WHOLE), 0)
+        return pc.fill_null(self._number(line_forms.SEQUENCE), 0)
 
     def _delivered(self) -> pa.StringArray:
         starts, stops = self.block.starts[self.lines], self.block.stops[self.lines]
