@@ -85,14 +85,31 @@ class EventBlock:
 
 
 class _Buffer:
-    """Events of one window that are not written yet."""
+    """Events of one window that are not written yet; of those in ``tables`` there are ``table_rows``."""
 
-    __slots__ = ("bytes", "events", "window")
+    __slots__ = ("bytes", "events", "table_rows", "tables", "window")
 
     def __init__(self, window: str) -> None:
         self.window = window
         self.events: list[LandedEvent] = []
-        self.bytes = 0
+        self.tables: list[pa.Table] = []
+        self.table_rows = self.bytes = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.events) + self.table_rows
+
+    def emptied(self) -> Callable[[], pa.Table]:
+        """What makes a table of its events, which it has no more."""
+        made = partial(_one_table, self.events, self.tables)
+        self.events, self.tables, self.table_rows, self.bytes = [], [], 0, 0
+        return made
+
+
+def _one_table(events: list[LandedEvent], tables: list[pa.Table]) -> pa.Table:
+    if not tables:
+        return events_table(events)
+    return pa.concat_tables([*tables, events_table(events)] if events else tables).combine_chunks()
 
 
 class BatchWriter:
@@ -158,7 +175,25 @@ class BatchWriter:
         buffer.bytes += size
         self.bytes += size
         self.rows += 1
-        if len(buffer.events) >= self._limits.group_rows or buffer.bytes >= self._limits.group_bytes:
+        if (
+            len(buffer.events) + buffer.table_rows >= self._limits.group_rows
+            or buffer.bytes >= self._limits.group_bytes
+        ):
+            self._spill(buffer)
+        elif len(self._buffers) > 1:
+            self._bound_buffers()
+
+    def add_table(self, window: str, events: pa.Table, highest_ts: datetime) -> None:
+        """Take in some events of one window, a table of ``EVENT_SCHEMA`` with too few rows for a row group of
+        their own: they wait for others. ``highest_ts``: their highest commit time; errors as in ``add``."""
+        self._note_time(window, highest_ts)
+        buffer = self._buffers.setdefault(window, _Buffer(window))
+        buffer.tables.append(events)
+        buffer.table_rows += events.num_rows
+        buffer.bytes += events.nbytes
+        self.rows += events.num_rows
+        self.bytes += events.nbytes
+        if buffer.rows >= self._limits.group_rows or buffer.bytes >= self._limits.group_bytes:
             self._spill(buffer)
         elif len(self._buffers) > 1:
             self._bound_buffers()
@@ -177,7 +212,7 @@ class BatchWriter:
         They are written now, after everything of their window that was added before.
         """
         earlier = self._buffers.get(block.window)
-        if earlier is not None and earlier.events:
+        if earlier is not None and earlier.rows:
             self._spill(earlier)
         self._note_time(block.window, block.highest_ts)
         self.rows += block.rows
@@ -293,11 +328,9 @@ class BatchWriter:
             self._spill(max(self._buffers.values(), key=lambda buffer: buffer.bytes))
 
     def _spill(self, buffer: _Buffer) -> None:
-        self._rows_spilled += len(buffer.events)
+        self._rows_spilled += buffer.rows
         self._bytes_spilled += buffer.bytes
-        events = buffer.events
-        buffer.events, buffer.bytes = [], 0
-        self._write(buffer.window, partial(events_table, events))
+        self._write(buffer.window, buffer.emptied())
 
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
         # Here every event passes, whatever its way: so personal values are encrypted here, if they are.
@@ -309,7 +342,7 @@ class BatchWriter:
 
     def _finish_files(self) -> tuple[DataFile, ...]:
         for window in sorted(self._buffers):
-            if self._buffers[window].events:
+            if self._buffers[window].rows:
                 self._spill(self._buffers[window])
         while self._queued:
             self._wait_for(self._queued.popleft())

@@ -158,6 +158,24 @@ def test_blocks_and_single_events_keep_their_order(store: LandingStore) -> None:
     assert batch.arrival.highest_commit_ts == NOON
 
 
+def test_small_tables_wait_for_others_of_their_window(store: LandingStore) -> None:
+    limits = WriterLimits(group_rows=10, buffered_groups=2)
+    with open_writer(store, 8, limits=limits) as writer:
+        for ordinal in range(0, 60, 3):
+            at = NOON - timedelta(hours=ordinal % 2)
+            writer.add_table(GRID.key_of(at, NOON), events_table([event(9, ordinal, at=at)] * 2), at)
+            writer.add(event(9, ordinal + 1, at=at))
+            assert sum(buffer.rows for buffer in writer._buffers.values()) < 20
+        assert writer.rows == 60
+        batch = writer.seal(stream=span(8, 20))
+    assert [file.rows for file in batch.files] == [30, 30]
+    for file in batch.files:
+        assert pq.ParquetFile(store.path_of(file)).num_row_groups == 3
+    told = sorted(row["ordinal"] for row in rows_of(store, batch))
+    assert told == sorted([*range(0, 60, 3), *range(0, 60, 3), *range(1, 60, 3)])
+    assert batch.arrival.highest_commit_ts == NOON
+
+
 def test_block_that_cannot_be_made_lands_nothing_and_says_why(store: LandingStore) -> None:
     def fail() -> pa.Table:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")

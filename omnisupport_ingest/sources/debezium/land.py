@@ -28,10 +28,10 @@ from omnisupport_ingest.sources.contracted_relation import contracted_relation
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
 from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.packed import plain_name
 from omnisupport_ingest.windows import WindowGrid
 
@@ -216,15 +216,16 @@ class _Reading:
         """The events of the file; ``FileRefused`` for a line that keeps it out."""
         lines = Lines(self._path)
         with LatestTimes() as latest:
-            for numbers, block in lines.blocks():
-                if self._reader.orders.known is None:
-                    # The first line tells the order of a source, without which none is ordinary.
-                    yield from self._one(numbers[0], block[0], epoch, latest)
-                    numbers, block = numbers[1:], block[1:]
-                tables, others = self._reader.take_ordinary(Block(block, None, numbers), epoch)
+            for block in lines.blocks():
+                start = 0
+                while start < len(block) and self._reader.orders.known is None:
+                    # The first change tells the order of a source, without which none is ordinary.
+                    yield from self._of_block(block, start, epoch, latest)
+                    start += 1
+                tables, others = self._reader.take_ordinary(block, epoch, start)
                 yield from tables
                 for i in others:
-                    yield from self._one(numbers[i], block[i], epoch, latest)
+                    yield from self._of_block(block, i, epoch, latest)
         self._check_end(lines)
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
@@ -234,6 +235,11 @@ class _Reading:
             for number, line in lines:
                 yield from self._one(number, line, epoch, latest)
         self._check_end(lines)
+
+    def _of_block(self, block: Block, i: int, epoch: int, latest: LatestTimes) -> Iterator[LandedEvent]:
+        assert block.first_row is not None
+        if line := block.line(i):
+            yield from self._one(block.first_row + i, line, epoch, latest)
 
     def _one(self, number: int, line: bytes, epoch: int, latest: LatestTimes) -> Iterator[LandedEvent]:
         """The event of one line, if it is of a row."""

@@ -24,8 +24,9 @@ from omnisupport_ingest.sources.debezium.changes import TOMBSTONE, Change, Passe
 from omnisupport_ingest.sources.debezium.events import Events
 from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block, OrdinaryLines
+from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
 from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -125,10 +126,10 @@ class LineReader:
             self._contracts[contract.name] = contract
         return event
 
-    def take_ordinary(self, lines: Block, epoch: int) -> tuple[list[pa.Table], Sequence[int]]:
-        """The events of what is ordinary in ``lines``, as tables of ``EVENT_SCHEMA``, and the indices of the
-        other lines, which are for ``read`` or ``take``."""
-        tables, others = self._ordinary.read(lines, epoch)
+    def take_ordinary(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:
+        """The events of what is ordinary in ``block`` from line ``start`` on, as a table of ``EVENT_SCHEMA``
+        or none, and the numbers of the other lines, which are for ``read`` or ``take``."""
+        tables, others = self._ordinary.read(block, epoch, start)
         self.tally.read += sum(each.num_rows for each in tables)
         return tables, others
 
@@ -188,12 +189,11 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
         windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
     for window, of_window in windows.items():
         in_window = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+        highest = pc.max(in_window.column("source_ts")).as_py()
         if in_window.num_rows < LEAST_OF_WINDOW:
             # They wait for others of their window: a file of many windows has no row group of a few rows.
-            for row in in_window.to_pylist():
-                writer.add(LandedEvent(*row.values()))
+            writer.add_table(window, in_window, highest)
             continue
-        highest = pc.max(in_window.column("source_ts")).as_py()
         writer.add_block(
             EventBlock(window, in_window.num_rows, in_window.nbytes, highest, partial(_same, in_window))
         )

@@ -14,14 +14,15 @@ from typing import IO
 
 from omnisupport_ingest.foreign import Unreadable, printable
 from omnisupport_ingest.sources.debezium.faults import FileRefused
+from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.packed import PackedWrong, unpacked
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """An event as large as this is taken for a file that is not one event per line."""
 
-_BLOCK = 1 << 20
-
-_BLOCK_BYTES, _BLOCK_LINES = 8 << 20, 10_000
+_PIECE = 1 << 18
+_LINES_BLOCK = 4 << 20
+"""Large enough that what is done once for a block costs a line nothing."""
 
 
 @dataclass
@@ -42,38 +43,47 @@ class Lines:
             while line := source.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise FileRefused(
-                        f"{printable(self.path)}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB.",
-                        fix="Write one event per line.",
-                    )
+                    raise self._too_long(number)
                 self._hash.update(line)
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if stripped := line.strip():
                     yield number, stripped
 
-    def blocks(self) -> Iterator[tuple[list[int], list[bytes]]]:
-        """The lines some megabytes at a time: numbers and lines, as iterating gives them."""
-        numbers: list[int] = []
-        lines: list[bytes] = []
-        size = 0
-        for number, line in self:
-            numbers.append(number)
-            lines.append(line)
-            size += len(line)
-            if size >= _BLOCK_BYTES or len(lines) >= _BLOCK_LINES:
-                yield numbers, lines
-                numbers, lines, size = [], [], 0
-        if lines:
-            yield numbers, lines
+    def blocks(self) -> Iterator[Block]:
+        """The lines some megabytes at a time, blank ones among them."""
+        with _reading(self.path) as source:
+            row, kept, size = 1, list[bytes | memoryview](), 0
+            while piece := source.read(_LINES_BLOCK):
+                self._hash.update(piece)
+                kept.append(piece)
+                size += len(piece)
+                end = piece.rfind(b"\n") + 1
+                if end:
+                    rest, kept[-1] = piece[end:], memoryview(piece)[:end]
+                    block = Block.of_file(b"".join([*kept, PADDING]), row)
+                    if int(block.stops[0]) >= MAX_LINE_BYTES:
+                        raise self._too_long(row)
+                    yield block
+                    row, kept, size = row + len(block), [rest], len(rest)
+                elif size > MAX_LINE_BYTES:
+                    raise self._too_long(row)
+            if size:
+                yield Block.of_file(b"".join([*kept, PADDING]), row)
+
+    def _too_long(self, number: int) -> FileRefused:
+        return FileRefused(
+            f"{printable(self.path)}, line {number} is longer than {MAX_LINE_BYTES >> 20} MiB.",
+            fix="Write one event per line.",
+        )
 
 
 def content_hash(path: Path) -> str:
     """SHA-256 of the content of ``path``, unpacked; ``FileRefused`` if it cannot be read."""
     digest = hashlib.sha256()
     with _reading(path) as source:
-        while block := source.read(_BLOCK):
-            digest.update(block)
+        while piece := source.read(_PIECE):
+            digest.update(piece)
     return digest.hexdigest()
 
 

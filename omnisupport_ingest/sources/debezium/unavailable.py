@@ -11,7 +11,7 @@ from typing import Any
 PLACEHOLDER = "__debezium_unavailable_value"
 
 _BYTES = PLACEHOLDER.encode()
-_UNAVAILABLE_TEXTS = frozenset(
+UNAVAILABLE_TEXTS = frozenset(
     {
         PLACEHOLDER,
         base64.b64encode(_BYTES).decode(),
@@ -21,7 +21,7 @@ _UNAVAILABLE_TEXTS = frozenset(
     }
 )
 _UNAVAILABLE_ELEMENTS = frozenset(
-    {*_UNAVAILABLE_TEXTS, str(uuid.UUID(bytes=md5(_BYTES, usedforsecurity=False).digest(), version=3))}
+    {*UNAVAILABLE_TEXTS, str(uuid.UUID(bytes=md5(_BYTES, usedforsecurity=False).digest(), version=3))}
 )
 _CODES = list(_BYTES)
 
@@ -32,7 +32,7 @@ DISGUISES = frozenset({PLACEHOLDER, *(each for each in _UNAVAILABLE_ELEMENTS if 
 def is_unavailable(value: Any) -> bool:
     """Whether ``value`` stands for one that was not sent (unchanged TOAST), in any of its disguises."""
     if isinstance(value, str):
-        return value in _UNAVAILABLE_TEXTS
+        return value in UNAVAILABLE_TEXTS
     if isinstance(value, list) and value:
         alone = value[0] if len(value) == 1 else None
         return value == _CODES or (isinstance(alone, str) and alone in _UNAVAILABLE_ELEMENTS)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -29,9 +29,9 @@ from omnisupport_ingest.sources.debezium.faults import AnotherLife, LineFault
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.land import Inlet, Part
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block
 from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
 from omnisupport_ingest.windows import MAX_AHEAD
@@ -47,24 +47,28 @@ _NAMED = 3
 """Topics of a batch that its manifest names for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record of a partition. ``moment``: what the cluster or its producer says when it was; None if
-    neither does."""
+class Record(NamedTuple):
+    """A record of a partition. ``millis``: what the cluster or its producer says when it was, in milliseconds
+    since 1970; None if neither does."""
 
     offset: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | str | None], ...]
-    moment: datetime | None
+    headers: Sequence[tuple[str, bytes | str | None]]
+    millis: int | None
 
     @classmethod
     def of(cls, message: Message) -> Record:
         """The record in a ``message`` without an error."""
         millis = message.timestamp()[1]
-        moment = _START + timedelta(milliseconds=millis) if 0 <= millis < 1 << 47 else None
         headers: Any = message.headers() or ()
-        return cls(message.offset() or 0, message.key(), message.value(), tuple(headers), moment)
+        known = millis if 0 <= millis < 1 << 47 else None
+        return cls(message.offset() or 0, message.key(), message.value(), headers, known)
+
+    @property
+    def moment(self) -> datetime | None:
+        """The same as a time."""
+        return None if self.millis is None else _START + timedelta(milliseconds=self.millis)
 
     @property
     def has_old_key(self) -> bool:
@@ -75,33 +79,29 @@ class Record:
     def size(self) -> int:
         return len(self.key or b"") + len(self.value or b"")
 
-    def line(self, place: Partition) -> bytes:
-        """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
-        moment = b"null" if self.moment is None else b"%d" % ((self.moment - _START) // _MILLISECOND)
+    def around(self, topic: bytes, partition: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the value in the line. ``topic``: its name in JSON."""
         headers = b"[]"
         if self.headers:
             headers = json.dumps(
                 [{"key": name, "value": _text(held)} for name, held in self.headers]
             ).encode()
+        millis = b"null" if self.millis is None else b"%d" % self.millis
         return (
-            b'{"topic":%s,"partition":%d,"offset":%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}'
-        ) % (
-            json.dumps(place[0]).encode(),
-            place[1],
-            self.offset,
-            moment,
-            _as_json(self.key),
-            _as_json(self.value),
-            headers,
+            b'{"topic":%s,"partition":%d,"offset":%d,"timestamp":%s,"key":%s,"value":'
+            % (topic, partition, self.offset, millis, _as_json(self.key)),
+            b',"headers":%s}' % headers,
         )
+
+    def line(self, place: Partition) -> bytes:
+        """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
+        before, behind = self.around(json.dumps(place[0]).encode(), place[1])
+        return before + _as_json(self.value) + behind
 
     def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
         """What it tells; ``LineFault`` if that cannot be read."""
         headers = {name: _header(held) for name, held in self.headers}
         return read_record(record_of(place[0], self.key, self.value, headers), handling, context)
-
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass
@@ -172,17 +172,25 @@ class RoundReading:
     def _many(
         self, place: Partition, records: Sequence[Record], epoch: int, latest: LatestTimes
     ) -> Iterator[Part]:
-        lines = [each.line(place) for each in records]
-        for line in lines:
-            self._content.update(line)
         start = 0
         while start < len(records) and self._reader.orders.known is None:
             # The first event tells the order of a source, without which none is ordinary.
-            yield from self._one(place, records[start], lines[start], epoch, latest)
+            line = records[start].line(place)
+            self._content.update(line)
+            yield from self._one(place, records[start], line, epoch, latest)
             start += 1
-        records, lines = records[start:], lines[start:]
+        records = records[start:]
+        topic = json.dumps(place[0]).encode()
+        around = [each.around(topic, place[1]) for each in records]
         values = [b"" if each.has_old_key else each.value or b"" for each in records]
-        tables, others = self._reader.take_ordinary(Block(values, lines), epoch)
+        tables, others = self._reader.take_ordinary(Block.of_values(values, around), epoch)
+        lines = {i: records[i].line(place) for i in others}
+        # The value of an ordinary one stands in its line as it is.
+        self._content.update(
+            b"".join(
+                lines[i] if i in lines else each[0] + values[i] + each[1] for i, each in enumerate(around)
+            )
+        )
         for each in tables:
             self._note_highest(place, each)
             yield each

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.sources.debezium import ordinary_lines
+from omnisupport_ingest.sources.debezium import column_texts, ordinary_lines
+from omnisupport_ingest.sources.debezium import lines as of_files
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.land import _Reading
 from omnisupport_ingest.sources.debezium.lines import content_hash
 from omnisupport_ingest.sources.debezium.unavailable import DISGUISES, PLACEHOLDER
+from omnisupport_ingest.sources.postgres.protocol import text_columns
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.debezium.recorded import START, TABLES, Recorder
 from omnisupport_ingest_tests.sources.debezium.told import TS, envelope
@@ -59,6 +61,14 @@ _TIMES = [
 ]  # fmt: skip
 _DECIMALS = ["1", "AQ==", "1e5", "NaN", "Infinity", "", "-0.000", "1_0", " 1", "00001.50", "٣"]
 _LISTS: list[Any] = [[], [None], ["NULL"], ['a"b\\'], [""], ["a", None], *([each] for each in _HIDDEN)]
+_SOURCES: list[dict[str, Any]] = [
+    {"connector": "postgresql"}, {"connector": None}, {"connector": "mysql"}, {"snapshot": "true"},
+    {"snapshot": "first", "db": 'a"b\\c'}, {"table": "nobody_knows"}, {"table": "others"}, {"schema": None},
+    {"version": None}, {"lsn": None}, {"txId": None}, {"unknown": 1},
+]  # fmt: skip
+_HEADERS: list[Any] = [
+    [], None, [{"key": "a", "value": "b"}], [{"key": "__debezium.oldkey", "value": '{"id":9}'}],
+]  # fmt: skip
 POOLS: dict[str, list[Any]] = {
     "id": _NUMBERS, "s": _NUMBERS, "i": _NUMBERS, "ts": [*_NUMBERS, *_TIMES], "ts3": _NUMBERS,
     "d": [*_NUMBERS, "2026-01-01"], "t": _TEXTS, "u": _TEXTS, "j": _TEXTS, "by": [*_TEXTS, *_DECIMALS],
@@ -101,8 +111,13 @@ def values(draw: st.DrawFn) -> bytes:
     if not draw(st.integers(0, 9)):
         source["ts_ms"] = draw(st.sampled_from([TS - 3_600_000, TS + 1, 0, -1, 18446744073709551, None]))
     source |= draw(st.sampled_from([{}, {"ts_us": TS * 1000 + 7}, {"ts_ns": TS * 10**6 + 1999}, {"xmin": 3}]))
-    shape = draw(st.integers(0, 39))
-    document = value if shape else {"topic": "t", "key": {"id": row["id"]}, "value": value, "headers": []}
+    source |= draw(st.sampled_from([{}, {}, {}, *_SOURCES]))
+    if not draw(st.integers(0, 9)):
+        value["transaction"] = draw(st.sampled_from([None, {"id": None}, {"id": "x", "total_order": None}]))
+    document: dict[str, Any] = value
+    if not draw(st.integers(0, 9)):
+        key = draw(st.sampled_from([{"id": row["id"]}, {"id": 7}, None, {"a": {"b": "c"}}, "k", [1], 1.5]))
+        document = {"topic": "t", "key": key, "value": value, "headers": draw(st.sampled_from(_HEADERS))}
     spaced = not draw(st.integers(0, 9))
     text = json.dumps(document, ensure_ascii=False, separators=(", ", ": ") if spaced else (",", ":"))
     if raw is not None:
@@ -138,24 +153,32 @@ class BothWays:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TABLES, "things", (("id",), COLUMNS))
-        self._home, self._monkeypatch = Recorder(folder, "things"), monkeypatch
+        monkeypatch.setitem(TABLES, "others", (("u", "id"), {"id": "integer", "u": "text"}))
+        self._home, self._monkeypatch = Recorder(folder, "things", "others"), monkeypatch
         self.blocks = 0
+        self.rows: list[int] = []
+        """The lines of the last file that was read many at once, as its events came."""
 
-    def read(self, lines: list[bytes]) -> tuple[object, object]:
-        """What comes of ``lines`` in the one way and in the other; the line before them tells the order."""
+    def read(self, lines: list[bytes], at_once: int = 1 << 20) -> tuple[object, object]:
+        """What comes of ``lines`` in the one way and in the other; the line before them tells the order.
+        ``at_once``: how many bytes are looked at at once."""
         path = self._home.file("events.jsonl", [compact(change("c", ROW)), *lines])
+        self._monkeypatch.setattr(of_files, "_LINES_BLOCK", at_once)
+        self._monkeypatch.setattr(text_columns, "_PIECE_BYTES", at_once // 3)
         return self._read(path, 1), self._read(path, 10**9)
 
     def _read(self, path: Path, least: int) -> object:
         self._monkeypatch.setattr(ordinary_lines, "LEAST_LINES", least)
         reading = _Reading(path, self._home.inlet, None, content_hash(path), START)
-        rows = []
+        rows: list[dict[str, Any]] = []
         try:
             for part in reading.parts(3):
                 self.blocks += isinstance(part, pa.Table)
                 rows += (part if isinstance(part, pa.Table) else events_table([part])).to_pylist()
         except IngestError as error:
             return str(error)
+        if least == 1:
+            self.rows = [row["file_row"] for row in rows]
         told = str(replace(reading.tally, first_odd=(0, LineFault("", "")))), reading.tally.first_odd[0]
         landed = [
             [(name, type(held), held) for name, held in row.items()]
@@ -171,9 +194,12 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothWays]:
 
 
 @settings(max_examples=examples(200))
-@given(lines=st.lists(values().flatmap(changed), min_size=1, max_size=12))
-def test_a_file_lands_the_same_both_ways(ways: BothWays, lines: list[bytes]) -> None:
-    many, single = ways.read(lines)
+@given(
+    lines=st.lists(values().flatmap(changed), min_size=1, max_size=12),
+    at_once=st.sampled_from([100, 2000, 1 << 20]),
+)
+def test_a_file_lands_the_same_both_ways(ways: BothWays, lines: list[bytes], at_once: int) -> None:
+    many, single = ways.read(lines, at_once)
     assert many == single
 
 
@@ -181,6 +207,27 @@ def test_ordinary_lines_are_read_many_at_once(ways: BothWays) -> None:
     before = ways.blocks
     many, single = ways.read([compact(change("u", ROW, order)) for order in range(2, 14)])
     assert many == single and ways.blocks > before
+
+
+@pytest.mark.parametrize("at_once", [64, 1000, 1 << 20])
+def test_awkward_texts_are_ordinary_wherever_a_block_ends(ways: BothWays, at_once: int) -> None:
+    texts = ['"', "\\", '\\"', '\\\\"x\\\\', "\n\t", "c:\\new\\u0041", "", 'a"b' * 40, "漢字😀\x7f", None]
+    lines = [compact(change("u", ROW | {"t": text, "u": text}, order)) for order, text in enumerate(texts, 2)]
+    before = ways.blocks
+    many, single = ways.read(lines, at_once)
+    assert many == single and ways.blocks > before
+
+
+def test_the_forms_of_a_file_are_read_many_at_once_in_the_order_of_its_lines(ways: BothWays) -> None:
+    row, lines = dict(reversed(ROW.items())), []
+    for order in range(2, 20):
+        value = change("cudu"[order % 4], row if order % 5 else ROW, order)
+        if order % 4 == 3:
+            value["before"] = value["after"]
+        lines.append(compact(value if order % 3 else {"topic": f"t{order % 2}", "key": None, "value": value}))
+    before = ways.blocks
+    many, single = ways.read(lines)
+    assert many == single and ways.blocks == before + 1 and ways.rows == [1, *range(2, 20)]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +252,6 @@ def test_a_difference_between_the_ways_is_seen(ways: BothWays, monkeypatch: pyte
     line = compact(change("u", ROW))
     many, single = ways.read([line])
     assert many == single
-    monkeypatch.setattr(ordinary_lines, "text_of", lambda *_: "1.50")
+    monkeypatch.setattr(column_texts, "text_of", lambda *_: "1.50")
     many, single = ways.read([line])
     assert many != single

@@ -18,9 +18,10 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.sources.debezium import line_reader, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import ALONE, PLAIN
+from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.ordinary_lines import Block, OrdinaryLines
+from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import LSN, TRANSACTION
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import mutated
@@ -91,7 +92,8 @@ def at_once(
 ) -> tuple[pa.Table, list[int], Orders]:
     orders = Orders(SOURCE, order)
     reader = OrdinaryLines(contracts, PLAIN, orders)
-    tables, others = reader.read(Block(lines, None, range(1, len(lines) + 1)), 3)
+    content = b"\n".join(lines) if len(lines) > 1 or lines[0] else b"\n"
+    tables, others = reader.read(Block.of_file(content + PADDING, 1), 3)
     whole = pa.concat_tables(tables).sort_by("file_row") if tables else events_table([]).slice(0, 0)
     return whole, list(others), orders
 
@@ -123,14 +125,25 @@ def test_a_record_around_the_envelope_is_ordinary_and_a_key_change_is_not(
     assert found.equals(one_by_one(lines[:1], contracts, TRANSACTION)[0])
 
 
-def test_a_column_that_is_left_out_is_no_null_and_columns_in_another_order_are_read_one_by_one(
+def test_a_column_that_is_left_out_is_no_null_and_columns_in_another_order_stay_in_it(
     contracts: Sequence[TableContract],
 ) -> None:
     whole = changes()[0]
     without, turned = copy.deepcopy(whole), copy.deepcopy(whole)
     del without["after"]["email"]
     turned["after"] = dict(reversed(turned["after"].items()))
-    assert at_once([compact(each) for each in (whole, without, turned)], contracts, TRANSACTION)[1] == [1, 2]
+    lines = [compact(each) for each in (whole, without, turned)]
+    found, others, _ = at_once(lines, contracts, TRANSACTION)
+    assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
+
+
+def test_lines_of_a_form_that_few_have_are_left_alone(
+    contracts: Sequence[TableContract], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordinary_lines, "LEAST_LINES", 2)
+    update, delete = compact(changes()[0]), compact(changes()[3])
+    found, others, _ = at_once([update, delete, b"{}", b"", update], contracts, TRANSACTION)
+    assert found.column("file_row").to_pylist() == [1, 5] and others == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""Walking many lines of JSON at once, in step: all of them are at the same member, each at its own place.
+
+The caller knows what comes next, as all lines were written by one program: letters that are the same in each,
+or a value. A line in which something else comes is dropped, so whoever is left at the end has been read
+letter by letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block, Flags, Places
+
+_QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE = b'"-09,[]'
+_MOST_DIGITS = 19
+"""Of a number of 64 bits; one of as many that begins with a nine may be beyond it."""
+_MOST_ELEMENTS = 100
+
+
+def _word(text: bytes) -> int:
+    return int.from_bytes(text, "little")
+
+
+_NULL, _TRUE, _FALSE = _word(b"null"), _word(b"true"), _word(b"alse")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value of each line: ``begins`` to ``ends`` in the block. ``is_null``: where it is ``null``."""
+
+    begins: Places
+    ends: Places
+    is_null: Flags
+
+    def __getitem__(self, chosen: Any) -> Slot:
+        return Slot(self.begins[chosen], self.ends[chosen], self.is_null[chosen])
+
+
+class Walk:
+    """Goes through ``lines`` of ``block`` (numbers from 0), which falls to those that are as asked for."""
+
+    def __init__(self, block: Block, lines: Places) -> None:
+        self.block, self.lines, self.slots = block, lines, list[Slot]()
+        self._letters = block.letters
+        self._four, self._eight = _words(block.content, "<u4"), _words(block.content, "<u8")
+        self._digits = _windows(block.content, _MOST_DIGITS + 2)
+        self._at = block.starts[lines]
+        self._quote = np.searchsorted(block.quotes, self._at)
+
+    def expect(self, text: bytes) -> None:
+        """``text`` comes next."""
+        length = len(text)
+        # What would end behind the block is compared elsewhere, and is dropped below.
+        at = np.minimum(self._at, len(self._eight) - length) if length > len(PADDING) - 8 else self._at
+        if length < 8:
+            mask = (1 << 8 * length) - 1
+            found = (self._eight[at] & mask) == _word(text)
+        else:
+            found = self._eight[at] == _word(text[:8])
+            # The last eight may have been compared in part already.
+            for start in [*range(8, length - 7, 8), *([length - 8] if length % 8 else [])]:
+                found &= self._eight[at + start] == _word(text[start : start + 8])
+        self._at = self._at + length
+        self._quote = self._quote + _unescaped_quotes(text)
+        self._keep(found)
+
+    def text(self) -> None:
+        """A text comes next, or null: a slot with its quotes."""
+        at = self._at
+        first, is_null = self._letters[at] == _QUOTE, self._four[at] == _NULL
+        ends = np.where(
+            first, self.block.quotes[np.minimum(self._quote + 1, len(self.block.quotes) - 1)] + 1, at + 4
+        )
+        self._quote = self._quote + 2 * first
+        self._take(ends, first | is_null, is_null)
+
+    def whole(self) -> None:
+        """A whole number of 64 bits comes next, written as JSON does, or null."""
+        at = self._at
+        is_null = self._four[at] == _NULL
+        window = self._digits[at]
+        is_negative = window[:, 0] == _MINUS
+        is_digit = window - _ZERO <= 9
+        is_digit[:, 0] |= is_negative
+        count = is_digit.argmin(axis=1)
+        digits = count - is_negative
+        first = np.where(is_negative, window[:, 1], window[:, 0])
+        found = (digits > 0) & (digits <= _MOST_DIGITS) & ((first != _ZERO) | ((digits == 1) & ~is_negative))
+        for i in np.flatnonzero(found & (digits == _MOST_DIGITS) & (first == _NINE)):
+            found[i] = -(1 << 63) <= int(self.block.content[at[i] : at[i] + count[i]]) < 1 << 63
+        self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
+
+    def flag(self) -> None:
+        """True, false or null comes next."""
+        at = self._at
+        word = self._four[at]
+        is_null, is_false = word == _NULL, self._four[at + 1] == _FALSE
+        is_false &= self._letters[at] == ord("f")
+        self._take(at + 4 + is_false, (word == _TRUE) | is_false | is_null, is_null)
+
+    def texts(self) -> None:
+        """A list of texts and nulls comes next, or null."""
+        at, quote = self._at, self._quote
+        is_null = self._four[at] == _NULL
+        is_list = self._letters[at] == _OPEN
+        found = is_null.copy()
+        ends = at + 4
+        going = np.flatnonzero(is_list)
+        at, quote = at[going] + 1, quote[going]
+        quotes = self.block.quotes
+        empty = self._letters[at] == _CLOSE
+        self._quote = self._quote.copy()
+        for _ in range(_MOST_ELEMENTS):
+            done = empty | (self._letters[at - 1] == _CLOSE)
+            ended = going[done]
+            found[ended], ends[ended], self._quote[ended] = True, at[done] + empty[done], quote[done]
+            going, at, quote = going[~done], at[~done], quote[~done]
+            if not len(going):
+                break
+            is_text, nothing = self._letters[at] == _QUOTE, self._four[at] == _NULL
+            at = np.where(is_text, quotes[np.minimum(quote + 1, len(quotes) - 1)] + 1, at + 4)
+            at = np.minimum(at, len(self._letters) - 8)
+            quote = quote + 2 * is_text
+            behind = self._letters[at]
+            more = (is_text | nothing) & ((behind == _COMMA) | (behind == _CLOSE))
+            going, at, quote = going[more], at[more] + 1, quote[more]
+            empty = np.zeros(len(going), np.bool_)
+        self._take(ends, found, is_null)
+
+    def end(self) -> None:
+        """The line ends here."""
+        self._keep(self._at == self.block.stops[self.lines])
+
+    def _take(self, ends: Places, found: Flags, is_null: Flags) -> None:
+        self.slots.append(Slot(self._at, ends, is_null))
+        self._at = ends
+        self._keep(found)
+
+    def _keep(self, chosen: Flags) -> None:
+        # Nothing that is read for a line lies behind its block: not even the padding of one that ends there.
+        chosen = chosen & (self._at <= len(self._letters) - len(PADDING))
+        if chosen.all():
+            return
+        self.lines, self._at, self._quote = self.lines[chosen], self._at[chosen], self._quote[chosen]
+        self.slots = [each[chosen] for each in self.slots]
+
+
+def cut(block: Block, slot: Slot, *, inside: int = 0) -> pa.StringArray:
+    """The letters of ``slot``, null where it is; ``inside``: so many letters are left out at each end."""
+    bounds = np.empty((len(slot.begins), 2), np.int32)
+    bounds[:, 0], bounds[:, 1] = slot.begins + inside, slot.ends - inside
+    if not len(bounds):
+        return pa.array([], pa.string())
+    offsets = pa.py_buffer(bounds.reshape(-1))
+    parts = pa.StringArray.from_buffers(2 * len(bounds) - 1, offsets, pa.py_buffer(block.content))
+    indices = np.arange(0, 2 * len(bounds), 2, dtype=np.int32)
+    return parts.take(pa.array(indices, mask=slot.is_null if slot.is_null.any() else None))
+
+
+def _words(content: bytes, form: str) -> npt.NDArray[Any]:
+    size = np.dtype(form).itemsize
+    return np.ndarray((len(content) - size + 1,), form, buffer=content, strides=(1,))
+
+
+def _windows(content: bytes, width: int) -> npt.NDArray[np.uint8]:
+    return np.ndarray((len(content) - width + 1, width), np.uint8, buffer=content, strides=(1, 1))
+
+
+def _unescaped_quotes(text: bytes) -> int:
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')

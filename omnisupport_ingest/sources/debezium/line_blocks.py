@@ -1,0 +1,146 @@
+"""Many lines as one block of bytes, and what is found in it before any line is read.
+
+Lines are looked at by arithmetic over all of them at once; none becomes an object of its own until somebody
+asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from omnisupport_ingest.sources.postgres.protocol.text_columns import pieces
+
+Places = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Letters = npt.NDArray[np.uint8]
+
+PADDING = bytes(64)
+"""Follows the lines, so that some letters can be read behind any place."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_QUOTE, _BACKSLASH, _LINE_END, _RETURN = b'"\\\n\r'
+_FIRST_UNESCAPED = 0x20
+_LARGEST = np.iinfo(np.int32).max
+_PLAIN_ESCAPES = np.zeros(256, np.bool_)
+_PLAIN_ESCAPES[list(b'"\\bfnrt')] = True
+"""What stands behind a backslash in what ``json`` writes; other letters have more than one way."""
+
+
+@dataclass
+class Block:
+    """Lines ``starts`` to ``stops`` in ``content``, which ends with ``PADDING``.
+
+    ``first_row``: the number of the first of them in its file; None of what is of no file, whose lines are
+    values and no records. ``around``: what lands before and behind each of them as what was delivered; None:
+    nothing.
+    """
+
+    content: bytes
+    starts: Places
+    stops: Places
+    first_row: int | None = None
+    around: Sequence[tuple[bytes, bytes]] | None = None
+
+    @classmethod
+    def of_file(cls, content: bytes, first_row: int) -> Block:
+        """The lines of ``content``, a part of a file that ends where a line does, and ``PADDING``."""
+        block = cls(content, np.empty(0, np.int64), np.empty(0, np.int64), first_row)
+        size, letters = len(content) - len(PADDING), block.letters
+        ends = block._special[letters[block._special] == _LINE_END]
+        if letters[size - 1] != _LINE_END:
+            ends = np.append(ends, size)
+        starts = np.empty_like(ends)
+        starts[0], starts[1:] = 0, ends[:-1] + 1
+        if first_row == 1 and content.startswith(_BYTE_ORDER_MARK):
+            starts[0] = len(_BYTE_ORDER_MARK)
+        ends = ends - ((letters[ends - 1] == _RETURN) & (ends > starts))
+        block.starts, block.stops = starts, ends
+        return block
+
+    @classmethod
+    def of_values(cls, values: Sequence[bytes], around: Sequence[tuple[bytes, bytes]]) -> Block:
+        """``values``, each of which is taken for a line whatever it holds."""
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        stops = np.cumsum(lengths)
+        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, around)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def line(self, number: int) -> bytes:
+        """Line ``number`` from 0, without blanks around it."""
+        return self.content[self.starts[number] : self.stops[number]].strip()
+
+    @cached_property
+    def letters(self) -> Letters:
+        return np.frombuffer(self.content, np.uint8)
+
+    @cached_property
+    def quotes(self) -> Places:
+        """The quotes that are no escapes; two of the padding follow."""
+        escaped = self._escapes[self.letters[self._escapes] == _QUOTE]
+        places, start = [], 0
+        for piece in pieces(self.letters):
+            is_quote = piece == _QUOTE
+            first, last = np.searchsorted(escaped, (start, start + len(piece)))
+            is_quote[escaped[first:last] - start] = False
+            places.append(np.flatnonzero(is_quote) + start)
+            start += len(piece)
+        return np.concatenate([*places, [len(self.content) - 1] * 2])
+
+    def plain(self) -> Flags:
+        """Which of the lines are UTF-8 without a control character, and have no escapes but those that
+        ``json`` writes.
+
+        So a text in such a line stands there as in what lands.
+        """
+        if len(self.content) > _LARGEST or not _is_utf8(self.content):
+            return np.zeros(len(self), np.bool_)
+        unusual = self._escapes[~_PLAIN_ESCAPES[self.letters[self._escapes]]]
+        plain = self.stops > self.starts
+        for places in (unusual, self._controls):
+            lines = np.searchsorted(self.starts, places, "right") - 1
+            inside = (lines >= 0) & (places < self.stops[lines])
+            plain[lines[inside]] = False
+        return plain
+
+    @cached_property
+    def _special(self) -> Places:
+        """The control characters and the backslashes."""
+        places, start = [], 0
+        for piece in pieces(self.letters[: -len(PADDING)]):
+            places.append(np.flatnonzero((piece < _FIRST_UNESCAPED) | (piece == _BACKSLASH)) + start)
+            start += len(piece)
+        return np.concatenate(places)
+
+    @property
+    def _controls(self) -> Places:
+        places: Places = self._special[self.letters[self._special] != _BACKSLASH]
+        return places
+
+    @cached_property
+    def _escapes(self) -> Places:
+        """What stands behind a backslash that is no escape itself."""
+        places: Places = self._special[self.letters[self._special] == _BACKSLASH]
+        index = np.arange(len(places))
+        begins = np.ones(len(places), np.bool_)
+        begins[1:] = np.diff(places) > 1
+        # Of backslashes in a row the first, third … begin an escape.
+        in_row = index - np.maximum.accumulate(np.where(begins, index, 0))
+        escapes: Places = places[in_row % 2 == 0] + 1
+        return escapes
+
+
+def _is_utf8(content: bytes) -> bool:
+    offsets = pa.py_buffer(np.array([0, len(content)], np.int32))
+    try:
+        pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(content)]).cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""Records land the same, byte for byte, whether they are read many at once or one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest.landing.columns import events_table
+from omnisupport_ingest.landing.manifest import OffsetSpan
+from omnisupport_ingest.sources.debezium import ordinary_lines
+from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading
+from omnisupport_ingest_tests.examples import examples
+from omnisupport_ingest_tests.sources.debezium.recorded import TABLES, Recorder
+from omnisupport_ingest_tests.sources.debezium.test_both_ways import (
+    COLUMNS,
+    ROW,
+    change,
+    changed,
+    compact,
+    values,
+)
+
+Headers = Sequence[tuple[str, bytes | str | None]]
+
+_PLACE = ("shop.things", 3)
+_KEYS: list[bytes | None] = [b'{"id":1}', None, b"", b"no JSON \xff", b'{"id":1,\n"x":"\\u0041"}', b"7"]
+_HEADERS: list[Headers] = [(), (("a", b"b"),), (("a", None), ("b", b"\xff"))]
+
+
+class BothWays:
+    """A round of one partition, read many records at once and one by one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(TABLES, "things", (("id",), COLUMNS))
+        self._inlet, self._monkeypatch = Recorder(folder, "things").inlet, monkeypatch
+        self.blocks = 0
+
+    def read(self, records: list[Record]) -> tuple[object, object]:
+        return self._read(records, 1), self._read(records, 10**9)
+
+    def _read(self, records: list[Record], least: int) -> object:
+        self._monkeypatch.setattr(ordinary_lines, "LEAST_LINES", least)
+        span = OffsetSpan(*_PLACE, 0, len(records), len(records), None)
+        reading = RoundReading(
+            Round({_PLACE: span}, {_PLACE: records}, {}, frozenset(), False), self._inlet, 3
+        )
+        rows: list[dict[str, Any]] = []
+        for part in reading.parts(3):
+            self.blocks += isinstance(part, pa.Table)
+            rows += (part if isinstance(part, pa.Table) else events_table([part])).to_pylist()
+        told = (str(reading.tally), str(reading.first_odd), reading._content.hexdigest())
+        return (
+            sorted(rows, key=lambda row: json.loads(row["envelope"])["offset"]),
+            told,
+            reading._round.highest,
+        )
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothWays]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield BothWays(tmp_path_factory.mktemp("both ways"), monkeypatch)
+
+
+def records(lines: list[bytes | None], keys: list[bytes | None], headers: list[Headers]) -> list[Record]:
+    told = [compact(change("c", ROW)), *lines]
+    return [
+        Record(
+            i, keys[i % len(keys)], line, headers[i % len(headers)], 1_795_190_400_000 + i if i % 5 else None
+        )
+        for i, line in enumerate(told)
+    ]
+
+
+@settings(max_examples=examples(100))
+@given(
+    lines=st.lists(st.one_of(st.none(), *[values().flatmap(changed)] * 5), min_size=1, max_size=12),
+    keys=st.lists(st.sampled_from(_KEYS), min_size=1, max_size=3),
+    headers=st.lists(st.sampled_from(_HEADERS), min_size=1, max_size=3),
+)
+def test_a_round_is_the_same_both_ways(
+    ways: BothWays, lines: list[bytes | None], keys: list[bytes | None], headers: list[Headers]
+) -> None:
+    many, single = ways.read(records(lines, keys, headers))
+    assert many == single
+
+
+def test_ordinary_records_are_read_many_at_once(ways: BothWays) -> None:
+    before = ways.blocks
+    lines = [compact(change("u", ROW, order)) for order in range(2, 14)]
+    many, single = ways.read(records([*lines], _KEYS, _HEADERS))
+    assert many == single and ways.blocks > before
