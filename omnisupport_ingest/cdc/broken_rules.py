@@ -51,7 +51,7 @@ class BrokenRules:
             rejected[batch] = tuple(sorted({*rejected.get(batch, ()), *rules}))
         return BrokenRules(self.counts + other.counts, keys, rejected)
 
-    def told(self) -> str:
+    def to_text(self) -> str:
         """For ``read``: what a task says of its events."""
         return json.dumps(
             [
@@ -62,8 +62,8 @@ class BrokenRules:
         )
 
     @classmethod
-    def read(cls, told: str) -> BrokenRules:
-        counts, keys, rejected = json.loads(told)
+    def parse(cls, text: str) -> BrokenRules:
+        counts, keys, rejected = json.loads(text)
         return cls(
             Counter({tuple(rule): count for *rule, count in counts}),
             {tuple(each[:4]): tuple(each[4:]) for each in keys},
@@ -76,8 +76,10 @@ class RulesLookout:
 
     def __init__(self, contracts: Iterable[TableContract]) -> None:
         every = {(each.schema, each.table): each for each in contracts}
-        self._personal = {place for place, each in every.items() if _has_personal_key(each)}
-        self._rejecting = {place: rules for place, each in every.items() if (rules := _rejecting(each))}
+        self._personal = {table_name for table_name, each in every.items() if _has_personal_key(each)}
+        self._rejecting = {
+            table_name: rules for table_name, each in every.items() if (rules := _rejecting(each))
+        }
 
     @property
     def rejects(self) -> bool:

@@ -61,7 +61,7 @@ HISTORY_COLUMNS = {
 _DIMENSION_COLUMNS = SYSTEM_COLUMNS | {STATE: "What a later update of the row needs; nobody reads it."}
 
 
-def described(names: Collection[str]) -> Mapping[str, str]:
+def column_descriptions(names: Collection[str]) -> Mapping[str, str]:
     """What the platform's own columns of a table with the columns ``names`` say."""
     if STATE in names:
         return _DIMENSION_COLUMNS

@@ -26,7 +26,7 @@ _NOWHERE: Position = (0, 0, 0)
 ENDING = pa.struct([("position", POSITION), ("at", TIME)])
 
 
-def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+def one_table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
     """All ``batches`` as one table of one chunk, every column nullable; null if there are none."""
     held = [batch for batch in batches if batch.num_rows]
     if not held:
@@ -68,7 +68,7 @@ def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> p
     return held.take(numbers)
 
 
-def kept_where(
+def filter_slices(
     rows: pa.Table, kept: npt.NDArray[np.bool_], *, most_stretches: int = _MOST_STRETCHES
 ) -> pa.Table:
     """The ``rows`` that are ``kept``, in as many chunks as there are stretches of them: nothing is copied.
@@ -83,12 +83,12 @@ def kept_where(
     return pa.concat_tables(stretches) if stretches else rows.slice(0, 0)
 
 
-def divided(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
+def split_rows(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
     """The ``rows`` that are ``chosen``, and the others, each in one chunk; copied where both are many."""
-    return kept_where(rows, chosen).combine_chunks(), kept_where(rows, ~chosen).combine_chunks()
+    return filter_slices(rows, chosen).combine_chunks(), filter_slices(rows, ~chosen).combine_chunks()
 
 
-def joined(tables: Iterable[pa.Table]) -> pa.Table:
+def concat(tables: Iterable[pa.Table]) -> pa.Table:
     """``tables``, one or more, one below the other in one chunk; the only one that has rows is not copied."""
     every = list(tables)
     held = [table for table in every if table.num_rows]

@@ -18,15 +18,15 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_groups
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
-from omnisupport_ingest.cdc.fold import by_group, shape_of
+from omnisupport_ingest.cdc.fold import by_group, table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type, row_hash
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
 _MOST_ROUNDS = 64
 """Rounds of following key changes back. Each doubles the reach, so no chain is too long; that there is
-a last round at all only keeps a damaged table from being followed for ever."""
+a last round at all only keeps a damaged table from being followed without end."""
 
 
 _SYSTEM_COLUMNS: tuple[tuple[str, T.DataType, str], ...] = (
@@ -112,20 +112,22 @@ def current_state(
     gone. ``partitions``: as in ``fold.fold_events``. Rows that the source deleted before ``deleted_since``
     (null: none) are left out; a row that is only marked as deleted is still there, and stays.
     """
-    ends, moved = _keyless(rows)
+    ends, has_key_changes = _table_ends(rows)
     keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(
         *(f"`{name}`" for name in folded_type(contract).names)
     )
     grouped = by_group(keyed, ["_cdc_key"], partitions)
     found = grouped.mapInArrow(
-        partial(current_groups, shape=shape_of(contract), ends=ends), lives_type(contract)
+        partial(current_groups, table_columns=table_columns_of(contract), ends=ends), lives_type(contract)
     )
     lives = found.where(F.col("_cdc_kind") == KEY)
-    if moved:
-        lives = filled(lives, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+    if has_key_changes:
+        lives = fill_unsent(
+            lives, follow_key_changes(found.where(F.col("_cdc_kind") == ENDED), contract), contract
+        )
     if deleted_since is not None:
         lives = lives.where(~F.coalesce(_ended_before(deleted_since), F.lit(False)))
-    return _shown(lives, contract)
+    return _dimension_rows(lives, contract)
 
 
 def _ended_before(moment: datetime) -> Column:
@@ -133,27 +135,29 @@ def _ended_before(moment: datetime) -> Column:
     return F.col("_ended") & (F.col("_ended_time") < F.timestamp_micros(F.lit(micros)))
 
 
-def _keyless(rows: DataFrame) -> tuple[TableEnds, bool]:
+def _table_ends(rows: DataFrame) -> tuple[TableEnds, bool]:
     """The truncates and boundaries, and whether any key change ended a life that is still needed."""
-    place = F.struct("_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt", "_cdc_scope")
-    spoken = rows.where(F.col("_cdc_kind") != KEY).agg(
-        F.count_if(F.col("_cdc_kind") == ENDED),
-        F.collect_set(F.when(F.col("_cdc_kind") != ENDED, place)),
+    table_end = F.struct(
+        "_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt", "_cdc_scope"
     )
-    moved, places = spoken.collect()[0]
-    told = (
-        (
+    counted = rows.where(F.col("_cdc_kind") != KEY).agg(
+        F.count_if(F.col("_cdc_kind") == ENDED),
+        F.collect_set(F.when(F.col("_cdc_kind") != ENDED, table_end)),
+    )
+    key_changes, found = counted.collect()[0]
+    table_ends = (
+        TableEnd(
             tuple(row["_cdc_position"]),
             row["at"],
             None if row["_cdc_doubt"] is None else tuple(row["_cdc_doubt"]),
             row["_cdc_scope"],
         )
-        for row in places
+        for row in found
     )
-    return TableEnds.told(told), bool(moved)
+    return TableEnds.collect(table_ends), bool(key_changes)
 
 
-def followed(lives: DataFrame, contract: TableContract) -> DataFrame:
+def follow_key_changes(lives: DataFrame, contract: TableContract) -> DataFrame:
     """The lives that key changes ended, each with what it knows, chains and swaps followed back.
 
     Pointer doubling: in each round every life takes what the life it points to knows, and then
@@ -164,11 +168,11 @@ def followed(lives: DataFrame, contract: TableContract) -> DataFrame:
     for _ in range(_MOST_ROUNDS):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
             break
-        lives = filled(lives, lives, contract).localCheckpoint()
+        lives = fill_unsent(lives, lives, contract).localCheckpoint()
     return lives
 
 
-def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
+def fill_unsent(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
     """Fill the open columns of ``lives`` from the lives they point to, and point on from there."""
     plain = [column.name for column in contract.columns if column.name not in contract.key]
     taken = [*plain, "_cdc_unresolved", "_cdc_exact", "_open", "_from_key", "_from_at"]
@@ -211,7 +215,7 @@ def is_marked(contract: TableContract) -> Column:
     return F.col(f"`{contract.soft_delete_column}`").isNotNull() | exact.isNotNull()
 
 
-def _shown(lives: DataFrame, contract: TableContract) -> DataFrame:
+def _dimension_rows(lives: DataFrame, contract: TableContract) -> DataFrame:
     gone, gone_at = F.col("_ended"), F.col("_ended_time")
     if contract.soft_delete_column is not None:
         mark = F.col(f"`{contract.soft_delete_column}`")

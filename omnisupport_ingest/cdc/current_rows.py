@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, TableColumns
 from omnisupport_ingest.cdc.life import (
     Cell,
     Ending,
@@ -26,7 +26,7 @@ from omnisupport_ingest.cdc.life import (
     life_begins,
     merge,
 )
-from omnisupport_ingest.cdc.row_fold import Folded, groups_of, lives_of
+from omnisupport_ingest.cdc.row_fold import FoldedRows, groups_of, lives_of
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 EXISTENCE = "*"
@@ -36,20 +36,20 @@ _OF_ROWS = pa.array(["c", "u", "r", "d"])
 
 
 def current_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, ends: TableEnds
+    batches: Iterable[pa.RecordBatch], table_columns: TableColumns, ends: TableEnds
 ) -> Iterator[pa.RecordBatch]:
     """One row per key for its current life, and one per life that a key change ended.
 
     In: folded rows with whole keys (no truncates, no boundaries). Out: the columns of
     ``current.lives_type``. An ended life of which nothing is known for certain is left out.
     """
-    table = columnar.whole(batches)
+    table = columnar.one_table(batches)
     if table is not None:
-        for lives in current_tables(table, shape, ends):
+        for lives in current_tables(table, table_columns, ends):
             yield from columnar.in_batches(lives)
 
 
-def current_tables(table: pa.Table, shape: Shape, ends: TableEnds) -> Iterator[pa.Table]:
+def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds) -> Iterator[pa.Table]:
     """What ``current_groups`` makes of ``table``, in one part or more, the first of which may be empty.
 
     ``table``: one row or more in one chunk, every column nullable. Where each stands for itself nothing is
@@ -57,11 +57,13 @@ def current_tables(table: pa.Table, shape: Shape, ends: TableEnds) -> Iterator[p
     """
     plain, rest = _split(table, ends)
     as_they_are = table if len(plain) == len(table) else table.take(pa.array(plain, pa.int64()))
-    standing = _plain_rows(as_they_are, shape)
+    standing = _plain_rows(as_they_are, table_columns)
     yield standing
     if rest:
-        folded = Folded(table.take(pa.array([row for rows in rest for row in rows], pa.int64())), shape)
-        lives = _Lives(folded, shape, ends)
+        folded = FoldedRows(
+            table.take(pa.array([row for rows in rest for row in rows], pa.int64())), table_columns
+        )
+        lives = _Lives(folded, table_columns, ends)
         start = 0
         for members in rest:
             lives.add_key(range(start, start + len(members)))
@@ -87,7 +89,7 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
     if ends.last_ranged is not None:
         below = np.flatnonzero(stands & _below(first, ends.last_ranged))
         keys = table["_cdc_key"].take(pa.array(below)).to_pylist()
-        stands[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = False
+        stands[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = False
     numbers = columnar.one_chunk(table["_cdc_key"]).dictionary_encode().indices.to_numpy()
     stands &= np.bincount(numbers)[numbers] == 1
     others = np.flatnonzero(~stands)
@@ -101,12 +103,12 @@ def _below(column: pa.Array, last: Position) -> np.ndarray:
     return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
 
 
-def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
+def _plain_rows(table: pa.Table, table_columns: TableColumns) -> pa.Table:
     none = pa.nulls(table.num_rows)
     ended, ended_time = _endings(table)
     return pa.table(
         {
-            **{name: table[name] for name in shape.columns},
+            **{name: table[name] for name in table_columns.names},
             **{name: table[name] for name in _TAKEN},
             "_ended": ended,
             "_ended_time": ended_time,
@@ -165,8 +167,8 @@ def _no_positions(count: int) -> pa.Array:
 class _Lives:
     """Lives under construction."""
 
-    folded: Folded
-    shape: Shape
+    folded: FoldedRows
+    table_columns: TableColumns
     ends: TableEnds
     kind: list[str] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
@@ -181,11 +183,11 @@ class _Lives:
     from_at: list[Position | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sources = {name: [] for name in self.shape.plain}
+        self.sources = {name: [] for name in self.table_columns.non_key}
 
     def add_key(self, members: Sequence[int]) -> None:
         keyed, ended = lives_of(self.folded, members)
-        ends = self.ends.of(self.folded.key[members[0]])
+        ends = self.ends.reaching(self.folded.key[members[0]])
         if keyed:
             self._add(KEY, keyed, None, ends)
         for end in sorted(ended):
@@ -193,24 +195,24 @@ class _Lives:
                 self._add(ENDED, ended[end], end, ends)
 
     def table(self) -> pa.Table:
-        given = self.folded.table
+        source = self.folded.table
         last = [life.last.row for life in self.lives]
         living = [None if life.living is None else life.living.row for life in self.lives]
         return pa.table(
             {
                 **{
-                    name: columnar.take(given[name], self.sources.get(name, self.base))
-                    for name in self.shape.columns
+                    name: columnar.take(source[name], self.sources.get(name, self.base))
+                    for name in self.table_columns.names
                 },
                 "_cdc_kind": pa.array(self.kind, pa.string()),
-                "_cdc_key": columnar.take(given["_cdc_key"], self.base),
+                "_cdc_key": columnar.take(source["_cdc_key"], self.base),
                 "_cdc_ended_at": columnar.position_array(self.ended_at),
-                "_cdc_op": columnar.take(given["_cdc_op"], last),
-                "_cdc_position": columnar.take(given["_cdc_position"], last),
-                "_cdc_source_ts": columnar.take(given["_cdc_source_ts"], last),
-                "_cdc_updated_at": columnar.take(given["_cdc_updated_at"], living),
-                "_cdc_batch_id": columnar.take(given["_cdc_batch_id"], last),
-                "_cdc_ingested_at": columnar.take(given["_cdc_ingested_at"], last),
+                "_cdc_op": columnar.take(source["_cdc_op"], last),
+                "_cdc_position": columnar.take(source["_cdc_position"], last),
+                "_cdc_source_ts": columnar.take(source["_cdc_source_ts"], last),
+                "_cdc_updated_at": columnar.take(source["_cdc_updated_at"], living),
+                "_cdc_batch_id": columnar.take(source["_cdc_batch_id"], last),
+                "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
                 "_ended": pa.array([ending is not None for ending in self.ending], pa.bool_()),
                 "_ended_time": columnar.time_array(
                     [None if ending is None else ending.at for ending in self.ending]
@@ -267,7 +269,7 @@ class _Lives:
 
     def _add_cells(self, cells: dict[str, Cell], row: int) -> None:
         unresolved, open_columns = [], []
-        for name in self.shape.plain:
+        for name in self.table_columns.non_key:
             cell = cells.get(name)
             self.sources[name].append(None if cell is None else cell.row)
             if cell is None:
@@ -297,8 +299,8 @@ def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
         # An accepted event of that position: it comes after the delete (``event_fold.ORDER``).
         return False
     # A life that has ended for certain leaves no doubt to the next one.
-    settled = latest(life.settled, begins)
-    return settled is None or doubted >= settled
+    existed_at = latest(life.known_to_exist, begins)
+    return existed_at is None or doubted >= existed_at
 
 
 def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:

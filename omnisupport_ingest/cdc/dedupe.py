@@ -82,8 +82,10 @@ def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
         return marked.mapInArrow(
             partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW), judged
         )
-    told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erased = marked.mapInArrow(partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), told)
+    judged_and_erased = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
+    erased = marked.mapInArrow(
+        partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), judged_and_erased
+    )
     blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
     hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
     return erased.withColumn("event_hash", hashed).drop(ERASED)

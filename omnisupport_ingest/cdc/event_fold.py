@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
-KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
+KEY, ENDED, TRUNCATE, SNAPSHOT_END = "key", "ended", "truncate", "boundary"
 """Kinds of folded rows (see ``folded``)."""
 
 ORDER = {op: number for number, op in enumerate("tbdcru")}
@@ -34,24 +34,24 @@ _STARTS = frozenset("cr")
 
 
 @dataclass(frozen=True)
-class Shape:
+class TableColumns:
     """The columns of a table: all in the contract's order, and those of the key in the key's order.
 
     ``defaults``: what a life has in a column that was added after it began, by column, as text.
     """
 
-    columns: tuple[str, ...]
+    names: tuple[str, ...]
     key: tuple[str, ...]
     defaults: Defaults = ()
 
     @cached_property
-    def plain(self) -> tuple[str, ...]:
+    def non_key(self) -> tuple[str, ...]:
         """The columns beside the key."""
-        return tuple(name for name in self.columns if name not in self.key)
+        return tuple(name for name in self.names if name not in self.key)
 
     @cached_property
-    def plain_set(self) -> frozenset[str]:
-        return frozenset(self.plain)
+    def non_key_set(self) -> frozenset[str]:
+        return frozenset(self.non_key)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,11 @@ class Cells:
 
 
 def fold_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW, taken: Taken | None = None
+    batches: Iterable[pa.RecordBatch],
+    table_columns: TableColumns,
+    *,
+    few: int = FEW,
+    taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
 
@@ -76,27 +80,27 @@ def fold_groups(
     columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
     or fewer, are folded one group after another. ``taken``: counts those that were.
     """
-    table = columnar.whole(batches)
+    table = columnar.one_table(batches)
     if table is None:
         return
     if table.num_rows > few:
-        ordinary, table = fold_ordinary(table, shape.columns, shape.key, shape.defaults)
+        ordinary, table = fold_ordinary(table, table_columns.names, table_columns.key, table_columns.defaults)
         if ordinary is not None:
             yield from columnar.in_batches(ordinary)
     if table.num_rows:
         if taken is not None:
             taken.exactly += table.num_rows
-        yield from columnar.in_batches(_folded_by_group(table, shape))
+        yield from columnar.in_batches(_folded_by_group(table, table_columns))
 
 
-def _folded_by_group(table: pa.Table, shape: Shape) -> pa.Table:
-    events = Events(table, shape.defaults)
-    rows = _Rows(shape)
+def _folded_by_group(table: pa.Table, table_columns: TableColumns) -> pa.Table:
+    events = Events(table, table_columns.defaults)
+    rows = _Rows(table_columns)
     for (window, key), members in events.groups().items():
         if key is None:
-            _keyless(events, window, members, rows)
+            _add_table_ends(events, window, members, rows)
         else:
-            _keyed(events, window, key, members, rows, shape)
+            _add_key(events, window, key, members, rows, table_columns)
     return rows.table(table)
 
 
@@ -126,8 +130,8 @@ class Events:
 
     def groups(self) -> dict[tuple[str, str | None], list[int]]:
         found: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-        for row, place in enumerate(zip(self._window, self._key, strict=True)):
-            found[place].append(row)
+        for row, group in enumerate(zip(self._window, self._key, strict=True)):
+            found[group].append(row)
         return found
 
     def after(self, row: int) -> str | None:
@@ -158,17 +162,17 @@ class Events:
         )
 
 
-def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
+def _add_table_ends(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
     """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives.
 
     A boundary carries the range of keys that it ends as its ``after``, none where it ends all.
     """
-    kinds = {"t": TRUNCATE, "b": BOUNDARY}
+    kinds = {"t": TRUNCATE, "b": SNAPSHOT_END}
     chosen: dict[tuple[str, Position, str | None], int] = {}
     for row in members:
         if events.op[row] in kinds:
             kind = kinds[events.op[row]]
-            place = (kind, events.position[row], events.after(row) if kind == BOUNDARY else None)
+            place = (kind, events.position[row], events.after(row) if kind == SNAPSHOT_END else None)
             if place not in chosen or events.rank(row) > events.rank(chosen[place]):
                 chosen[place] = row
     for (kind, position, scope), row in chosen.items():
@@ -176,45 +180,47 @@ def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -
         rows.add(window, kind, None, None, merge([part], events.rank), Cells({}), scope)
 
 
-def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
+def _add_key(
+    events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, table_columns: TableColumns
+) -> None:
     ends: set[Position] = set()
-    if len(members) > 1 or events.op[members[0]] == LEFT:
+    if len(members) > 1 or events.op[members[0]] == OLD_KEY_ENDED:
         for row in members:
             # Where the image is complete, nothing will ever be taken from the old key.
-            if events.op[row] == LEFT and not _complete(events, row, shape):
+            if events.op[row] == OLD_KEY_ENDED and not _complete(events, row, table_columns):
                 ends.add(just_below(events.position[row]))
-        members = [row for row in members if events.op[row] != LEFT]
+        members = [row for row in members if events.op[row] != OLD_KEY_ENDED]
     if members:
-        rows.add(window, KEY, key, None, *_fold(events, members, shape))
+        rows.add(window, KEY, key, None, *_fold(events, members, table_columns))
     for end in sorted(ends):
         below = [row for row in members if events.position[row] < end]
         if below:
-            rows.add(window, ENDED, key, end, *_fold(events, below, shape))
+            rows.add(window, ENDED, key, end, *_fold(events, below, table_columns))
         else:
             # It stands all the same, so that it does not depend on what arrived first.
-            rows.add(window, ENDED, key, end, None, Cells({}, (), shape.plain))
+            rows.add(window, ENDED, key, end, None, Cells({}, (), table_columns.non_key))
 
 
-def _complete(events: Events, row: int, shape: Shape) -> bool:
-    return events.carried(row).keys() >= shape.plain_set
+def _complete(events: Events, row: int, table_columns: TableColumns) -> bool:
+    return events.carried(row).keys() >= table_columns.non_key_set
 
 
-def _fold(events: Events, members: Sequence[int], shape: Shape) -> tuple[Life, Cells]:
-    life = merge([_part(events, row, shape) for row in members], events.rank)
-    return life, _cells(events, members, life, shape)
+def _fold(events: Events, members: Sequence[int], table_columns: TableColumns) -> tuple[Life, Cells]:
+    life = merge([_part(events, row, table_columns) for row in members], events.rank)
+    return life, _cells(events, members, life, table_columns)
 
 
-def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> Cells:
+def _cells(events: Events, members: Sequence[int], life: Life, table_columns: TableColumns) -> Cells:
     if life.living is None:
-        return Cells({}, (), shape.plain)
+        return Cells({}, (), table_columns.non_key)
     newest = life.living.row
     if not events.withheld[newest]:
         image = events.carried(newest)
-        if image.keys() >= shape.plain_set:
+        if image.keys() >= table_columns.non_key_set:
             return Cells(image)
     living = [row for row in members if events.op[row] in _LIVING]
     living.sort(key=lambda row: (events.position[row], not events.withheld[row]), reverse=True)
-    open_columns = dict.fromkeys(shape.plain)
+    open_columns = dict.fromkeys(table_columns.non_key)
     known: dict[str, Any] = {}
     apart, alive = [], life.alive
     for row in living:
@@ -228,17 +234,17 @@ def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> 
                 known[name] = carried[name]
             if withheld or position != alive:
                 apart.append((name, position))
-    return Cells(known, apart, [name for name in shape.plain if name not in known])
+    return Cells(known, apart, [name for name in table_columns.non_key if name not in known])
 
 
-def _part(events: Events, row: int, shape: Shape) -> Part:
+def _part(events: Events, row: int, table_columns: TableColumns) -> Part:
     op, position, withheld = events.op[row], events.position[row], events.withheld[row]
     if op == "d":
         if withheld:
             return Part(row, position, position, doubt=position)
         return Part(row, position, position, deletes=(Ending(position, events.at[row]),))
     moved_from = events.moved_from[row]
-    if moved_from is not None and (withheld or op not in _STARTS or _complete(events, row, shape)):
+    if moved_from is not None and (withheld or op not in _STARTS or _complete(events, row, table_columns)):
         moved_from = None
     return Part(
         row,
@@ -255,7 +261,7 @@ def _part(events: Events, row: int, shape: Shape) -> Part:
 class _Rows:
     """Folded rows under construction."""
 
-    shape: Shape
+    table_columns: TableColumns
     window: list[str] = field(default_factory=list)
     kind: list[str] = field(default_factory=list)
     key: list[str | None] = field(default_factory=list)
@@ -290,13 +296,14 @@ class _Rows:
         living = [_row(life.living) if life is not None else None for life in lives]
         start = [_row(life.start) if life is not None else None for life in lives]
         images = [cells.image for cells in self.cells]
-        values = key_columns(self.key, self.shape) | {
-            name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
+        values = key_columns(self.key, self.table_columns) | {
+            name: pa.array([image.get(name) for image in images], pa.string())
+            for name in self.table_columns.non_key
         }
         columns = {
             "window": pa.array(self.window, pa.string()),
             # Spark takes the columns by their place, and the key's may stand anywhere among them.
-            **{name: values[name] for name in self.shape.columns},
+            **{name: values[name] for name in self.table_columns.names},
             "_cdc_kind": pa.array(self.kind, pa.string()),
             "_cdc_key": pa.array(self.key, pa.string()),
             "_cdc_ended_at": columnar.position_array(self.ended_at),
@@ -327,14 +334,14 @@ class _Rows:
         return pa.table(columns)
 
 
-def key_columns(keys: Sequence[str | None], shape: Shape) -> dict[str, pa.Array]:
+def key_columns(keys: Sequence[str | None], table_columns: TableColumns) -> dict[str, pa.Array]:
     """The key's columns as text, from the texts of the keys; None where there is no key."""
     values = {key: () if key is None else json.loads(key) for key in set(keys)}
     return {
         name: pa.array(
             [values[key][number] if number < len(values[key]) else None for key in keys], pa.string()
         )
-        for number, name in enumerate(shape.key)
+        for number, name in enumerate(table_columns.key)
     }
 
 

@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.cdc.event_fold import Shape
+from omnisupport_ingest.cdc.event_fold import TableColumns
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type, row_hash
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, fold_typed
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
@@ -39,13 +39,13 @@ _BYTES_OF_ONE_PART = 16 * 1024 * 1024
 _BYTES_OF_A_PART = 32 * 1024 * 1024
 """Of compressed files; in memory the same is several times as large."""
 
-_PLACE = ("window", "epoch", "commit_lsn", "ordinal", "identity")
+_EVENT_IDENTITY = ("window", "epoch", "commit_lsn", "ordinal", "identity")
 """Where an event stands; two that were accepted never stand at one place."""
 
 
-def shape_of(contract: TableContract) -> Shape:
+def table_columns_of(contract: TableContract) -> TableColumns:
     """The columns of ``contract`` as the fold's workers know them."""
-    return Shape(
+    return TableColumns(
         tuple(column.name for column in contract.columns),
         tuple(contract.key),
         tuple((each.name, each.default.text) for each in contract.columns if each.default is not None),
@@ -62,7 +62,7 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
     grouped = by_group(to_fold(events), ["window", "key"], partitions)
     fold = partial(
         fold_typed,
-        shape=shape_of(contract),
+        table_columns=table_columns_of(contract),
         columns=contract.columns,
         state=STATE_NAMES,
         few=ordinary.FEW,
@@ -72,17 +72,17 @@ def fold_events(events: DataFrame, contract: TableContract, *, partitions: int |
 
 def to_fold(events: DataFrame) -> DataFrame:
     """The events that the fold takes, by the columns it needs of them, and a copy of each ``c`` of a key
-    change under the old key, by which that key's group learns where its life ended (``LEFT``).
+    change under the old key, by which that key's group learns where its life ended (``OLD_KEY_ENDED``).
 
     Events whose key is missing, or NULL in part, are left out: they are in quarantine and of no row."""
     parts = F.from_json("key", "array<string>")
     broken = F.col("key").contains("null") & F.exists(parts, lambda part: part.isNull())
     row_events = F.col("op").isin("c", "u", "d", "r") & F.col("key").isNotNull() & ~broken
-    speaking = events.where(row_events | F.col("op").isin("t", "b"))
-    known = without_voided(speaking).select(*EVENT_COLUMNS)
+    folded = events.where(row_events | F.col("op").isin("t", "b"))
+    known = without_voided(folded).select(*EVENT_COLUMNS)
     left = known.where(F.col("moved_from_key").isNotNull() & ~F.col("withheld")).select(
         *(
-            {"key": F.col("moved_from_key").alias("key"), "op": F.lit(LEFT).alias("op")}.get(
+            {"key": F.col("moved_from_key").alias("key"), "op": F.lit(OLD_KEY_ENDED).alias("op")}.get(
                 name, F.col(name)
             )
             for name in EVENT_COLUMNS
@@ -98,8 +98,8 @@ def without_voided(events: DataFrame) -> DataFrame:
     one never was. Where nothing is withheld, Spark finds that nothing is to be joined.
     """
     accepted, withheld = events.where(~F.col("withheld")), events.where(F.col("withheld"))
-    places = accepted.select(*(F.col(name).alias(f"_at_{name}") for name in _PLACE))
-    same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"_at_{name}")) for name in _PLACE))
+    places = accepted.select(*(F.col(name).alias(f"_at_{name}") for name in _EVENT_IDENTITY))
+    same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"_at_{name}")) for name in _EVENT_IDENTITY))
     return accepted.unionByName(withheld.join(places, same, "left_anti"))
 
 
@@ -110,7 +110,7 @@ def merge_rows(rows: DataFrame, contract: TableContract, *, partitions: int | No
     """
     kind = folded_type(contract)
     grouped = by_group(rows.select(*_quoted(kind.names)), ["window", "_cdc_key"], partitions)
-    return hashed(grouped.mapInArrow(partial(merge_groups, shape=shape_of(contract)), kind))
+    return hashed(grouped.mapInArrow(partial(merge_groups, table_columns=table_columns_of(contract)), kind))
 
 
 def hashed(rows: DataFrame) -> DataFrame:

@@ -75,5 +75,7 @@ def row_hash(folded: DataFrame) -> Column:
         parts[field.name] = F.array_sort(F.map_entries(column)) if is_map else column
     # A hash skips NULLs, so which columns are NULL is hashed with them. The scope came later: without one
     # a row has the hash that it had before.
-    told = (F.when(part.isNull(), "1").otherwise("0") for name, part in parts.items() if name != "_cdc_scope")
-    return F.xxhash64(F.concat_ws("", *told), *parts.values())
+    nulls = (
+        F.when(part.isNull(), "1").otherwise("0") for name, part in parts.items() if name != "_cdc_scope"
+    )
+    return F.xxhash64(F.concat_ws("", *nulls), *parts.values())

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.current import filled, followed, is_marked
+from omnisupport_ingest.cdc.current import fill_unsent, follow_key_changes, is_marked
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
-from omnisupport_ingest.cdc.fold import by_group, shape_of, to_fold, with_types
+from omnisupport_ingest.cdc.fold import by_group, table_columns_of, to_fold, with_types
 from omnisupport_ingest.cdc.folded import row_hash
 from omnisupport_ingest.cdc.history_rows import CHANGE_NOTHING, CLOSING, TableEvent, history_groups
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 from omnisupport_ingest.key_range import KeyRange
@@ -98,15 +98,17 @@ def history(
     if keys is not None:
         chosen = known.join(F.broadcast(keys), F.col("key") == F.col("_cdc_key"), "left_semi")
         known = chosen.unionByName(known.where(F.col("key").isNull()))
-    ends, moved = _whole_table(known)
+    ends, has_key_changes = _table_events(known)
     grouped = by_group(known.where(F.col("key").isNotNull()), ["key"], partitions)
     texts = grouped.mapInArrow(
-        partial(history_groups, shape=shape_of(contract), ends=ends), versions_type(contract)
+        partial(history_groups, table_columns=table_columns_of(contract), ends=ends), versions_type(contract)
     )
     found = with_types(texts, contract)
     versions = found.where(F.col("_cdc_kind") == KEY)
-    if moved:
-        versions = filled(versions, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+    if has_key_changes:
+        versions = fill_unsent(
+            versions, follow_key_changes(found.where(F.col("_cdc_kind") == ENDED), contract), contract
+        )
     return _finished(versions, contract)
 
 
@@ -115,7 +117,7 @@ def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
     before goes on (``history_update.only_changes`` does the same)."""
     of_row = Window.partitionBy("_cdc_key").orderBy("_cdc_valid_from_position")
     exact = F.to_json(F.array_sort(F.map_entries("_cdc_exact")))
-    told = [
+    compared = [
         *(F.col(f"`{column.name}`") for column in contract.columns),
         F.coalesce(F.array_sort("_cdc_unresolved"), F.array().cast("array<string>")),
         F.coalesce(exact, F.lit("[]")),
@@ -126,7 +128,7 @@ def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
         & F.col("_cdc_valid_from_position").isNotNull()
         & follows
     )
-    for value in told:
+    for value in compared:
         same = same & F.lag(value).over(of_row).eqNullSafe(value)
     marked = versions.withColumn("_same", F.coalesce(same, F.lit(False)))
     marked = marked.withColumn("_run", F.count_if(~F.col("_same")).over(of_row))
@@ -137,9 +139,9 @@ def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
     return marked.where(~F.col("_same")).drop("_same", "_run")
 
 
-def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
+def _table_events(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
     """What speaks of the whole table, by position, and whether any key change is among the events."""
-    spoken = F.struct(
+    table_event = F.struct(
         F.struct("epoch", "commit_lsn", "ordinal"),
         "op",
         "withheld",
@@ -149,24 +151,31 @@ def _whole_table(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
         # A boundary's range of keys; a truncate carries nothing.
         "after",
     )
-    moved, told = known.agg(
-        F.count_if(F.col("op") == LEFT), F.collect_set(F.when(F.col("op").isin("t", "b"), spoken))
+    key_changes, found = known.agg(
+        F.count_if(F.col("op") == OLD_KEY_ENDED),
+        F.collect_set(F.when(F.col("op").isin("t", "b"), table_event)),
     ).collect()[0]
     ends = [
         TableEvent(
-            tuple(position), op, withheld, at, batch, landed, None if scope is None else KeyRange.parse(scope)
+            tuple(position),
+            op,
+            withheld,
+            at,
+            batch,
+            landed,
+            None if key_range is None else KeyRange.parse(key_range),
         )
-        for position, op, withheld, at, batch, landed, scope in told
+        for position, op, withheld, at, batch, landed, key_range in found
     ]
-    return chosen_ends(ends), bool(moved)
+    return distinct_table_events(ends), bool(key_changes)
 
 
-def chosen_ends(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
+def distinct_table_events(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
     """Truncates and boundaries by position, each once."""
     ends = list(ends)
     accepted = {end.position for end in ends if not end.withheld}
     chosen = {
-        (end.position, end.op != "t", "" if end.scope is None else end.scope.text): end
+        (end.position, end.op != "t", "" if end.key_range is None else end.key_range.text): end
         # Copies differ in their batch alone; whichever came first, the same one is chosen.
         for end in sorted(ends, key=lambda end: (end.landed_at or 0, end.batch_id or ""))
         # An accepted one voids a quarantined one at its position.

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Events, Shape, key_columns
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Events, TableColumns, key_columns
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Micros, Position, just_below
 from omnisupport_ingest.cdc.ordinary_fold import Defaults
 from omnisupport_ingest.key_range import KeyRange
 
-MOVED = "moved"
+KEY_CHANGED = "moved"
 """What opens and what closes a version where the row's key changed: the halves of one update."""
 
 CHANGE_NOTHING = ("u", "r")
@@ -32,7 +32,7 @@ CHANGE_NOTHING = ("u", "r")
 CLOSING = ("_cdc_valid_to", "_cdc_valid_to_position", "_cdc_closed_by")
 """The columns of a version that say where and by what it ends."""
 
-_ORDER = {"c": 0, "r": 1, "u": 2, LEFT: 3, "d": 4}
+_ORDER = {"c": 0, "r": 1, "u": 2, OLD_KEY_ENDED: 3, "d": 4}
 """Quarantined events of a key that share a position: what may end the row comes last. The life that a key
 change takes its columns from is looked at just before that."""
 
@@ -44,7 +44,7 @@ _ENDED_BEFORE = -1
 class TableEvent:
     """A truncate or boundary: it ends every row below it, or, in quarantine (``withheld``), leaves doubt.
 
-    ``scope``: the range of keys that it is about; null: all.
+    ``key_range``: the range of keys that it is about; null: all.
     """
 
     position: Position
@@ -53,7 +53,7 @@ class TableEvent:
     at: Micros
     batch_id: str | None
     landed_at: Micros | None
-    scope: KeyRange | None = None
+    key_range: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +84,33 @@ class Version:
 
 
 def history_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, ends: Sequence[TableEvent]
+    batches: Iterable[pa.RecordBatch], table_columns: TableColumns, ends: Sequence[TableEvent]
 ) -> Iterator[pa.RecordBatch]:
     """All versions of each key, and the lives that key changes ended.
 
     In: the columns of ``fold.to_fold``, of rows with a key. ``ends``: by position, one per position
     and operation. Out: the columns of ``history.versions_type``.
     """
-    table = columnar.whole(batches)
+    table = columnar.one_table(batches)
     if table is None:
         return
-    events, rows = BatchEvents(table, shape.defaults), Versions(shape)
+    events, rows = HistoryEvents(table, table_columns.defaults), Versions(table_columns)
     keys = defaultdict(list)
     for row, key in enumerate(table["key"].to_pylist()):
         keys[key].append(row)
-    places = [end.position for end in ends]
-    all_whole = all(end.scope is None for end in ends)
+    end_positions = [end.position for end in ends]
+    all_of_table = all(end.key_range is None for end in ends)
     for key, members in keys.items():
-        if all_whole:
-            walk = Walk(events, key, shape, ends, places, rows)
+        if all_of_table:
+            walk = Walk(events, key, table_columns, ends, end_positions, rows)
         else:
-            reaching = [end for end in ends if end.scope is None or end.scope.holds(key)]
-            walk = Walk(events, key, shape, reaching, [end.position for end in reaching], rows)
-        walk.over(members)
+            reaching = [end for end in ends if end.key_range is None or end.key_range.holds(key)]
+            walk = Walk(events, key, table_columns, reaching, [end.position for end in reaching], rows)
+        walk.apply_all(members)
     yield from columnar.in_batches(rows.table())
 
 
-class BatchEvents(Events):
+class HistoryEvents(Events):
     """Events with what a version repeats of the batch of its opening event."""
 
     def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
@@ -126,37 +126,37 @@ class Walk:
     ``doubted_after_end``: the last delete, of a row that had ended already, is in quarantine.
     """
 
-    events: BatchEvents
+    events: HistoryEvents
     key: str
-    shape: Shape
+    table_columns: TableColumns
     ends: Sequence[TableEvent]
-    places: Sequence[Position]
+    end_positions: Sequence[Position]
     rows: Versions
-    standing: Version | None = None
+    open_version: Version | None = None
     seen: bool = False
     doubted_after_end: bool = False
     next_end: int = 0
     left_at: frozenset[Position] = frozenset()
 
-    def over(self, members: Sequence[int]) -> None:
+    def apply_all(self, members: Sequence[int]) -> None:
         events = self.events
-        left = [row for row in members if events.op[row] == LEFT]
+        left = [row for row in members if events.op[row] == OLD_KEY_ENDED]
         self.left_at = frozenset(just_below(events.position[row]) for row in left)
         steps = [(events.position[row], self._order(row), row) for row in self._once(members)]
         # Where the image is complete, nothing is taken from the old key.
-        asked = {just_below(events.position[row]) for row in left if not self._is_complete(row)}
-        steps += [(place, _ORDER[LEFT], -1) for place in asked]
+        needed_ends = {just_below(events.position[row]) for row in left if not self._is_complete(row)}
+        steps += [(end, _ORDER[OLD_KEY_ENDED], -1) for end in needed_ends]
         for position, order, row in sorted(steps):
-            self._whole_table(position)
-            if order == _ORDER[LEFT]:
-                self._keep(position)
+            self._apply_table_events(position)
+            if order == _ORDER[OLD_KEY_ENDED]:
+                self._keep_ended_life(position)
             else:
-                self._take(row)
+                self._apply(row)
                 self.seen = True
-            self.next_end = bisect_left(self.places, position)
-        self._whole_table(None)
-        if self.standing is not None:
-            self.rows.add(self.key, self.standing, None)
+            self.next_end = bisect_left(self.end_positions, position)
+        self._apply_table_events(None)
+        if self.open_version is not None:
+            self.rows.add(self.key, self.open_version, None)
 
     def _once(self, members: Sequence[int]) -> list[int]:
         """The events of this key: an accepted one once, no withheld one that an accepted one voids."""
@@ -165,7 +165,7 @@ class Walk:
         withheld = []
         for row in members:
             place = (events.position[row], events.op[row])
-            if events.op[row] == LEFT:
+            if events.op[row] == OLD_KEY_ENDED:
                 continue
             if events.withheld[row]:
                 withheld.append(row)
@@ -174,8 +174,10 @@ class Walk:
         highest: dict[Position, int] = {}
         for position, op in accepted:
             highest[position] = max(ORDER[op], highest.get(position, 0))
-        standing = (row for row in withheld if ORDER[events.op[row]] > highest.get(events.position[row], -1))
-        return [*accepted.values(), *standing]
+        still_withheld = (
+            row for row in withheld if ORDER[events.op[row]] > highest.get(events.position[row], -1)
+        )
+        return [*accepted.values(), *still_withheld]
 
     def _order(self, row: int) -> int:
         op = self.events.op[row]
@@ -185,29 +187,29 @@ class Walk:
         )
 
     def _is_complete(self, row: int) -> bool:
-        return self.events.carried(row).keys() >= self.shape.plain_set
+        return self.events.carried(row).keys() >= self.table_columns.non_key_set
 
-    def _whole_table(self, until: Position | None) -> None:
+    def _apply_table_events(self, until: Position | None) -> None:
         """Truncates and boundaries between the last event and ``until`` (null: all above)."""
-        stop = len(self.ends) if until is None else bisect_left(self.places, until)
+        stop = len(self.ends) if until is None else bisect_left(self.end_positions, until)
         # A row that has ended is not ended again, so most often one look is all.
-        while self.standing is not None and self.next_end < stop:
+        while self.open_version is not None and self.next_end < stop:
             end = self.ends[self.next_end]
             opening = Opening(end.position, end.op, end.at, end.batch_id, end.landed_at)
             self._close(opening)
-            self.standing = Version(opening, {}, doubtful=True) if end.withheld else None
+            self.open_version = Version(opening, {}, doubtful=True) if end.withheld else None
             self.doubted_after_end = False
             self.next_end += 1
-        if self.standing is None and self.seen and self.next_end < stop:
+        if self.open_version is None and self.seen and self.next_end < stop:
             self.doubted_after_end = self.ends[stop - 1].withheld
 
-    def _keep(self, end: Position) -> None:
+    def _keep_ended_life(self, end: Position) -> None:
         """Keep the life as it stands just below the key change whose ``d`` is at ``end``."""
-        if self.standing is not None:
-            self.rows.add_life(self.key, end, self.standing)
+        if self.open_version is not None:
+            self.rows.add_life(self.key, end, self.open_version)
 
-    def _take(self, row: int) -> None:
-        events, standing = self.events, self.standing
+    def _apply(self, row: int) -> None:
+        events, open_version = self.events, self.open_version
         op, withheld = events.op[row], events.withheld[row]
         if op == "d":
             self._delete(row, withheld)
@@ -215,42 +217,46 @@ class Walk:
         opening = self._opening(row, op)
         # A key change onto a row that stands, as where its delete is in quarantine, closes it as one.
         came = op != "u" and not withheld and events.moved_from[row] is not None
-        self._close(replace(opening, by=MOVED) if came else opening)
-        carried = {name: value for name, value in events.carried(row).items() if name in self.shape.plain_set}
+        self._close(replace(opening, by=KEY_CHANGED) if came else opening)
+        carried = {
+            name: value
+            for name, value in events.carried(row).items()
+            if name in self.table_columns.non_key_set
+        }
         if op != "u":
-            self.standing = Version(opening, {}) if withheld else self._begun(opening, row, carried)
-        elif standing is None:
+            self.open_version = Version(opening, {}) if withheld else self._new_life(opening, row, carried)
+        elif open_version is None:
             # Two events in quarantine above an end: the update may be of a row that the delete ended.
             doubtful = withheld and self.doubted_after_end
-            self.standing = Version(opening, {} if withheld else carried, doubtful=doubtful)
+            self.open_version = Version(opening, {} if withheld else carried, doubtful=doubtful)
         elif withheld:
-            image = {name: value for name, value in standing.image.items() if name not in carried}
-            undecided = standing.undecided.difference(carried)
-            self.standing = replace(standing, opened=opening, image=image, undecided=undecided)
+            image = {name: value for name, value in open_version.image.items() if name not in carried}
+            undecided = open_version.undecided.difference(carried)
+            self.open_version = replace(open_version, opened=opening, image=image, undecided=undecided)
         else:
-            self.standing = replace(
-                standing,
+            self.open_version = replace(
+                open_version,
                 opened=opening,
-                image={**standing.image, **carried},
-                undecided=standing.undecided.difference(carried),
+                image={**open_version.image, **carried},
+                undecided=open_version.undecided.difference(carried),
                 doubtful=False,
             )
 
-    def _begun(self, opening: Opening, row: int, carried: Mapping[str, Any]) -> Version:
+    def _new_life(self, opening: Opening, row: int, carried: Mapping[str, Any]) -> Version:
         old_key = self.events.moved_from[row]
         if old_key is None:
             return Version(opening, carried)
-        undecided = self.shape.plain_set.difference(carried)
+        undecided = self.table_columns.non_key_set.difference(carried)
         origin = (old_key, just_below(opening.position)) if undecided else None
-        return Version(replace(opening, by=MOVED, moved_from=old_key), carried, undecided, origin)
+        return Version(replace(opening, by=KEY_CHANGED, moved_from=old_key), carried, undecided, origin)
 
     def _delete(self, row: int, withheld: bool) -> None:
-        if self.standing is None and (self.seen or not withheld):
+        if self.open_version is None and (self.seen or not withheld):
             self.doubted_after_end = self.seen and withheld
             return
-        opening = self._opening(row, MOVED if self.events.position[row] in self.left_at else "d")
+        opening = self._opening(row, KEY_CHANGED if self.events.position[row] in self.left_at else "d")
         self._close(opening)
-        self.standing = Version(opening, {}, doubtful=True) if withheld else None
+        self.open_version = Version(opening, {}, doubtful=True) if withheld else None
         self.doubted_after_end = False
 
     def _opening(self, row: int, by: str) -> Opening:
@@ -259,15 +265,15 @@ class Walk:
 
     def _close(self, by: Opening) -> None:
         # Of several events in quarantine at one position the last one's version counts.
-        if self.standing is not None and self.standing.opened.position < by.position:
-            self.rows.add(self.key, self.standing, by)
+        if self.open_version is not None and self.open_version.opened.position < by.position:
+            self.rows.add(self.key, self.open_version, by)
 
 
 @dataclass
 class Versions:
     """Versions and ended lives under construction."""
 
-    shape: Shape
+    table_columns: TableColumns
     key: list[str] = field(default_factory=list)
     ended_at: list[Position | None] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
@@ -294,13 +300,13 @@ class Versions:
         opened = [version.opened for version in self.versions]
         images = [version.image for version in self.versions]
         origins = [version.origin for version in self.versions]
-        values = key_columns(self.key, self.shape) | {
-            name: pa.array(_texts(images, name, held), pa.string()) for name in self.shape.plain
+        values = key_columns(self.key, self.table_columns) | {
+            name: pa.array(_texts(images, name, held), pa.string()) for name in self.table_columns.non_key
         }
         return pa.table(
             {
                 # Spark takes the columns by their place, and the key's may stand anywhere among them.
-                **{name: values[name] for name in self.shape.columns},
+                **{name: values[name] for name in self.table_columns.names},
                 "_cdc_kind": pa.array([KEY if end is None else ENDED for end in self.ended_at], pa.string()),
                 "_cdc_key": pa.array(self.key, pa.string()),
                 "_cdc_ended_at": columnar.position_array(self.ended_at),
@@ -327,7 +333,7 @@ class Versions:
         )
 
     def _unresolved(self, version: Version) -> list[str]:
-        unknown = [name for name in self.shape.plain if name not in version.image]
+        unknown = [name for name in self.table_columns.non_key if name not in version.image]
         return [*unknown, EXISTENCE] if version.doubtful else unknown
 
 

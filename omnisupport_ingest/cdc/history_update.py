@@ -24,23 +24,23 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import Shape, key_columns
+from omnisupport_ingest.cdc.event_fold import TableColumns, key_columns
 from omnisupport_ingest.cdc.history_rows import (
     CHANGE_NOTHING,
     CLOSING,
-    BatchEvents,
+    HistoryEvents,
     Opening,
     TableEvent,
     Version,
     Versions,
     Walk,
 )
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Position, just_below
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
-from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, among
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, keys_in
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.typed_values import typed_array
 
@@ -69,7 +69,7 @@ class HistoryRules:
     before it; null: every one is.
     """
 
-    shape: Shape
+    table_columns: TableColumns
     columns: tuple[Column, ...]
     schema: pa.Schema
     event: pa.DataType
@@ -98,7 +98,7 @@ class HistoryRules:
             events = events.append_column("withheld", pa.array(np.zeros(events.num_rows, np.bool_)))
         known = events_to_fold(events)
         known = known.filter(pc.is_valid(known["key"])).combine_chunks()
-        texts = key_columns(known["key"].to_pylist(), self.shape)
+        texts = key_columns(known["key"].to_pylist(), self.table_columns)
         types = {column.name: column.type for column in self.columns}
         values: dict[str, Any] = {name: typed_array(text, types[name]) for name, text in texts.items()}
         values["_cdc_key"] = known["key"]
@@ -117,9 +117,9 @@ class HistoryRules:
 
     def reached(self, held: pa.Table, sent: pa.Table) -> npt.NDArray[np.bool_]:
         """Which of the versions ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
-        settled = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
+        final_rows = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
         is_open = _mask(pc.is_null(held[_END]))
-        return is_open & (_mask(among(held, sent)) | self._ended(held)) | _mask(among(held, settled))
+        return is_open & (_mask(keys_in(held, sent)) | self._ended(held)) | _mask(keys_in(held, final_rows))
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
         """Whether the two have the same versions, in whatever order."""
@@ -132,17 +132,17 @@ class HistoryRules:
         """
         change = sent[CHANGE]
         merging = sent.filter(pc.equal(change, MERGE))
-        settled = sent.filter(pc.invert(pc.equal(change, MERGE)))
-        merging = merging.filter(pc.invert(among(merging, settled)))
-        replaced = _mask(among(held, settled))
+        final_rows = sent.filter(pc.invert(pc.equal(change, MERGE)))
+        merging = merging.filter(pc.invert(keys_in(merging, final_rows)))
+        replaced = _mask(keys_in(held, final_rows))
         is_open = _mask(pc.is_null(held[_END]))
-        reached = is_open & ~replaced & (_mask(among(held, merging)) | self._ended(held))
+        reached = is_open & ~replaced & (_mask(keys_in(held, merging)) | self._ended(held))
         old = held.filter(pa.array(reached)).combine_chunks()
         extended, refold = self._extended(old, merging)
         nothing = np.zeros(0, np.int64)
         if refold:
             return Updated(held.slice(0, 0), False, nothing, nothing, pa.array(sorted(refold), pa.string()))
-        put = settled.filter(pc.equal(settled[CHANGE], SET)).select(self.schema.names).cast(self.schema)
+        put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(self.schema.names).cast(self.schema)
         made = pa.concat_tables([extended, with_hashes(put)]).combine_chunks()
         if self.ended_before is not None:
             made = made.filter(pc.invert(ended(made, self.ended_before)))
@@ -162,49 +162,52 @@ class HistoryRules:
         """The rows whose keys a new truncate or boundary reaches."""
         if not self.new_ends or not held.num_rows:
             return np.zeros(held.num_rows, np.bool_)
-        if any(end.scope is None for end in self.new_ends):
+        if any(end.key_range is None for end in self.new_ends):
             return np.ones(held.num_rows, np.bool_)
         return np.array([bool(self._reaching(key)) for key in held["_cdc_key"].to_pylist()], np.bool_)
 
     def _reaching(self, key: str) -> Sequence[TableEvent]:
-        return [end for end in self.new_ends if end.scope is None or end.scope.holds(key)]
+        return [end for end in self.new_ends if end.key_range is None or end.key_range.holds(key)]
 
     def _extended(self, old: pa.Table, merging: pa.Table) -> tuple[pa.Table, set[str]]:
         """The versions that the open ones ``old`` and the events ``merging`` come to, and keys to be made
         from all their events."""
         event = columnar.one_chunk(merging[EVENT])
-        events = BatchEvents(
+        events = HistoryEvents(
             pa.table({name: pc.struct_field(event, place) for place, name in enumerate(self.event.names)}),
-            self.shape.defaults,
+            self.table_columns.defaults,
         )
         members: dict[str, list[int]] = defaultdict(list)
         for row, key in enumerate(merging["_cdc_key"].to_pylist()):
             members[key].append(row)
-        standing = _open_versions(old, self.shape)
-        rows, refold = Versions(self.shape), set()
-        for key in dict.fromkeys([*standing, *members]):
+        open_versions = _open_versions(old, self.table_columns)
+        rows, refold = Versions(self.table_columns), set()
+        for key in dict.fromkeys([*open_versions, *members]):
             mine = members.get(key, [])
             if not all(self._is_new(events, row) for row in mine):
                 refold.add(key)
                 continue
             ends, first = self._reaching(key), len(rows.key)
-            walk = Walk(events, key, self.shape, ends, [end.position for end in ends], rows)
-            walk.standing, walk.seen = standing.get(key), key in standing
-            walk.over(mine)
+            walk = Walk(events, key, self.table_columns, ends, [end.position for end in ends], rows)
+            walk.open_version, walk.seen = open_versions.get(key), key in open_versions
+            walk.apply_all(mine)
             if rows.depend_on_others(first):
                 refold.add(key)
         if refold:
             return self.schema.empty_table(), refold
         return self._typed(rows, old), refold
 
-    def _is_new(self, events: BatchEvents, row: int) -> bool:
+    def _is_new(self, events: HistoryEvents, row: int) -> bool:
         position = events.position[row]
-        lowest = just_below(position) if events.op[row] == LEFT else position
+        lowest = just_below(position) if events.op[row] == OLD_KEY_ENDED else position
         return not events.withheld[row] and lowest > self.through
 
     def _typed(self, rows: Versions, old: pa.Table) -> pa.Table:
         """The versions walked over, typed; a value that a held row has is that row's."""
-        places = {name: [version.image.get(name) for version in rows.versions] for name in self.shape.plain}
+        places = {
+            name: [version.image.get(name) for version in rows.versions]
+            for name in self.table_columns.non_key
+        }
         held = {
             name: [value.row if isinstance(value, _Known) else None for value in values]
             for name, values in places.items()
@@ -228,12 +231,14 @@ class HistoryRules:
                 if row is not None and name in old_exact[row]:
                     exact[place][name] = old_exact[row][name]
         values[EXACT] = columnar.text_maps(
-            [[(name, each[name]) for name in self.shape.columns if name in each] for each in exact]
+            [[(name, each[name]) for name in self.table_columns.names if name in each] for each in exact]
         )
         values["_cdc_is_deleted"] = self._marked(values, exact)
         arrays = [columnar.one_chunk(values[field.name]).cast(field.type) for field in self.schema]
         versions = pa.Table.from_arrays(arrays, schema=self.schema)
-        return with_hashes(only_changes(versions, self.shape.columns) if self.changed_only else versions)
+        return with_hashes(
+            only_changes(versions, self.table_columns.names) if self.changed_only else versions
+        )
 
     def _marked(self, values: Mapping[str, Any], exact: Sequence[Mapping[str, str]]) -> pa.Array:
         name = self.soft_delete_column
@@ -254,9 +259,9 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
     rows = _by_position(versions)
     keys, by = rows["_cdc_key"].to_pylist(), rows["_cdc_opened_by"].to_pylist()
     begins, ends = rows[_FROM].to_pylist(), rows[_END].to_pylist()
-    told = [rows[name].to_pylist() for name in columns]
-    told.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
-    told.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
+    compared = [rows[name].to_pylist() for name in columns]
+    compared.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
+    compared.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
     first, last = list[int](), list[int]()
     for row in range(rows.num_rows):
         before = row - 1
@@ -265,7 +270,7 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
             and by[row] in CHANGE_NOTHING
             and keys[before] == keys[row]
             and ends[before] == begins[row]
-            and all(_is_same(values[before], values[row]) for values in told)
+            and all(_is_same(values[before], values[row]) for values in compared)
         ):
             last[-1] = row
         else:
@@ -284,7 +289,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:
+def _open_versions(old: pa.Table, table_columns: TableColumns) -> dict[str, Version]:
     """The open version of each key, as the walk knows it: its values are named by their row."""
     unknown = [frozenset(each or ()) for each in old["_cdc_unresolved"].to_pylist()]
     positions = columnar.positions(old[_FROM])
@@ -294,7 +299,7 @@ def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:
     found = {}
     for row, key in enumerate(old["_cdc_key"].to_pylist()):
         opened = Opening(positions[row], by[row], at[row], batch[row], landed[row], moved[row])  # type: ignore[arg-type]
-        image = {name: _Known(row) for name in shape.plain if name not in unknown[row]}
+        image = {name: _Known(row) for name in table_columns.non_key if name not in unknown[row]}
         found[key] = Version(opened, image, doubtful=EXISTENCE in unknown[row])
     return found
 

@@ -22,7 +22,7 @@ from omnisupport_ingest.cdc.decrypting import decrypt
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
-from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary, Taken
+from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, OrdinaryEvents, Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
@@ -189,25 +189,25 @@ class _Tables:
         """The rules that the row of each event breaks, by its table and image."""
         found: list[list[str]] = [[] for _ in events]
         rows: dict[tuple[str, str], list[int]] = {}
-        for row, (place, image) in enumerate(events):
-            if image is not None and place in self._contracts:
-                rows.setdefault(place, []).append(row)
-        for place, of_place in rows.items():
-            images = [image for row in of_place if (image := events[row][1]) is not None]
-            for row, broken in zip(of_place, self._rules_of(place).broken_of(images), strict=True):
+        for row, (table_name, image) in enumerate(events):
+            if image is not None and table_name in self._contracts:
+                rows.setdefault(table_name, []).append(row)
+        for table_name, of_table in rows.items():
+            images = [image for row in of_table if (image := events[row][1]) is not None]
+            for row, broken in zip(of_table, self._rules_of(table_name).broken_of(images), strict=True):
                 found[row] = broken
         return found
 
-    def withheld(self, place: tuple[str, str], broken: Sequence[str]) -> bool:
-        return bool(broken) and self._rules_of(place).withheld(broken)
+    def withheld(self, table_name: tuple[str, str], broken: Sequence[str]) -> bool:
+        return bool(broken) and self._rules_of(table_name).withheld(broken)
 
-    def _rules_of(self, place: tuple[str, str]) -> RowRules:
-        if place not in self._rules:
-            self._rules[place] = RowRules(self._contracts[place])
-        return self._rules[place]
+    def _rules_of(self, table_name: tuple[str, str]) -> RowRules:
+        if table_name not in self._rules:
+            self._rules[table_name] = RowRules(self._contracts[table_name])
+        return self._rules[table_name]
 
-    def lateness(self, place: tuple[str, str]) -> tuple[timedelta, timedelta]:
-        contract = self._contracts.get(place)
+    def lateness(self, table_name: tuple[str, str]) -> tuple[timedelta, timedelta]:
+        contract = self._contracts.get(table_name)
         if contract is None:
             return DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS
         return contract.allowed_lateness, contract.max_lateness
@@ -218,7 +218,7 @@ class _Judge:
         self._judging_rules, self._taken = judging_rules, taken
         self._tables = _Tables(judging_rules.contracts)
         self._window_ends: dict[str, datetime] = {}
-        self._ordinary = Ordinary(
+        self._ordinary = OrdinaryEvents(
             {(each.schema, each.table): each for each in judging_rules.contracts},
             {event_hash for *_, event_hash in judging_rules.reviews},
             self._window_end,
@@ -231,7 +231,7 @@ class _Judge:
 
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The added columns, in the order of ``ADDED``."""
-        plain = self._ordinary.among(batch, self._taken)
+        plain = self._ordinary.find(batch, self._taken)
         copies = pc.greater(batch.column("copy"), 1)
         ordinary = plain.ordinary
         if DUPLICATE_POSITION in self._strict:
@@ -247,8 +247,8 @@ class _Judge:
         ]
         # The first is what every ordinary event gets, the next what a copy of one does; then what the others
         # got, one after another.
-        place = pc.add(pc.cumulative_sum(others.cast(pa.int64())), 1)
-        numbers = pc.if_else(others, place, copies.cast(pa.int64()))
+        number = pc.add(pc.cumulative_sum(others.cast(pa.int64())), 1)
+        numbers = pc.if_else(others, number, copies.cast(pa.int64()))
         added = [column.take(numbers) for column in exactly]
         if plain.warned:
             first = pc.and_not(ordinary, copies)
@@ -261,7 +261,7 @@ class _Judge:
         rows = _Rows(batch, with_batch=bool(self._judging_rules.rejected))
         started = time.perf_counter()
         images = [self._carried(rows, row) for row in range(batch.num_rows)]
-        rules = self._tables.broken([(rows.place(row), image) for row, image in enumerate(images)])
+        rules = self._tables.broken([(rows.table_name(row), image) for row, image in enumerate(images)])
         self._taken.rules_seconds += time.perf_counter() - started
         lates: list[bool] = []
         findings: list[Finding | None] = []
@@ -317,7 +317,7 @@ class _Judge:
         mark, window = rows.watermark_before[row], rows.window[row]
         if mark is None or window == OUT_OF_RANGE:
             return False, False
-        allowed, longest = self._tables.lateness(rows.place(row))
+        allowed, longest = self._tables.lateness(rows.table_name(row))
         late = is_late(mark, self._window_end(window), allowed)
         if not late or rows.file_row[row] is None or rows.op[row] in ALWAYS_REPLAYED:
             return late, False
@@ -352,7 +352,7 @@ class _Judge:
             return _OLDER_EPOCH
         if malformed:
             return _MALFORMED
-        if self._tables.withheld(rows.place(row), carried.broken):
+        if self._tables.withheld(rows.table_name(row), carried.broken):
             return _ROW_RULE
         if released:
             return None
@@ -397,13 +397,13 @@ class _Rows:
         self._table: list[str] = batch.column("source_table").to_pylist()
         self._batch = batch
 
-    def place(self, row: int) -> tuple[str, str]:
+    def table_name(self, row: int) -> tuple[str, str]:
         return self._schema[row], self._table[row]
 
     def of_batch(self, row: int) -> TableOfBatch:
         """The table's part of the batch that brought the event; of no batch if that is not asked."""
         batch_id = "" if self._batch_id is None else self._batch_id[row]
-        return (self.window[row], *self.place(row), batch_id)
+        return (self.window[row], *self.table_name(row), batch_id)
 
     def before(self, row: int) -> str | None:
         """The old image; it is read only where a column was not sent."""

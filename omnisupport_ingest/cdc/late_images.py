@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import TableColumns, fold_groups
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.ordinary_fold import SortedGroups, fold_sorted
 
@@ -35,7 +35,7 @@ Numbers = npt.NDArray[np.int64]
 def fold_late(
     events: pa.Table,
     images: Callable[[Numbers], pa.Table],
-    shape: Shape,
+    table_columns: TableColumns,
     taken: Taken | None = None,
     moves: set[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -52,7 +52,7 @@ def fold_late(
     groups = SortedGroups(events)
     needed = groups.needed_images()
     groups.events = _with_images(groups.events, images, needed).append_column(_READ, pa.array(needed))
-    ordinary, rest = fold_sorted(groups, shape.columns, shape.key, shape.defaults)
+    ordinary, rest = fold_sorted(groups, table_columns.names, table_columns.key, table_columns.defaults)
     if ordinary is not None:
         yield from ordinary.to_batches()
     if rest.num_rows:
@@ -64,7 +64,7 @@ def fold_late(
             rest = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
         place = rest.schema.get_field_index("after")
         rest = rest.set_column(place, "after", columnar.texts(rest["after"]))
-        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), shape, taken=taken)
+        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), table_columns, taken=taken)
 
 
 def _with_images(

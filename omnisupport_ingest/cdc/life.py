@@ -85,7 +85,7 @@ class Life:
         return self.living.alive if self.living is not None else None
 
     @property
-    def settled(self) -> Position | None:
+    def known_to_exist(self) -> Position | None:
         """The latest event after which the key is known to exist: an accepted one, or a new life."""
         vouched = self.vouching.vouched if self.vouching is not None else None
         return latest(vouched, self.start.life_start if self.start is not None else None)

@@ -1,4 +1,4 @@
-"""Which events are plainly ordinary: in time, in order, no other content at their place, every rule kept.
+"""Which events are plainly ordinary: in time, in order, no other content at their position, every rule kept.
 
 Nearly all events are. They are told apart by whole columns; each other event is judged by itself, by the
 rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, were
@@ -24,7 +24,7 @@ from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-Place = tuple[str, str]
+TableName = tuple[str, str]
 """Schema and table."""
 
 IMAGE_OPS = frozenset("cur")
@@ -71,19 +71,19 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Plain:
+class OrdinaryMask:
     """Which events of a batch are ordinary, and by rule that lets rows pass, which of those break it."""
 
     ordinary: pa.BooleanArray
     warned: Mapping[str, pa.BooleanArray]
 
 
-class Ordinary:
+class OrdinaryEvents:
     """What is plain about the events of some tables."""
 
     def __init__(
         self,
-        contracts: Mapping[Place, TableContract],
+        contracts: Mapping[TableName, TableContract],
         reviewed: Collection[int],
         window_end: Callable[[str], datetime],
         *,
@@ -98,14 +98,14 @@ class Ordinary:
         windows in which none is.
         """
         self._contracts = contracts
-        self._rules: dict[Place, ColumnRules] = {}
+        self._rules: dict[TableName, ColumnRules] = {}
         self._reviewed = pa.array(sorted(reviewed), pa.int64())
         self._window_end = window_end
         self._few = few
         self._rejected = pa.array(sorted(rejected), pa.string()) if rejected else None
         self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
 
-    def among(self, batch: pa.RecordBatch, taken: Taken) -> Plain:
+    def find(self, batch: pa.RecordBatch, taken: Taken) -> OrdinaryMask:
         """What is plain of the marked events of ``batch``; a copy of an ordinary event is ordinary too.
 
         The time that rules took is added to ``taken``.
@@ -113,20 +113,20 @@ class Ordinary:
         none = ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
         warned: dict[str, pa.BooleanArray] = {}
         if batch.num_rows <= self._few:
-            return Plain(ordinary, warned)
+            return OrdinaryMask(ordinary, warned)
         found = pc.and_(_alone(batch), self._unreviewed(batch))
         if self._rejected is not None:
             found = pc.and_not(found, pc.is_in(batch.column("batch_id"), self._rejected))
         if self._sealed is not None:
             found = pc.and_not(found, pc.is_in(batch.column("window"), self._sealed))
-        for place, of_place in self._places(batch):
-            mask = pc.and_(found, of_place)
+        for table_name, of_table in self._tables_of(batch):
+            mask = pc.and_(found, of_table)
             events = batch if mask.true_count == batch.num_rows else batch.select(_LOOKED_AT).filter(mask)
             if not events.num_rows:
                 continue
-            in_time = self._in_time(events, self._contracts[place].allowed_lateness)
+            in_time = self._in_time(events, self._contracts[table_name].allowed_lateness)
             started = time.perf_counter()
-            kept, broken = self._rows_kept(events, place)
+            kept, broken = self._rows_kept(events, table_name)
             taken.rules_seconds += time.perf_counter() - started
             plain = pc.and_(in_time, kept)
             ordinary = pc.replace_with_mask(ordinary, mask, plain)
@@ -134,9 +134,9 @@ class Ordinary:
                 passing = pc.and_(plain, of_events)
                 if passing.true_count:
                     warned[name] = pc.replace_with_mask(warned.get(name, none), mask, passing)
-        return Plain(ordinary, warned)
+        return OrdinaryMask(ordinary, warned)
 
-    def _places(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.BooleanArray]]:
+    def _tables_of(self, batch: pa.RecordBatch) -> Iterator[tuple[TableName, pa.BooleanArray]]:
         """The tables with a contract and more than a few events, each with a mask of its events.
 
         Of a table without a contract no columns are known that could be read.
@@ -146,9 +146,9 @@ class Ordinary:
         width = len(tables.dictionary)
         codes = schemas.indices.to_numpy().astype(np.int64) * width + tables.indices.to_numpy()
         for code, events in zip(*np.unique(codes, return_counts=True), strict=True):
-            place = schemas.dictionary[code // width].as_py(), tables.dictionary[code % width].as_py()
-            if events > self._few and place in self._contracts:
-                yield place, pa.array(codes == code)
+            table_name = schemas.dictionary[code // width].as_py(), tables.dictionary[code % width].as_py()
+            if events > self._few and table_name in self._contracts:
+                yield table_name, pa.array(codes == code)
 
     def _unreviewed(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         return pc.invert(pc.is_in(batch.column("event_hash"), self._reviewed))
@@ -163,15 +163,15 @@ class Ordinary:
         return pc.fill_null(pc.less(mark, closing.take(windows.indices)), True)
 
     def _rows_kept(
-        self, events: pa.RecordBatch, place: Place
+        self, events: pa.RecordBatch, table_name: TableName
     ) -> tuple[pa.BooleanArray, dict[str, pa.BooleanArray]]:
         """Whether the event brings a row that can be read and no rule keeps out, or brings none; and by rule
         that lets rows pass, whether it brings one that breaks it."""
         bringing = pc.is_in(events.column("op"), _IMAGES)
-        rules, after = self._rules_of(place), events.column("after")
+        rules, after = self._rules_of(table_name), events.column("after")
         every = bringing.true_count == len(bringing)
         images = read_flat(
-            after if every else after.filter(bringing), rules.columns or self._contracts[place].key
+            after if every else after.filter(bringing), rules.columns or self._contracts[table_name].key
         )
         judged = rules.judged(images.texts, images.sent)
         if every:
@@ -183,14 +183,14 @@ class Ordinary:
             name: pc.replace_with_mask(none, bringing, broken) for name, broken in judged.warned.items()
         }
 
-    def _rules_of(self, place: Place) -> ColumnRules:
-        if place not in self._rules:
-            self._rules[place] = ColumnRules(self._contracts[place])
-        return self._rules[place]
+    def _rules_of(self, table_name: TableName) -> ColumnRules:
+        if table_name not in self._rules:
+            self._rules[table_name] = ColumnRules(self._contracts[table_name])
+        return self._rules[table_name]
 
 
 def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """What the marks and the event's own columns say: no other content is at its place, and it came as it
+    """What the marks and the event's own columns say: no other content is at its position, and it came as it
     should."""
     column = batch.column
     unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.key_changes import settled
+from omnisupport_ingest.cdc.key_changes import without_complete_key_changes
 from omnisupport_ingest.contracts.flat_images import read_flat, read_keys
 
 Rows = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 Defaults = tuple[tuple[str, str | None], ...]
 """Columns that were added to a table, each with the text that older rows have in it."""
 
-_WHOLE_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
+_INTEGER_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
 
 _FEW_STRETCHES = 8
 """Each of them is a batch to whoever takes the rows on."""
@@ -43,7 +43,7 @@ class SortedGroups:
         missing (``late_images``)."""
         codes = columnar.one_chunk(events["window"]).dictionary_encode()
         window = _numbers(pc.fill_null(codes.indices, -1))
-        key = whole_keys(columnar.one_chunk(events["key"]))
+        key = integer_keys(columnar.one_chunk(events["key"]))
         if key is None:
             key = _numbers(pc.fill_null(columnar.one_chunk(events["key"]).dictionary_encode().indices, -1))
         position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
@@ -60,12 +60,12 @@ class SortedGroups:
         self.group = np.cumsum(new_group) - 1
         self.at_one_position = np.concatenate([[False], np.logical_and.reduce(same)])
 
-    def settle(self, plain: tuple[str, ...]) -> None:
+    def drop_complete_key_changes(self, plain: tuple[str, ...]) -> None:
         """Forget the key changes that brought all of ``plain`` (``key_changes``); their images must be there.
 
         It may be that no event is left.
         """
-        self.events, stay = settled(self.events, plain)
+        self.events, stay = without_complete_key_changes(self.events, plain)
         if stay is not None and not stay.all():
             self._divide([each[stay] for each in self._place])
 
@@ -130,9 +130,9 @@ def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
     return order if (window == window[0]).all() else order[np.argsort(window[order], kind="stable")]
 
 
-def whole_keys(keys: pa.StringArray) -> Rows | None:
+def integer_keys(keys: pa.StringArray) -> Rows | None:
     """The numbers that ``keys`` are, if each is one whole number in its plainest form; null: the lowest."""
-    plain = pc.match_substring_regex(keys, _WHOLE_KEY)
+    plain = pc.match_substring_regex(keys, _INTEGER_KEY)
     if not pc.all(plain).as_py():
         return None
     numbers = pc.utf8_slice_codeunits(keys, 2, -2).cast(pa.int64())
@@ -155,7 +155,7 @@ def fold_sorted(
 ) -> tuple[pa.Table | None, pa.Table]:
     """``fold_ordinary`` of events that are sorted."""
     plain = tuple(name for name in columns if name not in key)
-    groups.settle(plain)
+    groups.drop_complete_key_changes(plain)
     if not groups.events.num_rows:
         return None, groups.events
     found = _Found(groups, plain, tuple(each for each in defaults if each[0] in plain))
@@ -170,7 +170,7 @@ def fold_sorted(
         | {name: values[name] for name in columns}
         | found.state()
     )
-    return columnar.kept_where(table, ordinary, most_stretches=_FEW_STRETCHES), rest
+    return columnar.filter_slices(table, ordinary, most_stretches=_FEW_STRETCHES), rest
 
 
 class _Found:

@@ -256,7 +256,7 @@ class _Merge:
         rows, positions, known = self._cells
         counts, kept = self._kept_deletes
         count = len(self._first_row)
-        told = {
+        made = {
             **{name: self._take(name, rows[name]) for name in self._plain},
             **{f"_cdc_{name}": self._take(f"_cdc_{name}", ends) for name in _OF_LAST},
             "_cdc_first": self._packing.unpack(np.where(lowest == np.iinfo(np.int64).max, _NONE, lowest)),
@@ -271,7 +271,7 @@ class _Merge:
             "_cdc_row_hash": pa.nulls(count, pa.int64()),
         }
         schema = self._rows.schema
-        columns = {name: told.get(name) for name in schema.names}
+        columns = {name: made.get(name) for name in schema.names}
         first = {name: self._take(name, self._first_row) for name, held in columns.items() if held is None}
         return pa.table({name: first.get(name, columns[name]) for name in schema.names}).cast(schema)
 
@@ -280,13 +280,13 @@ class _Merge:
 
     def _positions(self, positions: dict[str, Numbers], known: dict[str, Mask]) -> pa.MapArray:
         shape = (len(self._first_row), len(self._plain))
-        told = np.zeros(shape, np.bool_)
+        apart = np.zeros(shape, np.bool_)
         at = np.full(shape, _NONE, np.int64)
         for place, name in enumerate(self._plain):
             at[:, place] = positions[name]
-            told[:, place] = (positions[name] != _NONE) & (~known[name] | (positions[name] != self._alive))
-        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(told)[1]))
-        return pa.MapArray.from_arrays(_offsets(told.sum(axis=1)), names, self._packing.unpack(at[told]))
+            apart[:, place] = (positions[name] != _NONE) & (~known[name] | (positions[name] != self._alive))
+        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
+        return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, self._packing.unpack(at[apart]))
 
     def _unresolved(self, known: dict[str, Mask]) -> pa.ListArray:
         missing = np.zeros((len(self._first_row), len(self._plain)), np.bool_)

@@ -69,7 +69,7 @@ def from_folded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     Whether a row is deleted, and its hash, are NULL: they follow from the merge.
     """
     of_keys = columnar.one_chunk(pc.equal(rows["_cdc_kind"], KEY))
-    rows = columnar.kept_where(rows, of_keys.to_numpy(zero_copy_only=False)).combine_chunks()
+    rows = columnar.filter_slices(rows, of_keys.to_numpy(zero_copy_only=False)).combine_chunks()
     last = columnar.one_chunk(rows["_cdc_position"])
     values = {
         "_cdc_epoch": pc.struct_field(last, 0),
@@ -100,7 +100,7 @@ def to_folded(rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
     contract's."""
     count = rows.num_rows
     state = columnar.one_chunk(rows[STATE])
-    told = {f"_cdc_{name}": _part(state, name) for name, _ in _FOLD_STATE}
+    state_columns = {f"_cdc_{name}": _part(state, name) for name, _ in _FOLD_STATE}
     return pa.table(
         {
             "window": pa.array([""]).take(pa.array(np.zeros(count, np.int64))),
@@ -113,7 +113,7 @@ def to_folded(rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
             "_cdc_scope": pa.nulls(count, pa.string()),
             "_cdc_row_hash": pa.nulls(count, pa.int64()),
             **{name: rows[name] for name in _SAME},
-            **told,
+            **state_columns,
         }
     )
 
@@ -165,7 +165,7 @@ def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
     The state is left out too. It is the lower half of the MD5 sum (RFC 1321) of the columns' texts, as DuckDB
     writes them, in one JSON array. Times are microseconds since 1970, bytes hexadecimal.
     """
-    told = [
+    hashed = [
         field
         for field in rows.schema
         if field.name not in _WHERE_FROM and field.name not in (STATE, "_cdc_row_hash")
@@ -173,12 +173,14 @@ def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
     if not rows.num_rows:
         # To ask for nothing costs milliseconds, and a file that is updated has no row of most kinds.
         return np.zeros(0, np.int64)
-    texts = ", ".join(_text(field) for field in told)
+    texts = ", ".join(_text(field) for field in hashed)
     # DuckDB's number has its bytes in the other order, so that its upper half is the sum's lower one.
-    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM told"
-    asked = _connection().from_arrow(rows.select([field.name for field in told])).query("told", query)
-    assert asked is not None, "a SELECT has a result"
-    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(asked.to_arrow_table()["hash"]).to_numpy()
+    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM hashed_rows"
+    found = (
+        _connection().from_arrow(rows.select([field.name for field in hashed])).query("hashed_rows", query)
+    )
+    assert found is not None, "a SELECT has a result"
+    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(found.to_arrow_table()["hash"]).to_numpy()
     return hashes.view(np.int64)
 
 

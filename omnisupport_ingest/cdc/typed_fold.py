@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar, ordinary
-from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.event_fold import TableColumns, fold_groups
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.ordinary import ROW_OPS
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import Column
@@ -29,7 +29,7 @@ _ROW_OPS, _TABLE_OPS = pa.array(sorted(ROW_OPS)), pa.array(["t", "b"])
 
 def fold_typed(
     batches: Iterable[pa.RecordBatch],
-    shape: Shape,
+    table_columns: TableColumns,
     columns: Sequence[Column],
     state: Sequence[str],
     *,
@@ -40,7 +40,9 @@ def fold_typed(
     Most hashes are never asked for; who compares rows works them out (``fold.hashed``). ``state``: the
     columns of folded rows beside the window and the contract's.
     """
-    return typed_batches(fold_groups(batches, shape, few=few), columns, ("window", *shape.columns, *state))
+    return typed_batches(
+        fold_groups(batches, table_columns, few=few), columns, ("window", *table_columns.names, *state)
+    )
 
 
 def events_to_fold(events: pa.Table) -> pa.Table:
@@ -53,10 +55,10 @@ def events_to_fold(events: pa.Table) -> pa.Table:
     doubtful = pc.fill_null(pc.match_substring(key, "null"), False).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(of_row & doubtful):
         of_row[row] = None not in json.loads(key[row].as_py())
-    speaks = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
-    known = events if speaks.all() else events.filter(pa.array(speaks))
+    folded = of_row | pc.is_in(op, _TABLE_OPS).to_numpy(zero_copy_only=False)
+    known = events if folded.all() else events.filter(pa.array(folded))
     left = known.filter(pc.and_not(pc.is_valid(known["moved_from_key"]), known["withheld"]))
-    values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(LEFT), left.num_rows)}
+    values = {"key": left["moved_from_key"], "op": pa.repeat(pa.scalar(OLD_KEY_ENDED), left.num_rows)}
     if not left.num_rows:
         return known.combine_chunks()
     left = pa.table([values.get(name, left[name]) for name in known.column_names], schema=known.schema)

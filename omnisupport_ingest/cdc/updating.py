@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_tables
-from omnisupport_ingest.cdc.event_fold import Shape
+from omnisupport_ingest.cdc.event_fold import TableColumns
 from omnisupport_ingest.cdc.life import Micros, Position
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.row_fold import merged_tables
@@ -46,19 +46,23 @@ Mask = npt.NDArray[np.bool_]
 class UpdateRules:
     """What the rows of one table are updated by.
 
-    ``schema``: of stored rows. ``ends``: every truncate and boundary of the table; ``new_ends``: those of
-    them that the rows have not been held against yet. ``gone_before``: rows that the source deleted before
-    this moment (microseconds since 1970) are left out; null: none are. ``looks_back``: a key without a row
-    may have had one that was left out. ``few``: as of ``row_fold.merge_groups``.
+    Attributes:
+        schema: of stored rows (``stored.stored_type``).
+        ends: every table end of the table.
+        new_ends: the table ends that were not applied to the rows yet.
+        purge_deleted_before: rows that the source deleted before this moment (microseconds since 1970) are
+            left out; None: no row is.
+        rows_may_be_purged: a key without a row may have had one that was purged.
+        few: at most so many rows are merged group by group (``row_fold.merge_groups``).
     """
 
-    shape: Shape
+    table_columns: TableColumns
     schema: pa.Schema
     soft_delete_column: str | None = None
     ends: TableEnds = field(default_factory=TableEnds)
     new_ends: TableEnds = field(default_factory=TableEnds)
-    gone_before: Micros | None = None
-    looks_back: bool = False
+    purge_deleted_before: Micros | None = None
+    rows_may_be_purged: bool = False
     few: int = FEW
 
     @property
@@ -78,7 +82,7 @@ class UpdateRules:
 
     def reached(self, held: pa.Table, sent: pa.Table) -> Mask:
         """Which of the rows ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
-        return _mask(among(held, sent)) | _reached(held, self)
+        return _mask(keys_in(held, sent)) | _reached(held, self)
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """``update_rows`` by these rules."""
@@ -116,23 +120,23 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     rows to merge of a key that is set or gone too count for nothing.
     """
     change = sent[CHANGE]
-    settled = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
-    merging = columnar.kept_where(sent, _mask(pc.equal(change, MERGE)))
-    merging = columnar.kept_where(merging, ~_mask(among(merging, settled))).combine_chunks()
-    replaced, touched = _mask(among(held, settled)), _mask(among(held, merging))
-    looked_at = _reached(held, rules) & ~replaced & ~touched
-    old = held.filter(pa.array(touched | looked_at))
+    final_rows = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
+    merging = columnar.filter_slices(sent, _mask(pc.equal(change, MERGE)))
+    merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, final_rows))).combine_chunks()
+    replaced, touched = _mask(keys_in(held, final_rows)), _mask(keys_in(held, merging))
+    reached = _reached(held, rules) & ~replaced & ~touched
+    old = held.filter(pa.array(touched | reached))
     refold = _to_refold(old, merging, rules)
     if len(refold):
         nothing = np.zeros(0, np.int64)
         return Updated(held.slice(0, 0), False, nothing, nothing, refold)
     made = current_rows(old, merging, rules)
-    put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
-    made = columnar.joined([made, with_hashes(put)])
-    leaving = held.filter(pa.array(touched | looked_at | replaced))
+    put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
+    made = columnar.concat([made, with_hashes(put)])
+    leaving = held.filter(pa.array(touched | reached | replaced))
     if _same(leaving, made):
         return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
-    kept = columnar.kept_where(held, ~(touched | looked_at | replaced))
+    kept = columnar.filter_slices(held, ~(touched | reached | replaced))
     return Updated(
         pa.concat_tables([kept, made]), True, _hashes(leaving), _hashes(made), pa.array([], pa.string())
     )
@@ -140,25 +144,25 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
 
 def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Table:
     """``old`` rows and net changes of the same table, merged: one stored row per key that is not left out."""
-    columns = rules.shape.columns
+    columns = rules.table_columns.names
     parts = [to_folded(rows, columns) for rows in (old, merging) if rows.num_rows]
     if not parts:
         return rules.schema.empty_table()
-    folded = columnar.joined(each.select(parts[0].column_names) for each in parts)
-    merged = columnar.joined(merged_tables(folded, rules.shape, few=rules.few))
-    lives = columnar.joined(current_tables(merged, rules.shape, rules.ends))
+    folded = columnar.concat(each.select(parts[0].column_names) for each in parts)
+    merged = columnar.concat(merged_tables(folded, rules.table_columns, few=rules.few))
+    lives = columnar.concat(current_tables(merged, rules.table_columns, rules.ends))
     if not lives["_cdc_key"].equals(merged["_cdc_key"]):
         places = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
         merged = merged.take(columnar.one_chunk(places)).combine_chunks()
-    rows = _shown(lives, merged, rules)
-    if rules.gone_before is not None:
+    rows = _dimension_rows(lives, merged, rules)
+    if rules.purge_deleted_before is not None:
         ended_at = _number(lives["_ended_time"])
-        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.gone_before))
+        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.purge_deleted_before))
         rows = rows.filter(pa.array(stays))
     return rows
 
 
-def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
+def _dimension_rows(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
     """Stored rows of lives; ``merged``: the folded rows of the same keys, in the same order."""
     gone, gone_at = columnar.one_chunk(lives["_ended"]), columnar.one_chunk(lives["_ended_time"])
     if rules.soft_delete_column is not None:
@@ -185,9 +189,9 @@ def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
 
 def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array:
     keys = [pc.filter(columnar.one_chunk(old["_cdc_key"]), must_refold(old))]
-    if rules.looks_back and merging.num_rows:
+    if rules.rows_may_be_purged and merging.num_rows:
         # What a new life inherits nothing from needs no look back.
-        strange = pc.and_(pc.invert(among(merging, old)), pc.is_null(life_start_of(merging)))
+        strange = pc.and_(pc.invert(keys_in(merging, old)), pc.is_null(life_start_of(merging)))
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
 
@@ -203,9 +207,11 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
     if ends.last_ranged is not None:
         below = np.flatnonzero(~reached & _below(first_of(held), ends.last_ranged))
         keys = held["_cdc_key"].take(pa.array(below)).to_pylist()
-        reached[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = True
-    if rules.gone_before is not None:
-        reached |= _mask(held["_cdc_is_deleted"]) & (_number(held["_cdc_deleted_at"]) < rules.gone_before)
+        reached[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = True
+    if rules.purge_deleted_before is not None:
+        reached |= _mask(held["_cdc_is_deleted"]) & (
+            _number(held["_cdc_deleted_at"]) < rules.purge_deleted_before
+        )
     return reached
 
 
@@ -218,7 +224,7 @@ def _below(column: pa.Array, last: Position) -> Mask:
     return below
 
 
-def among(rows: pa.Table, others: pa.Table) -> pa.Array:
+def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
     """Whether the key of each row is one of those of ``others``."""
     return pc.is_in(columnar.one_chunk(rows["_cdc_key"]), value_set=columnar.one_chunk(others["_cdc_key"]))
 

@@ -50,7 +50,7 @@ def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> B
         return BrokenRules()
     look = partial(_told, contracts=tuple(contracts))
     told = judged.mapInArrow(look, "told string").collect()
-    return sum((BrokenRules.read(each["told"]) for each in told), BrokenRules())
+    return sum((BrokenRules.parse(each["told"]) for each in told), BrokenRules())
 
 
 def _told(
@@ -58,7 +58,7 @@ def _told(
 ) -> Iterator[pa.RecordBatch]:
     lookout = RulesLookout(contracts)
     for batch in batches:
-        told = pa.array([lookout.found(batch).told()], pa.string())
+        told = pa.array([lookout.found(batch).to_text()], pa.string())
         yield pa.RecordBatch.from_arrays([told], names=["told"])
 
 
