@@ -1,8 +1,7 @@
-"""The current state of each key, in plain Python on Arrow batches: all its folded rows → one row.
+"""Compute the current state of each key from all its folded rows, in plain Python on Arrow batches.
 
-Here meet what a single window cannot know: the key's rows from every window, and the truncates and
-boundaries of the table. A row that nothing of that touches, which is almost every row, is passed on
-as it is, column by column.
+The fold of one window cannot know the key's rows in other windows, nor the table ends. Here they come
+together. Almost every row is touched by neither and is passed on unchanged, column by column.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _OF_ROWS = pa.array(["c", "u", "r", "d"])
 def current_groups(
     batches: Iterable[pa.RecordBatch], table_columns: TableColumns, ends: TableEnds
 ) -> Iterator[pa.RecordBatch]:
-    """One row per key for its current life, and one per life that a key change ended.
+    """Return one row per key for its current life, and one per life that a key change ended.
 
-    In: folded rows with whole keys (no truncates, no boundaries). Out: the columns of
-    ``current.lives_type``. An ended life of which nothing is known for certain is left out.
+    In: folded rows with a key (no table ends). Out: the columns of ``current.lives_type``. An ended life of
+    which nothing is known for certain is left out.
     """
     table = columnar.one_table(batches)
     if table is not None:
@@ -50,9 +49,9 @@ def current_groups(
 
 
 def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds) -> Iterator[pa.Table]:
-    """What ``current_groups`` makes of ``table``, in one part or more, the first of which may be empty.
+    """Return what ``current_groups`` makes of ``table``, in one or more parts; the first may be empty.
 
-    ``table``: one row or more in one chunk, every column nullable. Where each stands for itself nothing is
+    ``table``: at least one row, in one chunk, every column nullable. If no row needs merging, nothing is
     copied.
     """
     plain, rest = _split(table, ends)
@@ -68,15 +67,15 @@ def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds
         for members in rest:
             lives.add_key(range(start, start + len(members)))
             start += len(members)
-        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        # Batches of one worker must have one schema, including the names inside lists and maps.
         yield lives.table().cast(standing.schema)
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
-    """Rows that are a key's state as they stand, and the groups of rows that are not.
+    """Return the rows that are the current state of their key as they are, and the other rows grouped by key.
 
-    A row stands for itself if it is its key's only one, its last event is one of its row, it owes nothing
-    to another key, and no truncate or boundary that reaches it lies above its first event.
+    A row is its key's state if it is the only row of the key, its last event is a row event, no key change or
+    quarantined delete is open, and no table end that reaches it lies above its first event.
     """
     stands = pc.and_(
         pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_OF_ROWS)
@@ -109,7 +108,7 @@ def _plain_rows(table: pa.Table, table_columns: TableColumns) -> pa.Table:
     return pa.table(
         {
             **{name: table[name] for name in table_columns.names},
-            **{name: table[name] for name in _TAKEN},
+            **{name: table[name] for name in _LIFE_COLUMNS},
             "_ended": ended,
             "_ended_time": ended_time,
             "_cdc_unresolved": table["_cdc_unresolved"],
@@ -122,7 +121,7 @@ def _plain_rows(table: pa.Table, table_columns: TableColumns) -> pa.Table:
 
 
 def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
-    """Whether each row has ended, and when: by the first of its deletes above its latest living event."""
+    """Return whether each row has ended, and when: at the first delete above its latest living event."""
     lists = columnar.one_chunk(table["_cdc_deletes"])
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     row = np.repeat(np.arange(table.num_rows), counts)
@@ -134,18 +133,18 @@ def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
     above |= alive.is_null().to_numpy(zero_copy_only=False)
     numbers = np.flatnonzero(above)
     first = np.full(table.num_rows, -1)
-    # They stand in order; written from behind, the first one stays.
+    # The deletes are in order; written backwards, the first one of each row stays.
     first[row[numbers[::-1]]] = numbers[::-1]
     times = pc.struct_field(deletes, 1).take(pa.array(first, mask=first < 0))
     return pa.array(first >= 0), times.cast(columnar.TIME)
 
 
 def _parts(positions: pa.Array) -> list[np.ndarray]:
-    parts = (pc.fill_null(pc.struct_field(positions, place), 0) for place in range(3))
+    parts = (pc.fill_null(pc.struct_field(positions, index), 0) for index in range(3))
     return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
-_TAKEN = (
+_LIFE_COLUMNS = (
     "_cdc_kind",
     "_cdc_key",
     "_cdc_ended_at",
@@ -156,7 +155,7 @@ _TAKEN = (
     "_cdc_batch_id",
     "_cdc_ingested_at",
 )
-"""Columns of folded rows that a life has too."""
+"""Columns that folded rows and lives share."""
 
 
 def _no_positions(count: int) -> pa.Array:
@@ -165,7 +164,7 @@ def _no_positions(count: int) -> pa.Array:
 
 @dataclass
 class _Lives:
-    """Lives under construction."""
+    """Builds the rows of lives."""
 
     folded: FoldedRows
     table_columns: TableColumns
@@ -226,11 +225,11 @@ class _Lives:
         )
 
     def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
-        """Whether some window may hold events below ``end`` that it no longer shows.
+        """Whether a window may hold events below ``end`` that its folded row no longer shows.
 
-        A window that folded events of the old key from both sides of the end kept only the later
-        ones, so nothing can be said of the earlier: the columns stay unresolved. This takes commit
-        times that run against log order across a window's edge.
+        A window that folded events of the old key from both sides of the end kept only the later ones.
+        Nothing is known of the earlier ones then, so the columns stay unresolved. This needs commit times
+        that run against log order across a window's edge.
         """
         folded = self.folded
         windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
@@ -281,7 +280,7 @@ class _Lives:
         self.exact.append(self.folded.exact(cells, row))
 
     def _add_origin(self, life: Life, begins: Position | None, doubted: Position | None) -> None:
-        """The old key matters only while the life that the key change began is the current one."""
+        """Name the old key, but only if the life that the key change began is the current one."""
         start = _start(life)
         current = start is not None and begins is not None and start >= begins
         if start is None or not current or (doubted is not None and start <= doubted):
@@ -294,18 +293,18 @@ class _Lives:
 
 
 def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
-    """Whether the row may be gone, for the delete in quarantine at ``doubted``."""
+    """Whether the quarantined delete at ``doubted`` leaves open if the row exists."""
     if life.vouching is not None and life.vouching.vouched == doubted:
-        # An accepted event of that position: it comes after the delete (``event_fold.ORDER``).
+        # The accepted event at this position comes after the delete (``event_fold.ORDER``).
         return False
-    # A life that has ended for certain leaves no doubt to the next one.
+    # A life that ended for certain settles the doubts below its end.
     existed_at = latest(life.known_to_exist, begins)
     return existed_at is None or doubted >= existed_at
 
 
 def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:
-    """The latest of ``doubts``, and of the life's own, that bears on it: one that has ended is not ended
-    again."""
+    """Return the latest doubt that matters, of ``doubts`` and the life's own: a life that has ended is not
+    ended again."""
     if life.doubting is not None and life.doubting.doubt is not None:
         doubts.append(life.doubting.doubt)
     found = None
@@ -317,7 +316,7 @@ def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Posit
 
 
 def _reaches(end: Position, life: Life, ended_at: Position | None) -> bool:
-    """Whether a truncate or boundary comes after the life's first event and before its end."""
+    """Whether a table end lies above the life's first event and below its end."""
     first = life.first.first
     return first is not None and end > first and (ended_at is None or end < ended_at)
 

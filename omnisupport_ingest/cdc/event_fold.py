@@ -1,7 +1,11 @@
-"""Folding events, in plain Python on Arrow batches: the part of the fold that Spark hands to its workers.
+"""Fold events to one row per window and key, in plain Python on Arrow batches: what a key's events come to.
 
-A worker gets whole groups (window and key), in any order. Only images that decide a column are
-parsed: a key's events are walked from the newest down until every column is decided.
+Spark's workers run it (``fold.fold_events``). A worker gets whole groups (window and key), in any order.
+Ordinary groups are folded by whole columns (``ordinary_fold``); this module folds the others one by one and
+defines what a fold means.
+
+Only images that decide a column are parsed: a key's events are read from the newest down until every column
+is decided.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +27,11 @@ from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
 KEY, ENDED, TRUNCATE, SNAPSHOT_END = "key", "ended", "truncate", "boundary"
-"""Kinds of folded rows (see ``folded``)."""
+"""Kinds of folded rows (``fold`` describes them)."""
 
 ORDER = {op: number for number, op in enumerate("tbdcru")}
-"""Operation → where it stands among events of one position, which differ in their identity: a delete comes
-before the creation (a log without an order inside one LSN has both halves of a key change there)."""
+"""Order of operations at one position, where events differ in their identity: a delete comes before the
+creation. (A log without an order inside one LSN has both halves of a key change at one position.)"""
 
 _LIVING = frozenset("cur")
 _STARTS = frozenset("cr")
@@ -35,9 +39,12 @@ _STARTS = frozenset("cr")
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table: all in the contract's order, and those of the key in the key's order.
+    """The columns of a table that the fold needs.
 
-    ``defaults``: what a life has in a column that was added after it began, by column, as text.
+    Attributes:
+        names: all columns, in the contract's order.
+        key: the key's columns, in the key's order.
+        defaults: by column that was added later, the text that older rows have in it.
     """
 
     names: tuple[str, ...]
@@ -46,7 +53,7 @@ class TableColumns:
 
     @cached_property
     def non_key(self) -> tuple[str, ...]:
-        """The columns beside the key."""
+        """The columns that are not in the key."""
         return tuple(name for name in self.names if name not in self.key)
 
     @cached_property
@@ -56,15 +63,38 @@ class TableColumns:
 
 @dataclass(slots=True)
 class Cells:
-    """What a folded row knows of its columns.
+    """What a folded row knows of its non-key columns.
 
-    ``image``: the known values. ``apart``: deciding positions of the columns that the latest living
-    event did not decide. ``unresolved``: columns without a known value.
+    Attributes:
+        image: the known values.
+        apart: columns that the latest living event did not decide, each with its deciding position.
+        unresolved: columns without a known value.
     """
 
     image: Mapping[str, Any]
     apart: Sequence[tuple[str, Position]] = ()
     unresolved: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedRow:
+    """One row of the fold of a window, before it becomes columns (``folded``).
+
+    Attributes:
+        kind: ``KEY``, ``ENDED``, ``TRUNCATE`` or ``SNAPSHOT_END``.
+        key: the key's text; None for table ends.
+        ended_at: where a key change ended the life, if ``kind`` is ``ENDED``.
+        life: None if no event of the ended life is known.
+        key_range: the keys that a snapshot end ends; None: the whole table.
+    """
+
+    window: str
+    kind: str
+    key: str | None
+    ended_at: Position | None
+    life: Life | None
+    cells: Cells
+    key_range: str | None = None
 
 
 def fold_groups(
@@ -74,11 +104,16 @@ def fold_groups(
     few: int = FEW,
     taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
+    """Fold the events in ``batches``.
 
-    In: the columns that ``fold.to_fold`` gives, without withheld events that an accepted one voids. Out: the
-    columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
-    or fewer, are folded one group after another. ``taken``: counts those that were.
+    Args:
+        batches: the columns of ``fold.to_fold``, without withheld events that an accepted one voids.
+        few: at most so many events are folded group by group.
+        taken: gets the number of events that were folded group by group added.
+
+    Returns:
+        One row per window and key, and per life that a key change ended: the columns of
+            ``folded.folded_type`` without the row hash, the contract's columns as text.
     """
     table = columnar.one_table(batches)
     if table is None:
@@ -95,17 +130,17 @@ def fold_groups(
 
 def _folded_by_group(table: pa.Table, table_columns: TableColumns) -> pa.Table:
     events = Events(table, table_columns.defaults)
-    rows = _Rows(table_columns)
+    rows: list[FoldedRow] = []
     for (window, key), members in events.groups().items():
         if key is None:
             _add_table_ends(events, window, members, rows)
         else:
             _add_key(events, window, key, members, rows, table_columns)
-    return rows.table(table)
+    return _folded_table(rows, table, table_columns)
 
 
 class Events:
-    """The columns of a table of events that every event is asked for, as lists; the rest on demand."""
+    """A table of events: the columns that the fold of every event reads, as lists; the others on demand."""
 
     def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
         self._defaults = defaults
@@ -129,6 +164,7 @@ class Events:
         self._unchanged = columnar.one_chunk(table["unchanged"])
 
     def groups(self) -> dict[tuple[str, str | None], list[int]]:
+        """Return the numbers of the events by window and key."""
         found: dict[tuple[str, str | None], list[int]] = defaultdict(list)
         for row, group in enumerate(zip(self._window, self._key, strict=True)):
             found[group].append(row)
@@ -139,9 +175,10 @@ class Events:
         return text
 
     def carried(self, row: int) -> Mapping[str, Any]:
-        """The columns that the event carried, by name; an image that cannot be read carried none.
+        """Return the columns that the event carried; none if its image cannot be read.
 
-        A life that begins without a column, because the table had none, begins with the column's default.
+        An event that begins a life without a column, because the table had no such column, carries the
+        column's default.
         """
         image = read_image(self.after(row))
         unsent = self._unchanged[row].as_py()
@@ -151,7 +188,8 @@ class Events:
         return {name: text for name, text in self._defaults if name not in (unsent or ())} | dict(carried)
 
     def rank(self, row: int) -> tuple[Any, ...]:
-        """By what events of one position are ordered: by operation, then content, last by who brought it."""
+        """Return what orders events of one position: operation, then content, last the batch that brought
+        it."""
         table = self._table
         return (
             ORDER.get(self.op[row], len(ORDER)),
@@ -162,46 +200,53 @@ class Events:
         )
 
 
-def _add_table_ends(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
-    """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives.
+def _add_table_ends(events: Events, window: str, members: Sequence[int], rows: list[FoldedRow]) -> None:
+    """Add each truncate and snapshot end once. A quarantined one leaves doubt about the lives it would end.
 
-    A boundary carries the range of keys that it ends as its ``after``, none where it ends all.
+    The ``after`` of a snapshot end is its key range, None if it ends the whole table.
     """
     kinds = {"t": TRUNCATE, "b": SNAPSHOT_END}
     chosen: dict[tuple[str, Position, str | None], int] = {}
     for row in members:
         if events.op[row] in kinds:
             kind = kinds[events.op[row]]
-            place = (kind, events.position[row], events.after(row) if kind == SNAPSHOT_END else None)
-            if place not in chosen or events.rank(row) > events.rank(chosen[place]):
-                chosen[place] = row
-    for (kind, position, scope), row in chosen.items():
+            identity = (kind, events.position[row], events.after(row) if kind == SNAPSHOT_END else None)
+            if identity not in chosen or events.rank(row) > events.rank(chosen[identity]):
+                chosen[identity] = row
+    for (kind, position, key_range), row in chosen.items():
         part = Part(row, position, position, doubt=position if events.withheld[row] else None)
-        rows.add(window, kind, None, None, merge([part], events.rank), Cells({}), scope)
+        rows.append(FoldedRow(window, kind, None, None, merge([part], events.rank), Cells({}), key_range))
 
 
 def _add_key(
-    events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, table_columns: TableColumns
+    events: Events,
+    window: str,
+    key: str,
+    members: Sequence[int],
+    rows: list[FoldedRow],
+    table_columns: TableColumns,
 ) -> None:
+    """Add the row of one key, and one row per life of it that a key change ended."""
     ends: set[Position] = set()
     if len(members) > 1 or events.op[members[0]] == OLD_KEY_ENDED:
         for row in members:
-            # Where the image is complete, nothing will ever be taken from the old key.
+            # A complete image never takes a column from the old key.
             if events.op[row] == OLD_KEY_ENDED and not _complete(events, row, table_columns):
                 ends.add(just_below(events.position[row]))
         members = [row for row in members if events.op[row] != OLD_KEY_ENDED]
     if members:
-        rows.add(window, KEY, key, None, *_fold(events, members, table_columns))
+        rows.append(FoldedRow(window, KEY, key, None, *_fold(events, members, table_columns)))
     for end in sorted(ends):
         below = [row for row in members if events.position[row] < end]
         if below:
-            rows.add(window, ENDED, key, end, *_fold(events, below, table_columns))
+            rows.append(FoldedRow(window, ENDED, key, end, *_fold(events, below, table_columns)))
         else:
-            # It stands all the same, so that it does not depend on what arrived first.
-            rows.add(window, ENDED, key, end, None, Cells({}, (), table_columns.non_key))
+            # Written without events too, so that the result does not depend on what arrived first.
+            rows.append(FoldedRow(window, ENDED, key, end, None, Cells({}, (), table_columns.non_key)))
 
 
 def _complete(events: Events, row: int, table_columns: TableColumns) -> bool:
+    """Whether the event carries every non-key column."""
     return events.carried(row).keys() >= table_columns.non_key_set
 
 
@@ -257,85 +302,53 @@ def _part(events: Events, row: int, table_columns: TableColumns) -> Part:
     )
 
 
-@dataclass
-class _Rows:
-    """Folded rows under construction."""
-
-    table_columns: TableColumns
-    window: list[str] = field(default_factory=list)
-    kind: list[str] = field(default_factory=list)
-    key: list[str | None] = field(default_factory=list)
-    ended_at: list[Position | None] = field(default_factory=list)
-    lives: list[Life | None] = field(default_factory=list)
-    cells: list[Cells] = field(default_factory=list)
-    scope: list[str | None] = field(default_factory=list)
-
-    def add(
-        self,
-        window: str,
-        kind: str,
-        key: str | None,
-        ended_at: Position | None,
-        life: Life | None,
-        cells: Cells,
-        scope: str | None = None,
-    ) -> None:
-        self.window.append(window)
-        self.kind.append(kind)
-        self.key.append(key)
-        self.ended_at.append(ended_at)
-        self.lives.append(life)
-        self.cells.append(cells)
-        self.scope.append(scope)
-
-    def table(self, events: pa.Table) -> pa.Table:
-        """The folded rows; ``events`` is where the rows of their lives stand."""
-        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
-        lives = self.lives
-        last = [None if life is None else life.last.row for life in lives]
-        living = [_row(life.living) if life is not None else None for life in lives]
-        start = [_row(life.start) if life is not None else None for life in lives]
-        images = [cells.image for cells in self.cells]
-        values = key_columns(self.key, self.table_columns) | {
-            name: pa.array([image.get(name) for image in images], pa.string())
-            for name in self.table_columns.non_key
-        }
-        columns = {
-            "window": pa.array(self.window, pa.string()),
-            # Spark takes the columns by their place, and the key's may stand anywhere among them.
-            **{name: values[name] for name in self.table_columns.names},
-            "_cdc_kind": pa.array(self.kind, pa.string()),
-            "_cdc_key": pa.array(self.key, pa.string()),
-            "_cdc_ended_at": columnar.position_array(self.ended_at),
-            "_cdc_op": columnar.take(events["op"], last),
-            "_cdc_position": columnar.take(at, last),
-            "_cdc_first": columnar.take(at, [None if life is None else life.first.row for life in lives]),
-            "_cdc_source_ts": columnar.take(events["source_ts"], last),
-            "_cdc_alive": columnar.take(at, living),
-            "_cdc_updated_at": columnar.take(events["source_ts"], living),
-            "_cdc_life_start": columnar.take(at, start),
-            "_cdc_moved_from_key": pa.array(
-                [None if life is None or life.start is None else life.start.moved_from for life in lives],
-                pa.string(),
-            ),
-            "_cdc_deletes": columnar.ending_lists([() if life is None else life.deletes for life in lives]),
-            "_cdc_doubt": columnar.take(
-                at, [_row(life.doubting) if life is not None else None for life in lives]
-            ),
-            "_cdc_vouched": columnar.take(
-                at, [_row(life.vouching) if life is not None else None for life in lives]
-            ),
-            "_cdc_scope": pa.array(self.scope, pa.string()),
-            "_cdc_column_positions": columnar.position_maps([cells.apart for cells in self.cells]),
-            "_cdc_unresolved": columnar.text_lists([cells.unresolved for cells in self.cells]),
-            "_cdc_batch_id": columnar.take(events["batch_id"], last),
-            "_cdc_ingested_at": columnar.take(events["landed_at"], last),
-        }
-        return pa.table(columns)
+def _folded_table(rows: Sequence[FoldedRow], events: pa.Table, table_columns: TableColumns) -> pa.Table:
+    """Return ``rows`` as a table; their lives and cells name rows of ``events``."""
+    at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+    lives = [row.life for row in rows]
+    last = [None if life is None else life.last.row for life in lives]
+    living = [_row(life.living) if life is not None else None for life in lives]
+    start = [_row(life.start) if life is not None else None for life in lives]
+    images = [row.cells.image for row in rows]
+    values = key_columns([row.key for row in rows], table_columns) | {
+        name: pa.array([image.get(name) for image in images], pa.string()) for name in table_columns.non_key
+    }
+    columns = {
+        "window": pa.array([row.window for row in rows], pa.string()),
+        # Spark takes columns by their order; key columns may be anywhere among them.
+        **{name: values[name] for name in table_columns.names},
+        "_cdc_kind": pa.array([row.kind for row in rows], pa.string()),
+        "_cdc_key": pa.array([row.key for row in rows], pa.string()),
+        "_cdc_ended_at": columnar.position_array([row.ended_at for row in rows]),
+        "_cdc_op": columnar.take(events["op"], last),
+        "_cdc_position": columnar.take(at, last),
+        "_cdc_first": columnar.take(at, [None if life is None else life.first.row for life in lives]),
+        "_cdc_source_ts": columnar.take(events["source_ts"], last),
+        "_cdc_alive": columnar.take(at, living),
+        "_cdc_updated_at": columnar.take(events["source_ts"], living),
+        "_cdc_life_start": columnar.take(at, start),
+        "_cdc_moved_from_key": pa.array(
+            [None if life is None or life.start is None else life.start.moved_from for life in lives],
+            pa.string(),
+        ),
+        "_cdc_deletes": columnar.ending_lists([() if life is None else life.deletes for life in lives]),
+        "_cdc_doubt": columnar.take(
+            at, [_row(life.doubting) if life is not None else None for life in lives]
+        ),
+        "_cdc_vouched": columnar.take(
+            at, [_row(life.vouching) if life is not None else None for life in lives]
+        ),
+        "_cdc_scope": pa.array([row.key_range for row in rows], pa.string()),
+        "_cdc_column_positions": columnar.position_maps([row.cells.apart for row in rows]),
+        "_cdc_unresolved": columnar.text_lists([row.cells.unresolved for row in rows]),
+        "_cdc_batch_id": columnar.take(events["batch_id"], last),
+        "_cdc_ingested_at": columnar.take(events["landed_at"], last),
+    }
+    return pa.table(columns)
 
 
 def key_columns(keys: Sequence[str | None], table_columns: TableColumns) -> dict[str, pa.Array]:
-    """The key's columns as text, from the texts of the keys; None where there is no key."""
+    """Return the key's columns as text, from the texts of keys; null where there is no key."""
     values = {key: () if key is None else json.loads(key) for key in set(keys)}
     return {
         name: pa.array(

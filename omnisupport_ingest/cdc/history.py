@@ -1,9 +1,11 @@
-"""SCD type 2: all events of a table → one row per version of each of its rows.
+"""SCD type 2: from all events of a table to ``dim_<table>_history``, one row per version of each row.
 
-A version holds from its position up to, not including, the position where the next one begins or the
-row ends. Read at any position, the versions that hold there are the live rows of the fold of the events
-at or below it. Positions order the versions, never times: a server whose clock was set back has versions
-that end before they begin.
+A version holds from its position up to, not including, the position where the next one begins or the row
+ends. The versions that hold at a position are the live rows of the fold of the events at or below it.
+Positions order the versions, never times: where a server's clock was set back, a version ends at an earlier
+time than it begins.
+
+This makes the history from all events; ``history_update`` updates it in place.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _INTERVAL = [
 
 
 def history_type(contract: TableContract) -> T.StructType:
-    """Schema of ``dim_<table>_history``: the contract's columns, where the version holds, what is known
-    of it."""
+    """Schema of ``dim_<table>_history``: the contract's columns, where the version holds, what is known of
+    it."""
     return T.StructType(
         [
             *spark_schema(contract).fields,
@@ -56,10 +58,9 @@ def history_type(contract: TableContract) -> T.StructType:
 
 
 def versions_type(contract: TableContract) -> T.StructType:
-    """What the workers give: versions and, with ``_cdc_ended_at``, lives that key changes ended.
+    """Schema of what the workers return: versions and, with ``_cdc_ended_at``, lives that key changes ended.
 
-    The contract's columns are text. ``_open``, ``_from_key`` and ``_from_at``: as in
-    ``current.lives_type``.
+    The contract's columns are text. ``_open``, ``_from_key`` and ``_from_at``: as in ``current.lives_type``.
     """
     return T.StructType(
         [
@@ -85,14 +86,19 @@ def history(
     partitions: int | None = None,
     keys: DataFrame | None = None,
 ) -> DataFrame:
-    """Every version of every row of one table: ``history_type(contract)``.
+    """Compute every version of every row of one table.
 
-    In: as in ``fold.fold_events``, of all windows. A version's ``_cdc_valid_to`` and
-    ``_cdc_valid_to_position`` are None while it is the last one. ``_cdc_opened_by`` and
-    ``_cdc_closed_by`` are operations, or ``moved`` for the halves of a key change;
-    ``_cdc_unresolved`` as in ``current.current_state``. A quarantined event begins a version with
-    what it leaves unknown. ``partitions``: as in ``fold_events``. ``keys`` (``_cdc_key``, each once): the
-    versions of these alone; all keys that key changes tie to one of them must be among them.
+    Args:
+        events: as in ``fold.fold_events``, of all windows.
+        partitions: as in ``fold.fold_events``.
+        keys: compute only the versions of these keys (``_cdc_key``, each once); None: of all. Keys that key
+            changes tie to one of them must be among them.
+
+    Returns:
+        Schema ``history_type(contract)``. ``_cdc_valid_to`` and ``_cdc_valid_to_position`` are NULL in the
+            last version of a row. ``_cdc_opened_by`` and ``_cdc_closed_by`` are operations, or ``moved`` for
+            the two halves of a key change. ``_cdc_unresolved`` is as in ``current.current_state``. A
+            quarantined event begins a version too, in which the columns it carried are unresolved.
     """
     known = to_fold(events)
     if keys is not None:
@@ -113,8 +119,10 @@ def history(
 
 
 def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
-    """``versions`` without those that begin where another of the row ends and change nothing in it: the one
-    before goes on (``history_update.only_changes`` does the same)."""
+    """Remove versions that begin where the one before ends and change nothing; the one before goes on.
+
+    ``history_update.only_changes`` does the same on Arrow tables.
+    """
     of_row = Window.partitionBy("_cdc_key").orderBy("_cdc_valid_from_position")
     exact = F.to_json(F.array_sort(F.map_entries("_cdc_exact")))
     compared = [
@@ -140,7 +148,7 @@ def _only_changes(versions: DataFrame, contract: TableContract) -> DataFrame:
 
 
 def _table_events(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
-    """What speaks of the whole table, by position, and whether any key change is among the events."""
+    """Return the table's truncates and snapshot ends, by position, and whether any event is a key change."""
     table_event = F.struct(
         F.struct("epoch", "commit_lsn", "ordinal"),
         "op",
@@ -148,7 +156,7 @@ def _table_events(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
         F.unix_micros("source_ts"),
         "batch_id",
         F.unix_micros("landed_at"),
-        # A boundary's range of keys; a truncate carries nothing.
+        # The key range of a snapshot end; NULL for a truncate.
         "after",
     )
     key_changes, found = known.agg(
@@ -171,17 +179,17 @@ def _table_events(known: DataFrame) -> tuple[tuple[TableEvent, ...], bool]:
 
 
 def distinct_table_events(ends: Iterable[TableEvent]) -> tuple[TableEvent, ...]:
-    """Truncates and boundaries by position, each once."""
+    """Return truncates and snapshot ends by position, each once."""
     ends = list(ends)
     accepted = {end.position for end in ends if not end.withheld}
     chosen = {
         (end.position, end.op != "t", "" if end.key_range is None else end.key_range.text): end
-        # Copies differ in their batch alone; whichever came first, the same one is chosen.
+        # Copies differ only in their batch; sorting makes the choice independent of their order.
         for end in sorted(ends, key=lambda end: (end.landed_at or 0, end.batch_id or ""))
-        # An accepted one voids a quarantined one at its position.
+        # An accepted end voids a quarantined one at its position.
         if not (end.withheld and end.position in accepted)
     }
-    return tuple(chosen[place] for place in sorted(chosen))
+    return tuple(chosen[identity] for identity in sorted(chosen))
 
 
 def _finished(versions: DataFrame, contract: TableContract) -> DataFrame:

@@ -1,7 +1,8 @@
-"""Merging folded rows, in plain Python on Arrow batches: what Spark hands to its workers next.
+"""Merge folded rows of one group (window and key) to one, in plain Python on Arrow batches.
 
-A worker gets whole groups, in any order. Values are never looked into: which row's value wins is
-decided by positions, and the columns are then taken row by row from where the winners stand.
+Spark's workers run it (``fold.merge_rows``), and ``updating`` uses it to merge net changes into a dimension.
+Values are not looked at: positions decide whose value wins, and the columns are then copied from the winners'
+rows.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def merge_groups(
 ) -> Iterator[pa.RecordBatch]:
     """Merge folded rows to one per window, kind, key and end.
 
-    A life that a key change ended also takes in what other rows of that key hold below its end.
-    In and out: the columns of ``folded.folded_type``; the row hash of a row that changed is null. ``few``: so
-    many rows, or fewer, are merged one group after another.
+    A life that a key change ended also takes in what other rows of that key hold below its end. In and out:
+    the columns of ``folded.folded_type``; the hash of a merged row is null. ``few``: at most so many rows are
+    merged group by group.
     """
     table = columnar.one_table(batches)
     if table is not None:
@@ -39,13 +40,13 @@ def merge_groups(
 
 
 def merged_tables(table: pa.Table, table_columns: TableColumns, *, few: int = FEW) -> Iterator[pa.Table]:
-    """What ``merge_groups`` makes of ``table``, in one part or more, which may be empty.
+    """Return what ``merge_groups`` makes of ``table``, in one or more parts, which may be empty.
 
-    ``table``: one row or more in one chunk, every column nullable. Rows that are alone in their group are not
-    copied where they are all, or nearly all, as in a first snapshot.
+    ``table``: at least one row, in one chunk, every column nullable. If all or nearly all rows are alone in
+    their group, as in a first snapshot, they are not copied.
     """
     if table.num_rows > few:
-        single, several, others = _keyed_alone(table)
+        single, several, others = _divide(table)
         yield single
         if several.num_rows:
             done, several = merge_ordinary(several, table_columns.non_key)
@@ -56,9 +57,11 @@ def merged_tables(table: pa.Table, table_columns: TableColumns, *, few: int = FE
         yield from _merged_by_group(table, table_columns)
 
 
-def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Of keys of which no life was ended by a key change: the rows that are alone in their group, and those
-    that are not; then the rows of all other keys."""
+def _divide(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Divide the rows in three: rows alone in their group, other rows of such keys, rows of all other keys.
+
+    The first two leave out keys of which a key change ended a life.
+    """
     keyed = pc.and_(pc.equal(table["_cdc_kind"], KEY), pc.is_valid(table["_cdc_key"]))
     tied = pc.unique(table["_cdc_key"].filter(pc.invert(keyed)).drop_null())
     mine = pc.and_(keyed, pc.invert(pc.is_in(table["_cdc_key"], value_set=tied)))
@@ -77,22 +80,22 @@ def _merged_by_group(table: pa.Table, table_columns: TableColumns) -> Iterator[p
     groups = groups_of(table, ("window", "_cdc_key"))
     alone = [members[0] for members in groups.values() if len(members) == 1]
     together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]
-    keyless = _keyless_once(table, groups)
+    keyless = _distinct_table_ends(table, groups)
     yield table.take(pa.array(sorted(alone + keyless), pa.int64()))
     if together:
         yield _merged(table, together, table_columns)
 
 
 def groups_of(table: pa.Table, by: Sequence[str]) -> dict[tuple[str | None, ...], list[int]]:
-    """The numbers of the rows that agree in the columns ``by``, by their values there."""
+    """Return the numbers of rows by their values in the columns ``by``."""
     found: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
     for row, values in enumerate(zip(*(table[name].to_pylist() for name in by), strict=True)):
         found[values].append(row)
     return found
 
 
-def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int]]) -> list[int]:
-    """One row per truncate or boundary, of the groups with more than one row."""
+def _distinct_table_ends(table: pa.Table, groups: dict[tuple[str | None, ...], list[int]]) -> list[int]:
+    """Return one row per truncate or snapshot end, from the groups with more than one row."""
     members = [row for (_, key), rows in groups.items() if key is None and len(rows) > 1 for row in rows]
     if not members:
         return []
@@ -107,14 +110,14 @@ def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int
     for row, window, kind, position, key_range, doubt in zip(
         members, windows, kinds, positions, key_ranges, doubtful, strict=True
     ):
-        # An accepted one voids what is in quarantine at its position.
+        # An accepted end voids a quarantined one at its position.
         if not doubt or (window, position) not in accepted:
             chosen[window, kind, position, key_range, doubt] = row
     return [*chosen.values()]
 
 
 class FoldedRows:
-    """Folded rows of several keys with their state as plain values, row by row."""
+    """Folded rows of several keys, their state as plain Python values."""
 
     def __init__(self, table: pa.Table, table_columns: TableColumns) -> None:
         self.table = table
@@ -147,18 +150,19 @@ class FoldedRows:
         ]
 
     def rank(self, row: int) -> tuple[object, ...]:
-        """As ``event_fold.Events.rank``, of what a folded row still says of its last event."""
+        """Return the rank of a row as ``event_fold.Events.rank``, from what it still has of its last
+        event."""
         op, *others = (self.table[name][row].as_py() for name in _RANK)
         return (ORDER.get(op, len(ORDER)), *others)
 
     def cell(self, name: str, row: int) -> Cell | None:
-        """The cell that the row has for a column; None where no event carried it."""
+        """Return the cell of a row for a column; None where no event carried it."""
         apart, known = self._apart[row].get(name), name not in self._unresolved[row]
         position = apart if apart is not None else (self.parts[row].alive if known else None)
         return None if position is None else Cell(position, known, row)
 
     def cells(self, members: Sequence[int], begins: Position | None) -> dict[str, Cell]:
-        """The latest cell of every column among ``members``, of the life that begins there."""
+        """Return the latest cell of each column among ``members``, of the life that begins at ``begins``."""
         found = {}
         for name in self._table_columns.non_key:
             best = winner((cell for row in members if (cell := self.cell(name, row)) is not None), begins)
@@ -167,8 +171,7 @@ class FoldedRows:
         return found
 
     def exact(self, cells: dict[str, Cell], row: int) -> list[tuple[str, str]]:
-        """The exact texts of those of ``cells``, and of the key of ``row``, whose typed value could not
-        hold them."""
+        """Return the exact texts of ``cells`` and of the key of ``row`` that their types could not hold."""
         texts = [pair for pair in self._exact[row] or () if pair[0] in self._table_columns.key]
         for name, cell in cells.items():
             held = self._exact[cell.row]
@@ -198,7 +201,7 @@ def _merge_key(folded: FoldedRows, members: Sequence[int], rows: _Merged) -> Non
 
 
 def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dict[Position, list[int]]]:
-    """The rows of one key that make up its current life, and those of each life a key change ended.
+    """Return the rows of one key's current life, and by end the rows of each life that a key change ended.
 
     What other rows of the key hold below an end belongs to the ended life too.
     """
@@ -218,7 +221,7 @@ def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dic
 
 @dataclass
 class _Merged:
-    """Merged rows under construction: for each the life, and for each column the row to take it from."""
+    """Builds merged rows: for each its life, and for each column the row to copy it from."""
 
     folded: FoldedRows
     table_columns: TableColumns
@@ -235,7 +238,8 @@ class _Merged:
         self.sources = {name: [] for name in self.table_columns.non_key}
 
     def add(self, kind: str, members: Sequence[int]) -> None:
-        """Merge ``members`` to one row of ``kind``; the first of them has the group's own columns."""
+        """Merge ``members`` to one row of ``kind``; the columns of the group itself are those of the first
+        member."""
         folded = self.folded
         life = merge([folded.parts[row] for row in members], folded.rank)
         cells = folded.cells(members, life.begins)
@@ -288,7 +292,7 @@ class _Merged:
             "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
             "_cdc_row_hash": pa.nulls(len(self.kind), pa.int64()),
         }
-        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        # Batches of one worker must have one schema, including the names inside lists and maps.
         return pa.table({name: columns[name] for name in schema.names}).cast(schema)
 
 

@@ -1,5 +1,6 @@
-"""The fold with typed columns, as a worker of Spark does it: on the groups that Spark sends, or on all
-events of a small run, which the worker reads itself.
+"""Fold events to rows with typed columns, as a worker of Spark does it.
+
+It folds the groups that Spark sends it. In a small run the worker reads all events itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EVENT_COLUMNS = (
     *("window", "key", "op", "epoch", "commit_lsn", "ordinal", "source_ts"),
     *("before", "after", "unchanged", "moved_from_key", "batch_id", "landed_at", "withheld"),
 )
-"""What the fold takes of an event."""
+"""The columns of an event that the fold uses."""
 
 _ROW_OPS, _TABLE_OPS = pa.array(sorted(ROW_OPS)), pa.array(["t", "b"])
 
@@ -35,9 +36,9 @@ def fold_typed(
     *,
     few: int = ordinary.FEW,
 ) -> Iterator[pa.RecordBatch]:
-    """``event_fold.fold_groups`` with the contract's ``columns`` typed, without row hashes.
+    """Fold as ``event_fold.fold_groups`` does and type the contract's ``columns``; row hashes are left NULL.
 
-    Most hashes are never asked for; who compares rows works them out (``fold.hashed``). ``state``: the
+    Most hashes are never needed; whoever compares rows computes them (``fold.hashed``). ``state``: the
     columns of folded rows beside the window and the contract's.
     """
     return typed_batches(
@@ -46,9 +47,10 @@ def fold_typed(
 
 
 def events_to_fold(events: pa.Table) -> pa.Table:
-    """What ``fold.to_fold`` gives of ``events`` (``EVENT_COLUMNS``), of which none voids a withheld one.
+    """Return what ``fold.to_fold`` returns, for ``events`` (``EVENT_COLUMNS``) of which none voids a withheld
+    one.
 
-    Images may be missing, and another column is passed on.
+    Images may be missing; further columns are kept.
     """
     key, op = columnar.one_chunk(events["key"]), columnar.one_chunk(events["op"])
     of_row = pc.and_(pc.is_in(op, _ROW_OPS), pc.is_valid(key)).to_numpy(zero_copy_only=False)
