@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from omnisupport_ingest.cdc.table_ends import Carried
+from omnisupport_ingest.cdc.table_ends import AppliedTableEnds
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.commit import WindowChange
@@ -216,7 +216,7 @@ class History:
         inputs = (f"version:{folded.version}",)
         shown = self._state(WHOLE_TABLE, of_contract(contract), folded.table_id, inputs)
         made_of = replace(shown.checkpoint, upstream_version=folded.version)
-        shown = replace(shown, checkpoint=made_of, carried=Carried().to_text())
+        shown = replace(shown, checkpoint=made_of, carried=AppliedTableEnds().to_text())
         _commit(self.workspace.dimension(contract), {WHOLE_TABLE: shown})
 
     def take_in(self, windows: Sequence[int], layers: int = 4) -> None:

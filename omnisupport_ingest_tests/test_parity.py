@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.landing.debezium_shape import Origin, envelope
+from omnisupport_ingest.landing.debezium_envelope import Origin, envelope
 from omnisupport_ingest.landing.rows import LandedEvent
 from parity import categories
 from parity.categories import CATEGORIES

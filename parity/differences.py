@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omnisupport_ingest.landing.debezium_shape import UNAVAILABLE
+from omnisupport_ingest.landing.debezium_envelope import UNAVAILABLE
 from parity import categories
 from parity.shapes import Shape
 from parity.told import Document, OurEvent, Record

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.landing.debezium_shape import Origin, envelope
+from omnisupport_ingest.landing.debezium_envelope import Origin, envelope
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.rows import LandedEvent
 

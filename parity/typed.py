@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
-from omnisupport_ingest.landing.debezium_shape import UNAVAILABLE
+from omnisupport_ingest.landing.debezium_envelope import UNAVAILABLE
 from parity.categories import INTERVAL, INTERVAL_CUT, NESTED_LIST, NOT_A_NUMBER, TRAILING_ZEROS
 from parity.modes import DEFAULT, Modes
 

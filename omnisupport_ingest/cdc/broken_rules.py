@@ -1,9 +1,11 @@
-"""Which rules of contracts the events of some windows broke: counted by whole columns, as they are judged.
+"""Count the row rules that judged events broke, per window, by whole columns.
 
-A rule that lets rows pass keeps nothing back, so this is all that is left of its breach: how many rows, and a
-few keys, of tables whose key is no personal data. Copies count once. A rule that rejects its batch is also
-why the other events of that batch are withheld: which these are is found here, and told to a second
-judgement (``judging.JudgingRules.rejected``).
+Checks report these counts. A rule that lets rows pass keeps no event back, so the count and a few sample keys
+are the only trace of a breach. Keys that are personal data are not kept. Copies of an event count once.
+
+A rule may reject the whole batch: then the other events of the table in that batch are withheld too. This
+module finds these batches in a first judging; a second judging gets them as
+``judging.JudgingRules.rejected``.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from omnisupport_ingest.contracts.quality import REJECT_BATCH
 from omnisupport_ingest.contracts.row_rules import policies_of
 
 SAMPLES = 3
-"""Keys that are kept of the rows that break one rule in one window."""
+"""Sample keys that are kept of the rows that break one rule in one window."""
 
-_LOOKED_AT = ("window", "source_schema", "source_table", "key", "reason", "rules")
+_READ_COLUMNS = ("window", "source_schema", "source_table", "key", "reason", "rules")
 
-_NOT_THEIR_OWN = pa.array([BATCH_REJECTED, DUPLICATE_POSITION])
-"""Reasons of events that count for no rule."""
+_UNCOUNTED_REASONS = pa.array([BATCH_REJECTED, DUPLICATE_POSITION])
+"""Reasons of events that are not counted: their rows break no rule, or another copy is counted."""
 
 RuleOfWindow = tuple[str, str, str, str]
 """(window, schema, table, rule)"""
@@ -36,7 +38,13 @@ RuleOfWindow = tuple[str, str, str, str]
 
 @dataclass
 class BrokenRules:
-    """``counts``: rows that break a rule. ``keys``: some of them. ``rejected``: as of ``JudgingRules``."""
+    """The rules that some events broke.
+
+    Attributes:
+        counts: number of rows per broken rule.
+        keys: sample keys of such rows, at most ``SAMPLES`` per rule.
+        rejected: batches to reject, as in ``judging.JudgingRules``.
+    """
 
     counts: Counter[RuleOfWindow] = field(default_factory=Counter)
     keys: dict[RuleOfWindow, tuple[str, ...]] = field(default_factory=dict)
@@ -51,8 +59,8 @@ class BrokenRules:
             rejected[batch] = tuple(sorted({*rejected.get(batch, ()), *rules}))
         return BrokenRules(self.counts + other.counts, keys, rejected)
 
-    def told(self) -> str:
-        """For ``read``: what a task says of its events."""
+    def to_text(self) -> str:
+        """Return the JSON text by which a Spark task reports them (``parse``)."""
         return json.dumps(
             [
                 [[*rule, count] for rule, count in sorted(self.counts.items())],
@@ -62,8 +70,9 @@ class BrokenRules:
         )
 
     @classmethod
-    def read(cls, told: str) -> BrokenRules:
-        counts, keys, rejected = json.loads(told)
+    def parse(cls, text: str) -> BrokenRules:
+        """Parse what ``to_text`` wrote."""
+        counts, keys, rejected = json.loads(text)
         return cls(
             Counter({tuple(rule): count for *rule, count in counts}),
             {tuple(each[:4]): tuple(each[4:]) for each in keys},
@@ -72,12 +81,14 @@ class BrokenRules:
 
 
 class RulesLookout:
-    """Looks for broken rules in judged events of the tables of ``contracts``."""
+    """Finds broken rules in judged events of the tables of ``contracts``."""
 
     def __init__(self, contracts: Iterable[TableContract]) -> None:
         every = {(each.schema, each.table): each for each in contracts}
-        self._personal = {place for place, each in every.items() if _has_personal_key(each)}
-        self._rejecting = {place: rules for place, each in every.items() if (rules := _rejecting(each))}
+        self._personal = {table_name for table_name, each in every.items() if _has_personal_key(each)}
+        self._rejecting = {
+            table_name: rules for table_name, each in every.items() if (rules := _rejecting(each))
+        }
 
     @property
     def rejects(self) -> bool:
@@ -85,21 +96,23 @@ class RulesLookout:
         return bool(self._rejecting)
 
     def found(self, judged: pa.RecordBatch) -> BrokenRules:
-        """The rules that ``judged`` events break; ``batch_id`` is read where one rejects its batch."""
+        """Return the rules that ``judged`` events break. ``judged`` needs ``batch_id`` only if it has events
+        that are not accepted."""
         broken = pc.greater(pc.list_value_length(judged.column("rules")), 0)
         if not broken.true_count:
             return BrokenRules()
-        # A copy is dropped or, if the decision table says so, quarantined. The rows of a rejected batch name
-        # its rule, and keep it themselves.
-        other = pc.or_(
-            pc.equal(judged.column("verdict"), DUPLICATE), pc.is_in(judged.column("reason"), _NOT_THEIR_OWN)
+        # Copies are dropped or, if the decision table says so, quarantined. Rows of a rejected batch name the
+        # rule of the row that rejected it, which is counted there.
+        uncounted = pc.or_(
+            pc.equal(judged.column("verdict"), DUPLICATE),
+            pc.is_in(judged.column("reason"), _UNCOUNTED_REASONS),
         )
-        # An event that was accepted rejects no batch, and may be without that column.
-        read = [*_LOOKED_AT, *(["batch_id"] if "batch_id" in judged.schema.names else [])]
-        rows = pa.table({name: judged.column(name) for name in read}).filter(pc.and_not(broken, other))
-        return BrokenRules(*self._counted(rows), self._rejected(rows))
+        # Accepted events reject no batch and may come without this column.
+        read = [*_READ_COLUMNS, *(["batch_id"] if "batch_id" in judged.schema.names else [])]
+        rows = pa.table({name: judged.column(name) for name in read}).filter(pc.and_not(broken, uncounted))
+        return BrokenRules(*self._count(rows), self._rejected(rows))
 
-    def _counted(self, rows: pa.Table) -> tuple[Counter[RuleOfWindow], dict[RuleOfWindow, tuple[str, ...]]]:
+    def _count(self, rows: pa.Table) -> tuple[Counter[RuleOfWindow], dict[RuleOfWindow, tuple[str, ...]]]:
         lists = rows["rules"].combine_chunks()
         row_of_rule = pc.list_parent_indices(lists)
         by_rule = rows.select(["window", "source_schema", "source_table", "key"]).take(row_of_rule)

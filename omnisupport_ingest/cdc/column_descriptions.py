@@ -1,6 +1,6 @@
-"""What each column of the lake's tables says, for people: catalog, reference and query tools show it.
+"""Describe the columns of the lake's tables for people; Dagster's catalog and query tools show these texts.
 
-The columns that a contract names are described there.
+Columns that a contract names are described in the contract.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVENT_COLUMNS = {
     "file_name": "Input file that the batch was read from.",
     "event_hash": "Hash of what the event says; of copies of one event it is the same.",
 }
-"""Of ``raw_cdc_staging`` and ``deduped_events``."""
+"""Columns of ``raw_cdc_staging`` and ``deduped_events``."""
 
 HISTORY_COLUMNS = {
     "_cdc_key": SYSTEM_COLUMNS["_cdc_key"],
@@ -56,13 +56,13 @@ HISTORY_COLUMNS = {
     "_cdc_ingested_at": "When that batch landed.",
     "_cdc_row_hash": "Hash of what the version says, but batch and landing time.",
 }
-"""Of ``dim_<table>_history``."""
+"""Columns of ``dim_<table>_history``."""
 
 _DIMENSION_COLUMNS = SYSTEM_COLUMNS | {STATE: "What a later update of the row needs; nobody reads it."}
 
 
-def described(names: Collection[str]) -> Mapping[str, str]:
-    """What the platform's own columns of a table with the columns ``names`` say."""
+def column_descriptions(names: Collection[str]) -> Mapping[str, str]:
+    """Return the descriptions of the platform's own columns of a table that has the columns ``names``."""
     if STATE in names:
         return _DIMENSION_COLUMNS
     return HISTORY_COLUMNS if "_cdc_valid_from" in names else EVENT_COLUMNS

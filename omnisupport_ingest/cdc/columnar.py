@@ -1,4 +1,7 @@
-"""Between Arrow columns and the plain values of ``life``: positions, endings, times and lists."""
+"""Convert between Arrow columns and the plain Python values of ``life``: positions, endings, times and lists.
+
+The kernels of judging and of the fold use it on every batch.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,16 @@ _BATCH_ROWS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
 _MOST_STRETCHES = 1_000
+"""Stretches of rows up to which ``filter_slices`` slices instead of copying."""
 
-_NOWHERE: Position = (0, 0, 0)
-"""Stands under the mask of a null position."""
+_NULL_POSITION: Position = (0, 0, 0)
+"""Value under the mask of a null position."""
 
 ENDING = pa.struct([("position", POSITION), ("at", TIME)])
 
 
-def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-    """All ``batches`` as one table of one chunk, every column nullable; null if there are none."""
+def one_table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    """Return all ``batches`` as one table of one chunk with nullable columns; None if they have no row."""
     held = [batch for batch in batches if batch.num_rows]
     if not held:
         return None
@@ -37,7 +41,7 @@ def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
 
 
 def in_batches(table: pa.Table) -> list[pa.RecordBatch]:
-    """``table`` in batches of a size that the JVM takes in at once without trouble."""
+    """Return ``table`` in batches of a size that the JVM takes in at once without trouble."""
     if not table.num_rows:
         return []
     row_bytes = max(1, table.nbytes // table.num_rows)
@@ -48,13 +52,14 @@ def in_batches(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return the column as one array; a column of one chunk is not copied."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> pa.StringArray:
-    """A column of texts, or of numbers of texts that stand elsewhere; of the ``rows`` alone, if given."""
+    """Return a column of texts, plain or dictionary-encoded, as plain texts; of ``rows`` alone if given."""
     array = one_chunk(column)
     chosen = array if rows is None else array.take(rows)
     if not pa.types.is_dictionary(chosen.type):
@@ -63,18 +68,19 @@ def texts(column: pa.ChunkedArray | pa.Array, rows: pa.Array | None = None) -> p
     if len(numbers) == len(held) and not numbers.null_count:
         stand = numbers.to_numpy()
         if (stand == np.arange(len(stand))).all():
-            # They stand as they are wanted, as a snapshot reads its rows: nothing is copied.
+            # The texts are in order already, as in a snapshot: nothing is copied.
             return held
     return held.take(numbers)
 
 
-def kept_where(
+def filter_slices(
     rows: pa.Table, kept: npt.NDArray[np.bool_], *, most_stretches: int = _MOST_STRETCHES
 ) -> pa.Table:
-    """The ``rows`` that are ``kept``, in as many chunks as there are stretches of them: nothing is copied.
+    """Return the rows that are ``kept``, as slices of the table: a chunk per stretch of kept rows, nothing
+    copied.
 
-    Where few rows of a file go, or nearly all, that is a hundredth of the cost of a filter. They are copied
-    where there are more than ``most_stretches``.
+    Where few rows of a file go, or few stay, that costs a hundredth of a filter. With more than
+    ``most_stretches`` stretches the rows are filtered and copied instead.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
     if len(edges) > 2 * most_stretches:
@@ -83,20 +89,20 @@ def kept_where(
     return pa.concat_tables(stretches) if stretches else rows.slice(0, 0)
 
 
-def divided(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
-    """The ``rows`` that are ``chosen``, and the others, each in one chunk; copied where both are many."""
-    return kept_where(rows, chosen).combine_chunks(), kept_where(rows, ~chosen).combine_chunks()
+def split_rows(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
+    """Return the rows that are ``chosen``, and the others, each in one chunk."""
+    return filter_slices(rows, chosen).combine_chunks(), filter_slices(rows, ~chosen).combine_chunks()
 
 
-def joined(tables: Iterable[pa.Table]) -> pa.Table:
-    """``tables``, one or more, one below the other in one chunk; the only one that has rows is not copied."""
+def concat(tables: Iterable[pa.Table]) -> pa.Table:
+    """Concatenate ``tables`` (at least one) into one chunk; if only one has rows, it is not copied."""
     every = list(tables)
     held = [table for table in every if table.num_rows]
     return pa.concat_tables(held or every[:1]).combine_chunks()
 
 
 def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
-    """A struct column as tuples, null where the struct is."""
+    """Return a struct column of positions as tuples; None where the struct is null."""
     array = one_chunk(column)
     fields = [pc.struct_field(array, index).to_pylist() for index in range(3)]
     return [
@@ -105,16 +111,17 @@ def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
 
 
 def micros_of(moment: datetime) -> int:
-    """Microseconds from 1970 to ``moment`` (timezone-aware)."""
+    """Return the microseconds from 1970 to ``moment`` (timezone-aware)."""
     return (moment - EPOCH_START) // timedelta(microseconds=1)
 
 
 def micros(column: pa.ChunkedArray | pa.Array) -> list[Micros | None]:
+    """Return a time column as microseconds since 1970."""
     return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
 
 
 def endings(column: pa.ChunkedArray) -> list[Sequence[Ending]]:
-    """A column of lists of endings; a null list has none."""
+    """Return a column of lists of endings; a null list is empty."""
     array = one_chunk(column)
     flat = array.flatten()
     found = [
@@ -136,7 +143,7 @@ def position_array(values: Sequence[Position | None]) -> pa.Array:
     if not values:
         return pa.nulls(0, POSITION)
     mask = pa.array([value is None for value in values], pa.bool_())
-    columns = zip(*[value or _NOWHERE for value in values], strict=True)
+    columns = zip(*[value or _NULL_POSITION for value in values], strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, POSITION, strict=True)]
     return pa.StructArray.from_arrays(arrays, fields=list(POSITION), mask=mask)
 
@@ -155,7 +162,7 @@ def ending_lists(values: Sequence[Sequence[Ending]]) -> pa.Array:
 
 
 def position_column(epoch: pa.Array, commit_lsn: pa.Array, ordinal: pa.Array) -> pa.Array:
-    """Three columns as one of positions, none of them null."""
+    """Return three columns without nulls as one column of positions."""
     return pa.StructArray.from_arrays(
         [one_chunk(column) for column in (epoch, commit_lsn, ordinal)], fields=list(POSITION)
     )
@@ -184,7 +191,7 @@ def text_maps(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
 
 
 def take(column: pa.ChunkedArray, rows: Sequence[int | None]) -> pa.Array:
-    """The values of ``column`` at ``rows``; null where the row is null."""
+    """Return the values of ``column`` at ``rows``; null where the row is None."""
     return one_chunk(column).take(pa.array(rows, pa.int64()))
 
 

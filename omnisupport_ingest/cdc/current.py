@@ -1,8 +1,9 @@
-"""Reading the current state: all folded rows of a table → one row per key, alive or softly deleted.
+"""Compute the current state of a table from the net changes of all its windows: one row per key, alive or
+softly deleted.
 
-The lives of each key are worked out by ``current_rows``, on Spark's workers; here the truncates and
-boundaries are handed to them, and columns that a key change did not send are taken from the life
-it ended, along chains and swaps.
+This makes ``dim_<table>`` anew; ``updating`` updates it in place instead. Spark's workers compute the lives
+of each key (``current_rows``). This module gives them the table ends, and then fills columns that a key
+change did not send from the life that it ended, along chains and swaps.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_groups
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
-from omnisupport_ingest.cdc.fold import by_group, shape_of
+from omnisupport_ingest.cdc.fold import by_group, table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type, row_hash
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.spark_types import spark_schema
 
 _MOST_ROUNDS = 64
-"""Rounds of following key changes back. Each doubles the reach, so no chain is too long; that there is
-a last round at all only keeps a damaged table from being followed for ever."""
+"""Rounds of following key changes back. Each round doubles the reach, so no chain is too long; the limit only
+stops a damaged table from being followed without end."""
 
 
 _SYSTEM_COLUMNS: tuple[tuple[str, T.DataType, str], ...] = (
@@ -59,20 +60,20 @@ _SYSTEM_COLUMNS: tuple[tuple[str, T.DataType, str], ...] = (
 )
 
 SYSTEM_COLUMNS = {name: described for name, _, described in _SYSTEM_COLUMNS}
-"""What the platform knows of a row of a dimension, for people: description by column."""
+"""The platform's own columns of a dimension: description for people by column."""
 
 
 def current_type(contract: TableContract) -> T.StructType:
-    """Schema of the current state: the contract's columns, then what the platform knows of the row."""
+    """Schema of the current state: the contract's columns, then ``SYSTEM_COLUMNS``."""
     known = (T.StructField(name, of_type) for name, of_type, _ in _SYSTEM_COLUMNS)
     return T.StructType([*spark_schema(contract).fields, *known])
 
 
 def lives_type(contract: TableContract) -> T.StructType:
-    """Schema of the lives of keys: the current one of each, and those that key changes ended.
+    """Schema of the lives of keys: the current life of each key, and the lives that key changes ended.
 
-    ``_open``: columns that nothing in this life decided; they are those that the life named by
-    ``_from_key`` and ``_from_at`` may fill.
+    ``_open``: columns that no event of this life decided. The life of the key ``_from_key`` that ended at
+    ``_from_at`` may fill them.
     """
     return T.StructType(
         [
@@ -106,26 +107,33 @@ def current_state(
 ) -> DataFrame:
     """Fold all windows into the current state.
 
-    In: ``folded_type(contract)`` rows of any windows. Out: ``current_type(contract)``, one row
-    per key. ``_cdc_unresolved`` of a live row names the columns whose value is not known; they are
-    NULL in their column, and ``current_rows.EXISTENCE`` among them says that the row itself may be
-    gone. ``partitions``: as in ``fold.fold_events``. Rows that the source deleted before ``deleted_since``
-    (null: none) are left out; a row that is only marked as deleted is still there, and stays.
+    Args:
+        rows: net changes of any windows, schema ``folded_type(contract)``.
+        partitions: as in ``fold.fold_events``.
+        deleted_since: rows that the source deleted before are left out; None: no row is. A row that is only
+            marked as deleted is still there and stays.
+
+    Returns:
+        One row per key, schema ``current_type(contract)``. ``_cdc_unresolved`` of a live row names the
+            columns without a known value, which are NULL in their column; ``current_rows.EXISTENCE`` among
+            them says that the row itself may be gone.
     """
-    ends, moved = _keyless(rows)
+    ends, has_key_changes = _table_ends(rows)
     keyed = rows.where(F.col("_cdc_kind").isin(KEY, ENDED)).select(
         *(f"`{name}`" for name in folded_type(contract).names)
     )
     grouped = by_group(keyed, ["_cdc_key"], partitions)
     found = grouped.mapInArrow(
-        partial(current_groups, shape=shape_of(contract), ends=ends), lives_type(contract)
+        partial(current_groups, table_columns=table_columns_of(contract), ends=ends), lives_type(contract)
     )
     lives = found.where(F.col("_cdc_kind") == KEY)
-    if moved:
-        lives = filled(lives, followed(found.where(F.col("_cdc_kind") == ENDED), contract), contract)
+    if has_key_changes:
+        lives = fill_unsent(
+            lives, follow_key_changes(found.where(F.col("_cdc_kind") == ENDED), contract), contract
+        )
     if deleted_since is not None:
         lives = lives.where(~F.coalesce(_ended_before(deleted_since), F.lit(False)))
-    return _shown(lives, contract)
+    return _dimension_rows(lives, contract)
 
 
 def _ended_before(moment: datetime) -> Column:
@@ -133,43 +141,46 @@ def _ended_before(moment: datetime) -> Column:
     return F.col("_ended") & (F.col("_ended_time") < F.timestamp_micros(F.lit(micros)))
 
 
-def _keyless(rows: DataFrame) -> tuple[TableEnds, bool]:
-    """The truncates and boundaries, and whether any key change ended a life that is still needed."""
-    place = F.struct("_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt", "_cdc_scope")
-    spoken = rows.where(F.col("_cdc_kind") != KEY).agg(
-        F.count_if(F.col("_cdc_kind") == ENDED),
-        F.collect_set(F.when(F.col("_cdc_kind") != ENDED, place)),
+def _table_ends(rows: DataFrame) -> tuple[TableEnds, bool]:
+    """Return the table ends, and whether any key change ended a life that is still needed."""
+    table_end = F.struct(
+        "_cdc_position", F.unix_micros("_cdc_source_ts").alias("at"), "_cdc_doubt", "_cdc_scope"
     )
-    moved, places = spoken.collect()[0]
-    told = (
-        (
+    counted = rows.where(F.col("_cdc_kind") != KEY).agg(
+        F.count_if(F.col("_cdc_kind") == ENDED),
+        F.collect_set(F.when(F.col("_cdc_kind") != ENDED, table_end)),
+    )
+    key_changes, found = counted.collect()[0]
+    table_ends = (
+        TableEnd(
             tuple(row["_cdc_position"]),
             row["at"],
             None if row["_cdc_doubt"] is None else tuple(row["_cdc_doubt"]),
             row["_cdc_scope"],
         )
-        for row in places
+        for row in found
     )
-    return TableEnds.told(told), bool(moved)
+    return TableEnds.collect(table_ends), bool(key_changes)
 
 
-def followed(lives: DataFrame, contract: TableContract) -> DataFrame:
-    """The lives that key changes ended, each with what it knows, chains and swaps followed back.
+def follow_key_changes(lives: DataFrame, contract: TableContract) -> DataFrame:
+    """Fill the lives that key changes ended, each from the life before it, chains and swaps included.
 
-    Pointer doubling: in each round every life takes what the life it points to knows, and then
-    points to where that one points. They are few (key changes that left a column unsent), so each
-    round is written down: the plan would otherwise double with it.
+    Pointer doubling: in each round every life takes what the life it points to knows, then points to where
+    that one points. The rows are few (key changes that left a column unsent). Each round is checkpointed,
+    else the plan would double with it.
     """
     lives = lives.localCheckpoint()
     for _ in range(_MOST_ROUNDS):
         if lives.where(F.col("_from_key").isNotNull()).isEmpty():
             break
-        lives = filled(lives, lives, contract).localCheckpoint()
+        lives = fill_unsent(lives, lives, contract).localCheckpoint()
     return lives
 
 
-def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
-    """Fill the open columns of ``lives`` from the lives they point to, and point on from there."""
+def fill_unsent(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFrame:
+    """Fill the open columns of ``lives`` from the lives in ``old`` that they point to, and move the pointers
+    on."""
     plain = [column.name for column in contract.columns if column.name not in contract.key]
     taken = [*plain, "_cdc_unresolved", "_cdc_exact", "_open", "_from_key", "_from_at"]
     known = old.select(
@@ -180,7 +191,7 @@ def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFra
     named = (F.col("_from_key") == F.col("_old_key")) & (F.col("_from_at") == F.col("_old_at"))
     linked = lives.join(F.broadcast(known), named, "left")
     found = F.col("_old_key").isNotNull()
-    # The columns that this life leaves open and the old one knows.
+    # The columns that this life leaves open and the old life knows.
     fills = F.coalesce(
         F.when(found, F.array_except("_open", "_old__cdc_unresolved")), F.array().cast("array<string>")
     )
@@ -203,15 +214,15 @@ def filled(lives: DataFrame, old: DataFrame, contract: TableContract) -> DataFra
 
 
 def is_marked(contract: TableContract) -> Column:
-    """Whether the soft-delete column of a row is set; never NULL. A mark that its typed column cannot hold
-    (the time ``infinity``) is one."""
+    """Whether the soft-delete column of a row is set; never NULL. A value that its typed column cannot hold
+    (the time ``infinity``) counts as set."""
     if contract.soft_delete_column is None:
         return F.lit(False)
     exact = F.col("_cdc_exact")[contract.soft_delete_column]
     return F.col(f"`{contract.soft_delete_column}`").isNotNull() | exact.isNotNull()
 
 
-def _shown(lives: DataFrame, contract: TableContract) -> DataFrame:
+def _dimension_rows(lives: DataFrame, contract: TableContract) -> DataFrame:
     gone, gone_at = F.col("_ended"), F.col("_ended_time")
     if contract.soft_delete_column is not None:
         mark = F.col(f"`{contract.soft_delete_column}`")

@@ -1,8 +1,7 @@
-"""The current state of each key, in plain Python on Arrow batches: all its folded rows → one row.
+"""Compute the current state of each key from all its folded rows, in plain Python on Arrow batches.
 
-Here meet what a single window cannot know: the key's rows from every window, and the truncates and
-boundaries of the table. A row that nothing of that touches, which is almost every row, is passed on
-as it is, column by column.
+The fold of one window cannot know the key's rows in other windows, nor the table ends. Here they come
+together. Almost every row is touched by neither and is passed on unchanged, column by column.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, TableColumns
 from omnisupport_ingest.cdc.life import (
     Cell,
     Ending,
@@ -26,7 +25,7 @@ from omnisupport_ingest.cdc.life import (
     life_begins,
     merge,
 )
-from omnisupport_ingest.cdc.row_fold import Folded, groups_of, lives_of
+from omnisupport_ingest.cdc.row_fold import FoldedRows, groups_of, lives_of
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 EXISTENCE = "*"
@@ -36,45 +35,47 @@ _OF_ROWS = pa.array(["c", "u", "r", "d"])
 
 
 def current_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, ends: TableEnds
+    batches: Iterable[pa.RecordBatch], table_columns: TableColumns, ends: TableEnds
 ) -> Iterator[pa.RecordBatch]:
-    """One row per key for its current life, and one per life that a key change ended.
+    """Return one row per key for its current life, and one per life that a key change ended.
 
-    In: folded rows with whole keys (no truncates, no boundaries). Out: the columns of
-    ``current.lives_type``. An ended life of which nothing is known for certain is left out.
+    In: folded rows with a key (no table ends). Out: the columns of ``current.lives_type``. An ended life of
+    which nothing is known for certain is left out.
     """
-    table = columnar.whole(batches)
+    table = columnar.one_table(batches)
     if table is not None:
-        for lives in current_tables(table, shape, ends):
+        for lives in current_tables(table, table_columns, ends):
             yield from columnar.in_batches(lives)
 
 
-def current_tables(table: pa.Table, shape: Shape, ends: TableEnds) -> Iterator[pa.Table]:
-    """What ``current_groups`` makes of ``table``, in one part or more, the first of which may be empty.
+def current_tables(table: pa.Table, table_columns: TableColumns, ends: TableEnds) -> Iterator[pa.Table]:
+    """Return what ``current_groups`` makes of ``table``, in one or more parts; the first may be empty.
 
-    ``table``: one row or more in one chunk, every column nullable. Where each stands for itself nothing is
+    ``table``: at least one row, in one chunk, every column nullable. If no row needs merging, nothing is
     copied.
     """
     plain, rest = _split(table, ends)
     as_they_are = table if len(plain) == len(table) else table.take(pa.array(plain, pa.int64()))
-    standing = _plain_rows(as_they_are, shape)
+    standing = _plain_rows(as_they_are, table_columns)
     yield standing
     if rest:
-        folded = Folded(table.take(pa.array([row for rows in rest for row in rows], pa.int64())), shape)
-        lives = _Lives(folded, shape, ends)
+        folded = FoldedRows(
+            table.take(pa.array([row for rows in rest for row in rows], pa.int64())), table_columns
+        )
+        lives = _Lives(folded, table_columns, ends)
         start = 0
         for members in rest:
             lives.add_key(range(start, start + len(members)))
             start += len(members)
-        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        # Batches of one worker must have one schema, including the names inside lists and maps.
         yield lives.table().cast(standing.schema)
 
 
 def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]]]:
-    """Rows that are a key's state as they stand, and the groups of rows that are not.
+    """Return the rows that are the current state of their key as they are, and the other rows grouped by key.
 
-    A row stands for itself if it is its key's only one, its last event is one of its row, it owes nothing
-    to another key, and no truncate or boundary that reaches it lies above its first event.
+    A row is its key's state if it is the only row of the key, its last event is a row event, no key change or
+    quarantined delete is open, and no table end that reaches it lies above its first event.
     """
     stands = pc.and_(
         pc.equal(table["_cdc_kind"], KEY), pc.is_in(table["_cdc_op"], value_set=_OF_ROWS)
@@ -87,7 +88,7 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
     if ends.last_ranged is not None:
         below = np.flatnonzero(stands & _below(first, ends.last_ranged))
         keys = table["_cdc_key"].take(pa.array(below)).to_pylist()
-        stands[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = False
+        stands[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = False
     numbers = columnar.one_chunk(table["_cdc_key"]).dictionary_encode().indices.to_numpy()
     stands &= np.bincount(numbers)[numbers] == 1
     others = np.flatnonzero(~stands)
@@ -101,13 +102,13 @@ def _below(column: pa.Array, last: Position) -> np.ndarray:
     return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
 
 
-def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
+def _plain_rows(table: pa.Table, table_columns: TableColumns) -> pa.Table:
     none = pa.nulls(table.num_rows)
     ended, ended_time = _endings(table)
     return pa.table(
         {
-            **{name: table[name] for name in shape.columns},
-            **{name: table[name] for name in _TAKEN},
+            **{name: table[name] for name in table_columns.names},
+            **{name: table[name] for name in _LIFE_COLUMNS},
             "_ended": ended,
             "_ended_time": ended_time,
             "_cdc_unresolved": table["_cdc_unresolved"],
@@ -120,7 +121,7 @@ def _plain_rows(table: pa.Table, shape: Shape) -> pa.Table:
 
 
 def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
-    """Whether each row has ended, and when: by the first of its deletes above its latest living event."""
+    """Return whether each row has ended, and when: at the first delete above its latest living event."""
     lists = columnar.one_chunk(table["_cdc_deletes"])
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     row = np.repeat(np.arange(table.num_rows), counts)
@@ -132,18 +133,18 @@ def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
     above |= alive.is_null().to_numpy(zero_copy_only=False)
     numbers = np.flatnonzero(above)
     first = np.full(table.num_rows, -1)
-    # They stand in order; written from behind, the first one stays.
+    # The deletes are in order; written backwards, the first one of each row stays.
     first[row[numbers[::-1]]] = numbers[::-1]
     times = pc.struct_field(deletes, 1).take(pa.array(first, mask=first < 0))
     return pa.array(first >= 0), times.cast(columnar.TIME)
 
 
 def _parts(positions: pa.Array) -> list[np.ndarray]:
-    parts = (pc.fill_null(pc.struct_field(positions, place), 0) for place in range(3))
+    parts = (pc.fill_null(pc.struct_field(positions, index), 0) for index in range(3))
     return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
-_TAKEN = (
+_LIFE_COLUMNS = (
     "_cdc_kind",
     "_cdc_key",
     "_cdc_ended_at",
@@ -154,7 +155,7 @@ _TAKEN = (
     "_cdc_batch_id",
     "_cdc_ingested_at",
 )
-"""Columns of folded rows that a life has too."""
+"""Columns that folded rows and lives share."""
 
 
 def _no_positions(count: int) -> pa.Array:
@@ -163,10 +164,10 @@ def _no_positions(count: int) -> pa.Array:
 
 @dataclass
 class _Lives:
-    """Lives under construction."""
+    """Builds the rows of lives."""
 
-    folded: Folded
-    shape: Shape
+    folded: FoldedRows
+    table_columns: TableColumns
     ends: TableEnds
     kind: list[str] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
@@ -181,11 +182,11 @@ class _Lives:
     from_at: list[Position | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sources = {name: [] for name in self.shape.plain}
+        self.sources = {name: [] for name in self.table_columns.non_key}
 
     def add_key(self, members: Sequence[int]) -> None:
         keyed, ended = lives_of(self.folded, members)
-        ends = self.ends.of(self.folded.key[members[0]])
+        ends = self.ends.reaching(self.folded.key[members[0]])
         if keyed:
             self._add(KEY, keyed, None, ends)
         for end in sorted(ended):
@@ -193,24 +194,24 @@ class _Lives:
                 self._add(ENDED, ended[end], end, ends)
 
     def table(self) -> pa.Table:
-        given = self.folded.table
+        source = self.folded.table
         last = [life.last.row for life in self.lives]
         living = [None if life.living is None else life.living.row for life in self.lives]
         return pa.table(
             {
                 **{
-                    name: columnar.take(given[name], self.sources.get(name, self.base))
-                    for name in self.shape.columns
+                    name: columnar.take(source[name], self.sources.get(name, self.base))
+                    for name in self.table_columns.names
                 },
                 "_cdc_kind": pa.array(self.kind, pa.string()),
-                "_cdc_key": columnar.take(given["_cdc_key"], self.base),
+                "_cdc_key": columnar.take(source["_cdc_key"], self.base),
                 "_cdc_ended_at": columnar.position_array(self.ended_at),
-                "_cdc_op": columnar.take(given["_cdc_op"], last),
-                "_cdc_position": columnar.take(given["_cdc_position"], last),
-                "_cdc_source_ts": columnar.take(given["_cdc_source_ts"], last),
-                "_cdc_updated_at": columnar.take(given["_cdc_updated_at"], living),
-                "_cdc_batch_id": columnar.take(given["_cdc_batch_id"], last),
-                "_cdc_ingested_at": columnar.take(given["_cdc_ingested_at"], last),
+                "_cdc_op": columnar.take(source["_cdc_op"], last),
+                "_cdc_position": columnar.take(source["_cdc_position"], last),
+                "_cdc_source_ts": columnar.take(source["_cdc_source_ts"], last),
+                "_cdc_updated_at": columnar.take(source["_cdc_updated_at"], living),
+                "_cdc_batch_id": columnar.take(source["_cdc_batch_id"], last),
+                "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
                 "_ended": pa.array([ending is not None for ending in self.ending], pa.bool_()),
                 "_ended_time": columnar.time_array(
                     [None if ending is None else ending.at for ending in self.ending]
@@ -224,11 +225,11 @@ class _Lives:
         )
 
     def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
-        """Whether some window may hold events below ``end`` that it no longer shows.
+        """Whether a window may hold events below ``end`` that its folded row no longer shows.
 
-        A window that folded events of the old key from both sides of the end kept only the later
-        ones, so nothing can be said of the earlier: the columns stay unresolved. This takes commit
-        times that run against log order across a window's edge.
+        A window that folded events of the old key from both sides of the end kept only the later ones.
+        Nothing is known of the earlier ones then, so the columns stay unresolved. This needs commit times
+        that run against log order across a window's edge.
         """
         folded = self.folded
         windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
@@ -267,7 +268,7 @@ class _Lives:
 
     def _add_cells(self, cells: dict[str, Cell], row: int) -> None:
         unresolved, open_columns = [], []
-        for name in self.shape.plain:
+        for name in self.table_columns.non_key:
             cell = cells.get(name)
             self.sources[name].append(None if cell is None else cell.row)
             if cell is None:
@@ -279,7 +280,7 @@ class _Lives:
         self.exact.append(self.folded.exact(cells, row))
 
     def _add_origin(self, life: Life, begins: Position | None, doubted: Position | None) -> None:
-        """The old key matters only while the life that the key change began is the current one."""
+        """Name the old key, but only if the life that the key change began is the current one."""
         start = _start(life)
         current = start is not None and begins is not None and start >= begins
         if start is None or not current or (doubted is not None and start <= doubted):
@@ -292,18 +293,18 @@ class _Lives:
 
 
 def _in_doubt(life: Life, begins: Position | None, doubted: Position) -> bool:
-    """Whether the row may be gone, for the delete in quarantine at ``doubted``."""
+    """Whether the quarantined delete at ``doubted`` leaves open if the row exists."""
     if life.vouching is not None and life.vouching.vouched == doubted:
-        # An accepted event of that position: it comes after the delete (``event_fold.ORDER``).
+        # The accepted event at this position comes after the delete (``event_fold.ORDER``).
         return False
-    # A life that has ended for certain leaves no doubt to the next one.
-    settled = latest(life.settled, begins)
-    return settled is None or doubted >= settled
+    # A life that ended for certain settles the doubts below its end.
+    existed_at = latest(life.known_to_exist, begins)
+    return existed_at is None or doubted >= existed_at
 
 
 def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Position | None:
-    """The latest of ``doubts``, and of the life's own, that bears on it: one that has ended is not ended
-    again."""
+    """Return the latest doubt that matters, of ``doubts`` and the life's own: a life that has ended is not
+    ended again."""
     if life.doubting is not None and life.doubting.doubt is not None:
         doubts.append(life.doubting.doubt)
     found = None
@@ -315,7 +316,7 @@ def _doubted(life: Life, doubts: list[Position], ending: Ending | None) -> Posit
 
 
 def _reaches(end: Position, life: Life, ended_at: Position | None) -> bool:
-    """Whether a truncate or boundary comes after the life's first event and before its end."""
+    """Whether a table end lies above the life's first event and below its end."""
     first = life.first.first
     return first is not None and end > first and (ended_at is None or end < ended_at)
 

@@ -1,9 +1,10 @@
-"""Decrypting events before they are judged: what landed encrypted, by the keys of its subjects.
+"""Decrypt the row images of events that landed encrypted, with the keys of their data subjects, before events
+are judged.
 
-A value whose key was destroyed is NULL from here on: the fold knows the column. Rules are asked of what is
-left of the image, as where a column was not sent: no row is kept out, and no batch, because a subject was
-erased.
-A key that is missing though nobody destroyed it stops the judging: it is a loss, not an erasure.
+A value whose key was destroyed becomes NULL, and the fold treats the column as known. Rules see such an image
+without the column, as if it had not been sent: the erasure of a subject keeps no row and no batch out.
+A key that is missing though nobody destroyed it is a loss, not an erasure: decrypting raises and judging
+stops.
 """
 
 from __future__ import annotations
@@ -34,10 +35,19 @@ def has_encrypted(batch: pa.RecordBatch) -> bool:
 def decrypt(
     batch: pa.RecordBatch, contracts: Sequence[TableContract], keys: SubjectKeys | None
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """``batch`` (columns of ``RAW_TYPE`` and any others) with readable images: as it is kept, and as it is
-    judged, where an image lacks the columns of which the key is destroyed.
+    """Return ``batch`` with readable images twice: as it is stored, and as it is judged.
 
-    ``SubjectKeysUnreadable`` if a key is missing that was not destroyed.
+    Args:
+        batch: columns of ``RAW_TYPE`` and any others.
+        contracts: of the source.
+        keys: keys of the data subjects; None if the home has none.
+
+    Returns:
+        The batch to store, in which columns with a destroyed key are NULL, and the batch to judge, in which
+            such columns are missing.
+
+    Raises:
+        SubjectKeysUnreadable: a key is missing that was not destroyed.
     """
     judged = batch
     personal = {(each.schema, each.table): maybe_encrypted_columns(each) for each in contracts}
@@ -49,23 +59,24 @@ def decrypt(
             continue
         events = batch.filter(marked)
         made, left = _decrypted(events, name, personal, keys)
-        place = batch.schema.get_field_index(name)
-        field, landed = batch.schema.field(place), batch.column(name)
+        index = batch.schema.get_field_index(name)
+        field, landed = batch.schema.field(index), batch.column(name)
         kept = pc.replace_with_mask(landed, marked, pa.array(made, pa.string()))
-        batch = batch.set_column(place, field, kept)
-        asked = kept if left is made else pc.replace_with_mask(landed, marked, pa.array(left, pa.string()))
-        judged = judged.set_column(place, field, asked)
+        batch = batch.set_column(index, field, kept)
+        to_judge = kept if left is made else pc.replace_with_mask(landed, marked, pa.array(left, pa.string()))
+        judged = judged.set_column(index, field, to_judge)
     return batch, judged
 
 
 def _may_be_marked(images: pa.StringArray) -> bool:
-    """Whether the mark stands anywhere in the bytes of ``images``: one look at all of them."""
+    """Whether the mark of encrypted values stands anywhere in the bytes of ``images``: one search for all of
+    them."""
     if not pa.types.is_string(images.type):
         return True
-    _, places, texts = images.buffers()
+    _, offsets, texts = images.buffers()
     if texts is None or not len(images):
         return False
-    ends = np.frombuffer(places, np.int32, len(images) + 1, 4 * images.offset)
+    ends = np.frombuffer(offsets, np.int32, len(images) + 1, 4 * images.offset)
     return _MARK_BYTES.search(memoryview(texts)[ends[0] : ends[-1]]) is not None
 
 
@@ -79,7 +90,7 @@ def _decrypted(
     personal: dict[tuple[str, str], tuple[str, ...]],
     keys: SubjectKeys | None,
 ) -> tuple[list[str], list[str]]:
-    """The images ``name`` of ``events``; and the same without the columns of which the key is destroyed."""
+    """Return the images ``name`` of ``events``, and the same without the columns whose key is destroyed."""
     images: list[str] = events.column(name).to_pylist()
     ids = [key_id(image) for image in images]
     wanted = {each for each in ids if each is not None}
@@ -94,15 +105,15 @@ def _decrypted(
     found: list[str] = []
     left = found
     for row, (image, each) in enumerate(zip(images, ids, strict=True)):
-        place = schemas[row], tables[row]
+        table_name = schemas[row], tables[row]
         key = None if each is None else known[each]
         if key is None or key.secret is None:
             if left is found:
                 left = [*found]
             left.append(without_values(image, (), None))
-            found.append(without_values(image, personal.get(place, ()), unsent[row]))
+            found.append(without_values(image, personal.get(table_name, ()), unsent[row]))
             continue
-        found.append(decrypted(image, key, ".".join(place).encode()))
+        found.append(decrypted(image, key, ".".join(table_name).encode()))
         if left is not found:
             left.append(found[-1])
     return found, left

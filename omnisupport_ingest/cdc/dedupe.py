@@ -1,12 +1,11 @@
-"""Judging raw events: accepted, duplicate, or quarantined with a reason.
+"""Mark copies and collisions among raw events, and let Spark's workers judge them (``judging``).
 
-The dedupe key is the position. Same position and same content is a duplicate: the copy that landed
-first counts, the others are dropped and counted. Same position and different content is a
-collision: neither can be trusted, so both go to quarantine.
+The dedupe key is the position. Same position and same content is a duplicate: the copy that landed first
+counts, the others are dropped and counted. Same position and different content is a collision: neither can be
+trusted, so both go to quarantine.
 
-An event whose first copy landed when a newer epoch had begun waits in quarantine too: its epoch was
-given up, so nobody expected more of it. Only facts that were frozen when its batch landed say so, so
-a rebuild judges as the first run did.
+An event whose first copy landed after a newer epoch had begun goes to quarantine too. Judging uses only facts
+that were frozen when the batch landed, so a rebuild reaches the same verdicts as the first run.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
-"""The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity``
-stands beside it."""
+"""The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity`` belongs to
+it."""
 
 
 _ADDED = (
@@ -37,19 +36,18 @@ _ADDED = (
 )
 
 JUDGED_TYPE = T.StructType([*RAW_TYPE.fields, *_ADDED])
-"""Raw events and what judging says of each (``judge``)."""
+"""Schema of judged events: raw columns and what judging adds."""
 
 
 def mark_copies(raw: DataFrame) -> DataFrame:
-    """Add ``copy`` (1 = landed first of its content) and ``collision`` (position has two contents).
+    """Add ``copy`` (1 = landed first of its content) and ``collision`` (the position has two contents).
 
-    Dedupe is local to a window, so one shuffle by window and position is all it costs.
+    Dedupe is local to a window, so it costs one shuffle by window and position.
     """
-    place = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
-    # The landing clock may go back, and so may the watermark where an epoch begins with a snapshot: its first
-    # batch of the stream still has that of the epoch before. The names of capture's batches of an epoch sort
-    # as they landed. Those of files do not: there the watermark tells, and where it is equal, copies are
-    # judged alike.
+    position = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
+    # The landing clock may go back. So may the watermark, where an epoch begins with a snapshot: the first
+    # batch of its stream still has the watermark of the epoch before. Names of capture's batches sort as they
+    # landed. Names of files do not: there the watermark orders, and if it is equal, copies are judged alike.
     captured = F.when(F.col("file_row").isNull(), F.col("batch_id"))
     arrival = Window.partitionBy(
         "window", "epoch", "commit_lsn", "ordinal", "identity", "event_hash"
@@ -57,24 +55,26 @@ def mark_copies(raw: DataFrame) -> DataFrame:
     return raw.select(
         "*",
         F.row_number().over(arrival).alias("copy"),
-        (F.min("event_hash").over(place) != F.max("event_hash").over(place)).alias("collision"),
+        (F.min("event_hash").over(position) != F.max("event_hash").over(position)).alias("collision"),
     )
 
 
 def mark_distinct(raw: DataFrame) -> DataFrame:
-    """The columns of ``mark_copies`` for events whose positions are known to be distinct: no shuffle."""
+    """Add the columns of ``mark_copies`` to events whose positions are known to be distinct, without a
+    shuffle."""
     return raw.select("*", F.lit(1).alias("copy"), F.lit(False).alias("collision"))
 
 
 def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
     """Judge marked raw events by ``judging_rules``.
 
-    In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and
-    ``late`` (it landed in a closed window), ``rules`` (broken ones), ``reason`` (a scenario of the
-    decision table), ``verdict``, ``detector`` and ``review_state``. Tables without a contract have
-    no rules; their events are judged by position and time alone. Erased events are without their values,
-    and accepted ones have the hash of what is left; in quarantine the hash is the name of the event, and
-    stays.
+    In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and ``late``
+    (it landed in a closed window), ``rules`` (names of broken ones), ``reason`` (a scenario of the decision
+    table), ``verdict``, ``detector`` and ``review_state``.
+
+    Tables without a contract have no rules; their events are judged by position and time alone. Erased events
+    have no values. An accepted one gets the hash of what is left. A quarantined one keeps its hash, because
+    reviews name it by that.
     """
     kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
     judged = T.StructType([*kept, *_ADDED])
@@ -82,8 +82,10 @@ def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
         return marked.mapInArrow(
             partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW), judged
         )
-    told = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erased = marked.mapInArrow(partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), told)
+    judged_and_erased = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
+    erased = marked.mapInArrow(
+        partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), judged_and_erased
+    )
     blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
     hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
     return erased.withColumn("event_hash", hashed).drop(ERASED)

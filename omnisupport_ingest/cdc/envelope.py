@@ -1,7 +1,8 @@
-"""The envelope: the columns of an event in ``raw_cdc_staging`` and ``deduped_events``.
+"""Define the envelope: the Spark columns of an event in ``raw_cdc_staging``, ``deduped_events`` and
+``quarantine``.
 
-The payload (``before``, ``after``) stays the opaque text that landed. What the layers need to order,
-compare and route events stands beside it as columns of its own.
+The payload (``before``, ``after``) stays the text that landed. The facts that the layers need to order,
+compare and route events are columns of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ POSITION_TYPE = T.StructType(
         T.StructField("ordinal", T.LongType()),
     ]
 )
-"""Spark form of ``Position``; structs compare field by field, so it orders as the value does."""
+"""Spark type of ``Position``. Spark compares structs field by field, so its order is that of positions."""
 
 LANDED_TYPE = T.StructType(
     [
@@ -43,7 +44,7 @@ LANDED_TYPE = T.StructType(
         T.StructField("batch_id", T.StringType()),
     ]
 )
-"""Spark form of a landed data file (``landing.rows.LANDED_SCHEMA``)."""
+"""Spark schema of a landed data file (``landing.rows.LANDED_SCHEMA``)."""
 
 _ARRIVAL = [
     T.StructField("landed_at", T.TimestampType()),
@@ -54,8 +55,8 @@ _ARRIVAL = [
 ]
 
 RAW_TYPE = T.StructType([T.StructField("window", T.StringType()), *LANDED_TYPE.fields, *_ARRIVAL])
-"""``raw_cdc_staging`` and ``deduped_events``: the landed columns, the window, the frozen arrival
-facts of the batch (``file_name`` is that of the input file it was read from), and ``event_hash``."""
+"""Schema of ``raw_cdc_staging`` and ``deduped_events``: the window, the landed columns, the frozen arrival
+facts of the batch (``file_name``: the input file that it was read from), and ``event_hash``."""
 
 QUARANTINE_TYPE = T.StructType(
     [
@@ -66,12 +67,12 @@ QUARANTINE_TYPE = T.StructType(
         T.StructField("review_state", T.StringType()),
     ]
 )
-"""``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
-names of the broken row rules, and the state of its review (``open``, ``discarded``, or
-``not_needed`` where the decision table asks for none). First seen: ``landed_at``."""
+"""Schema of ``quarantine``: the whole event, why it is here (``reason``), what found it (``detector``), the
+names of the broken row rules, and the state of its review: ``open``, ``discarded``, or ``not_needed`` where
+the decision table asks for none. When it was first seen is its ``landed_at``."""
 
 QUARANTINE_BY = ("window", "reason")
-"""By what ``quarantine`` is partitioned."""
+"""Partition columns of ``quarantine``."""
 
 
 def event_hash() -> Column:

@@ -1,7 +1,11 @@
-"""Folding events, in plain Python on Arrow batches: the part of the fold that Spark hands to its workers.
+"""Fold events to one row per window and key, in plain Python on Arrow batches: what a key's events come to.
 
-A worker gets whole groups (window and key), in any order. Only images that decide a column are
-parsed: a key's events are walked from the newest down until every column is decided.
+Spark's workers run it (``fold.fold_events``). A worker gets whole groups (window and key), in any order.
+Ordinary groups are folded by whole columns (``ordinary_fold``); this module folds the others one by one and
+defines what a fold means.
+
+Only images that decide a column are parsed: a key's events are read from the newest down until every column
+is decided.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,49 +21,54 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.images import read_image, with_unsent
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Ending, Life, Part, Position, just_below, merge
 from omnisupport_ingest.cdc.ordinary import FEW, Taken
 from omnisupport_ingest.cdc.ordinary_fold import Defaults, fold_ordinary
 
-KEY, ENDED, TRUNCATE, BOUNDARY = "key", "ended", "truncate", "boundary"
-"""Kinds of folded rows (see ``folded``)."""
+KEY, ENDED, TRUNCATE, SNAPSHOT_END = "key", "ended", "truncate", "boundary"
+"""Kinds of folded rows (``fold`` describes them)."""
 
 ORDER = {op: number for number, op in enumerate("tbdcru")}
-"""Operation → where it stands among events of one position, which differ in their identity: a delete comes
-before the creation (a log without an order inside one LSN has both halves of a key change there)."""
+"""Order of operations at one position, where events differ in their identity: a delete comes before the
+creation. (A log without an order inside one LSN has both halves of a key change at one position.)"""
 
 _LIVING = frozenset("cur")
 _STARTS = frozenset("cr")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The columns of a table: all in the contract's order, and those of the key in the key's order.
+class TableColumns:
+    """The columns of a table that the fold needs.
 
-    ``defaults``: what a life has in a column that was added after it began, by column, as text.
+    Attributes:
+        names: all columns, in the contract's order.
+        key: the key's columns, in the key's order.
+        defaults: by column that was added later, the text that older rows have in it.
     """
 
-    columns: tuple[str, ...]
+    names: tuple[str, ...]
     key: tuple[str, ...]
     defaults: Defaults = ()
 
     @cached_property
-    def plain(self) -> tuple[str, ...]:
-        """The columns beside the key."""
-        return tuple(name for name in self.columns if name not in self.key)
+    def non_key(self) -> tuple[str, ...]:
+        """The columns that are not in the key."""
+        return tuple(name for name in self.names if name not in self.key)
 
     @cached_property
-    def plain_set(self) -> frozenset[str]:
-        return frozenset(self.plain)
+    def non_key_set(self) -> frozenset[str]:
+        return frozenset(self.non_key)
 
 
 @dataclass(slots=True)
 class Cells:
-    """What a folded row knows of its columns.
+    """What a folded row knows of its non-key columns.
 
-    ``image``: the known values. ``apart``: deciding positions of the columns that the latest living
-    event did not decide. ``unresolved``: columns without a known value.
+    Attributes:
+        image: the known values.
+        apart: columns that the latest living event did not decide, each with its deciding position.
+        unresolved: columns without a known value.
     """
 
     image: Mapping[str, Any]
@@ -67,41 +76,71 @@ class Cells:
     unresolved: Sequence[str] = ()
 
 
-def fold_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW, taken: Taken | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Fold the events in ``batches``; one row per window and key, and per life that a key change ended.
+@dataclass(frozen=True, slots=True)
+class FoldedRow:
+    """One row of the fold of a window, before it becomes columns (``folded``).
 
-    In: the columns that ``fold.to_fold`` gives, without withheld events that an accepted one voids. Out: the
-    columns of ``folded.folded_type``, the contract's as text, without the row hash. ``few``: so many events,
-    or fewer, are folded one group after another. ``taken``: counts those that were.
+    Attributes:
+        kind: ``KEY``, ``ENDED``, ``TRUNCATE`` or ``SNAPSHOT_END``.
+        key: the key's text; None for table ends.
+        ended_at: where a key change ended the life, if ``kind`` is ``ENDED``.
+        life: None if no event of the ended life is known.
+        key_range: the keys that a snapshot end ends; None: the whole table.
     """
-    table = columnar.whole(batches)
+
+    window: str
+    kind: str
+    key: str | None
+    ended_at: Position | None
+    life: Life | None
+    cells: Cells
+    key_range: str | None = None
+
+
+def fold_groups(
+    batches: Iterable[pa.RecordBatch],
+    table_columns: TableColumns,
+    *,
+    few: int = FEW,
+    taken: Taken | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Fold the events in ``batches``.
+
+    Args:
+        batches: the columns of ``fold.to_fold``, without withheld events that an accepted one voids.
+        few: at most so many events are folded group by group.
+        taken: gets the number of events that were folded group by group added.
+
+    Returns:
+        One row per window and key, and per life that a key change ended: the columns of
+            ``folded.folded_type`` without the row hash, the contract's columns as text.
+    """
+    table = columnar.one_table(batches)
     if table is None:
         return
     if table.num_rows > few:
-        ordinary, table = fold_ordinary(table, shape.columns, shape.key, shape.defaults)
+        ordinary, table = fold_ordinary(table, table_columns.names, table_columns.key, table_columns.defaults)
         if ordinary is not None:
             yield from columnar.in_batches(ordinary)
     if table.num_rows:
         if taken is not None:
             taken.exactly += table.num_rows
-        yield from columnar.in_batches(_folded_by_group(table, shape))
+        yield from columnar.in_batches(_folded_by_group(table, table_columns))
 
 
-def _folded_by_group(table: pa.Table, shape: Shape) -> pa.Table:
-    events = Events(table, shape.defaults)
-    rows = _Rows(shape)
+def _folded_by_group(table: pa.Table, table_columns: TableColumns) -> pa.Table:
+    events = Events(table, table_columns.defaults)
+    rows: list[FoldedRow] = []
     for (window, key), members in events.groups().items():
         if key is None:
-            _keyless(events, window, members, rows)
+            _add_table_ends(events, window, members, rows)
         else:
-            _keyed(events, window, key, members, rows, shape)
-    return rows.table(table)
+            _add_key(events, window, key, members, rows, table_columns)
+    return _folded_table(rows, table, table_columns)
 
 
 class Events:
-    """The columns of a table of events that every event is asked for, as lists; the rest on demand."""
+    """A table of events: the columns that the fold of every event reads, as lists; the others on demand."""
 
     def __init__(self, table: pa.Table, defaults: Defaults = ()) -> None:
         self._defaults = defaults
@@ -125,9 +164,10 @@ class Events:
         self._unchanged = columnar.one_chunk(table["unchanged"])
 
     def groups(self) -> dict[tuple[str, str | None], list[int]]:
+        """Return the numbers of the events by window and key."""
         found: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-        for row, place in enumerate(zip(self._window, self._key, strict=True)):
-            found[place].append(row)
+        for row, group in enumerate(zip(self._window, self._key, strict=True)):
+            found[group].append(row)
         return found
 
     def after(self, row: int) -> str | None:
@@ -135,9 +175,10 @@ class Events:
         return text
 
     def carried(self, row: int) -> Mapping[str, Any]:
-        """The columns that the event carried, by name; an image that cannot be read carried none.
+        """Return the columns that the event carried; none if its image cannot be read.
 
-        A life that begins without a column, because the table had none, begins with the column's default.
+        An event that begins a life without a column, because the table had no such column, carries the
+        column's default.
         """
         image = read_image(self.after(row))
         unsent = self._unchanged[row].as_py()
@@ -147,7 +188,8 @@ class Events:
         return {name: text for name, text in self._defaults if name not in (unsent or ())} | dict(carried)
 
     def rank(self, row: int) -> tuple[Any, ...]:
-        """By what events of one position are ordered: by operation, then content, last by who brought it."""
+        """Return what orders events of one position: operation, then content, last the batch that brought
+        it."""
         table = self._table
         return (
             ORDER.get(self.op[row], len(ORDER)),
@@ -158,63 +200,72 @@ class Events:
         )
 
 
-def _keyless(events: Events, window: str, members: Sequence[int], rows: _Rows) -> None:
-    """Truncates and boundaries, each once; one in quarantine leaves doubt where it would end lives.
+def _add_table_ends(events: Events, window: str, members: Sequence[int], rows: list[FoldedRow]) -> None:
+    """Add each truncate and snapshot end once. A quarantined one leaves doubt about the lives it would end.
 
-    A boundary carries the range of keys that it ends as its ``after``, none where it ends all.
+    The ``after`` of a snapshot end is its key range, None if it ends the whole table.
     """
-    kinds = {"t": TRUNCATE, "b": BOUNDARY}
+    kinds = {"t": TRUNCATE, "b": SNAPSHOT_END}
     chosen: dict[tuple[str, Position, str | None], int] = {}
     for row in members:
         if events.op[row] in kinds:
             kind = kinds[events.op[row]]
-            place = (kind, events.position[row], events.after(row) if kind == BOUNDARY else None)
-            if place not in chosen or events.rank(row) > events.rank(chosen[place]):
-                chosen[place] = row
-    for (kind, position, scope), row in chosen.items():
+            identity = (kind, events.position[row], events.after(row) if kind == SNAPSHOT_END else None)
+            if identity not in chosen or events.rank(row) > events.rank(chosen[identity]):
+                chosen[identity] = row
+    for (kind, position, key_range), row in chosen.items():
         part = Part(row, position, position, doubt=position if events.withheld[row] else None)
-        rows.add(window, kind, None, None, merge([part], events.rank), Cells({}), scope)
+        rows.append(FoldedRow(window, kind, None, None, merge([part], events.rank), Cells({}), key_range))
 
 
-def _keyed(events: Events, window: str, key: str, members: Sequence[int], rows: _Rows, shape: Shape) -> None:
+def _add_key(
+    events: Events,
+    window: str,
+    key: str,
+    members: Sequence[int],
+    rows: list[FoldedRow],
+    table_columns: TableColumns,
+) -> None:
+    """Add the row of one key, and one row per life of it that a key change ended."""
     ends: set[Position] = set()
-    if len(members) > 1 or events.op[members[0]] == LEFT:
+    if len(members) > 1 or events.op[members[0]] == OLD_KEY_ENDED:
         for row in members:
-            # Where the image is complete, nothing will ever be taken from the old key.
-            if events.op[row] == LEFT and not _complete(events, row, shape):
+            # A complete image never takes a column from the old key.
+            if events.op[row] == OLD_KEY_ENDED and not _complete(events, row, table_columns):
                 ends.add(just_below(events.position[row]))
-        members = [row for row in members if events.op[row] != LEFT]
+        members = [row for row in members if events.op[row] != OLD_KEY_ENDED]
     if members:
-        rows.add(window, KEY, key, None, *_fold(events, members, shape))
+        rows.append(FoldedRow(window, KEY, key, None, *_fold(events, members, table_columns)))
     for end in sorted(ends):
         below = [row for row in members if events.position[row] < end]
         if below:
-            rows.add(window, ENDED, key, end, *_fold(events, below, shape))
+            rows.append(FoldedRow(window, ENDED, key, end, *_fold(events, below, table_columns)))
         else:
-            # It stands all the same, so that it does not depend on what arrived first.
-            rows.add(window, ENDED, key, end, None, Cells({}, (), shape.plain))
+            # Written without events too, so that the result does not depend on what arrived first.
+            rows.append(FoldedRow(window, ENDED, key, end, None, Cells({}, (), table_columns.non_key)))
 
 
-def _complete(events: Events, row: int, shape: Shape) -> bool:
-    return events.carried(row).keys() >= shape.plain_set
+def _complete(events: Events, row: int, table_columns: TableColumns) -> bool:
+    """Whether the event carries every non-key column."""
+    return events.carried(row).keys() >= table_columns.non_key_set
 
 
-def _fold(events: Events, members: Sequence[int], shape: Shape) -> tuple[Life, Cells]:
-    life = merge([_part(events, row, shape) for row in members], events.rank)
-    return life, _cells(events, members, life, shape)
+def _fold(events: Events, members: Sequence[int], table_columns: TableColumns) -> tuple[Life, Cells]:
+    life = merge([_part(events, row, table_columns) for row in members], events.rank)
+    return life, _cells(events, members, life, table_columns)
 
 
-def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> Cells:
+def _cells(events: Events, members: Sequence[int], life: Life, table_columns: TableColumns) -> Cells:
     if life.living is None:
-        return Cells({}, (), shape.plain)
+        return Cells({}, (), table_columns.non_key)
     newest = life.living.row
     if not events.withheld[newest]:
         image = events.carried(newest)
-        if image.keys() >= shape.plain_set:
+        if image.keys() >= table_columns.non_key_set:
             return Cells(image)
     living = [row for row in members if events.op[row] in _LIVING]
     living.sort(key=lambda row: (events.position[row], not events.withheld[row]), reverse=True)
-    open_columns = dict.fromkeys(shape.plain)
+    open_columns = dict.fromkeys(table_columns.non_key)
     known: dict[str, Any] = {}
     apart, alive = [], life.alive
     for row in living:
@@ -228,17 +279,17 @@ def _cells(events: Events, members: Sequence[int], life: Life, shape: Shape) -> 
                 known[name] = carried[name]
             if withheld or position != alive:
                 apart.append((name, position))
-    return Cells(known, apart, [name for name in shape.plain if name not in known])
+    return Cells(known, apart, [name for name in table_columns.non_key if name not in known])
 
 
-def _part(events: Events, row: int, shape: Shape) -> Part:
+def _part(events: Events, row: int, table_columns: TableColumns) -> Part:
     op, position, withheld = events.op[row], events.position[row], events.withheld[row]
     if op == "d":
         if withheld:
             return Part(row, position, position, doubt=position)
         return Part(row, position, position, deletes=(Ending(position, events.at[row]),))
     moved_from = events.moved_from[row]
-    if moved_from is not None and (withheld or op not in _STARTS or _complete(events, row, shape)):
+    if moved_from is not None and (withheld or op not in _STARTS or _complete(events, row, table_columns)):
         moved_from = None
     return Part(
         row,
@@ -251,90 +302,59 @@ def _part(events: Events, row: int, shape: Shape) -> Part:
     )
 
 
-@dataclass
-class _Rows:
-    """Folded rows under construction."""
-
-    shape: Shape
-    window: list[str] = field(default_factory=list)
-    kind: list[str] = field(default_factory=list)
-    key: list[str | None] = field(default_factory=list)
-    ended_at: list[Position | None] = field(default_factory=list)
-    lives: list[Life | None] = field(default_factory=list)
-    cells: list[Cells] = field(default_factory=list)
-    scope: list[str | None] = field(default_factory=list)
-
-    def add(
-        self,
-        window: str,
-        kind: str,
-        key: str | None,
-        ended_at: Position | None,
-        life: Life | None,
-        cells: Cells,
-        scope: str | None = None,
-    ) -> None:
-        self.window.append(window)
-        self.kind.append(kind)
-        self.key.append(key)
-        self.ended_at.append(ended_at)
-        self.lives.append(life)
-        self.cells.append(cells)
-        self.scope.append(scope)
-
-    def table(self, events: pa.Table) -> pa.Table:
-        """The folded rows; ``events`` is where the rows of their lives stand."""
-        at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
-        lives = self.lives
-        last = [None if life is None else life.last.row for life in lives]
-        living = [_row(life.living) if life is not None else None for life in lives]
-        start = [_row(life.start) if life is not None else None for life in lives]
-        images = [cells.image for cells in self.cells]
-        values = key_columns(self.key, self.shape) | {
-            name: pa.array([image.get(name) for image in images], pa.string()) for name in self.shape.plain
-        }
-        columns = {
-            "window": pa.array(self.window, pa.string()),
-            # Spark takes the columns by their place, and the key's may stand anywhere among them.
-            **{name: values[name] for name in self.shape.columns},
-            "_cdc_kind": pa.array(self.kind, pa.string()),
-            "_cdc_key": pa.array(self.key, pa.string()),
-            "_cdc_ended_at": columnar.position_array(self.ended_at),
-            "_cdc_op": columnar.take(events["op"], last),
-            "_cdc_position": columnar.take(at, last),
-            "_cdc_first": columnar.take(at, [None if life is None else life.first.row for life in lives]),
-            "_cdc_source_ts": columnar.take(events["source_ts"], last),
-            "_cdc_alive": columnar.take(at, living),
-            "_cdc_updated_at": columnar.take(events["source_ts"], living),
-            "_cdc_life_start": columnar.take(at, start),
-            "_cdc_moved_from_key": pa.array(
-                [None if life is None or life.start is None else life.start.moved_from for life in lives],
-                pa.string(),
-            ),
-            "_cdc_deletes": columnar.ending_lists([() if life is None else life.deletes for life in lives]),
-            "_cdc_doubt": columnar.take(
-                at, [_row(life.doubting) if life is not None else None for life in lives]
-            ),
-            "_cdc_vouched": columnar.take(
-                at, [_row(life.vouching) if life is not None else None for life in lives]
-            ),
-            "_cdc_scope": pa.array(self.scope, pa.string()),
-            "_cdc_column_positions": columnar.position_maps([cells.apart for cells in self.cells]),
-            "_cdc_unresolved": columnar.text_lists([cells.unresolved for cells in self.cells]),
-            "_cdc_batch_id": columnar.take(events["batch_id"], last),
-            "_cdc_ingested_at": columnar.take(events["landed_at"], last),
-        }
-        return pa.table(columns)
+def _folded_table(rows: Sequence[FoldedRow], events: pa.Table, table_columns: TableColumns) -> pa.Table:
+    """Return ``rows`` as a table; their lives and cells name rows of ``events``."""
+    at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
+    lives = [row.life for row in rows]
+    last = [None if life is None else life.last.row for life in lives]
+    living = [_row(life.living) if life is not None else None for life in lives]
+    start = [_row(life.start) if life is not None else None for life in lives]
+    images = [row.cells.image for row in rows]
+    values = key_columns([row.key for row in rows], table_columns) | {
+        name: pa.array([image.get(name) for image in images], pa.string()) for name in table_columns.non_key
+    }
+    columns = {
+        "window": pa.array([row.window for row in rows], pa.string()),
+        # Spark takes columns by their order; key columns may be anywhere among them.
+        **{name: values[name] for name in table_columns.names},
+        "_cdc_kind": pa.array([row.kind for row in rows], pa.string()),
+        "_cdc_key": pa.array([row.key for row in rows], pa.string()),
+        "_cdc_ended_at": columnar.position_array([row.ended_at for row in rows]),
+        "_cdc_op": columnar.take(events["op"], last),
+        "_cdc_position": columnar.take(at, last),
+        "_cdc_first": columnar.take(at, [None if life is None else life.first.row for life in lives]),
+        "_cdc_source_ts": columnar.take(events["source_ts"], last),
+        "_cdc_alive": columnar.take(at, living),
+        "_cdc_updated_at": columnar.take(events["source_ts"], living),
+        "_cdc_life_start": columnar.take(at, start),
+        "_cdc_moved_from_key": pa.array(
+            [None if life is None or life.start is None else life.start.moved_from for life in lives],
+            pa.string(),
+        ),
+        "_cdc_deletes": columnar.ending_lists([() if life is None else life.deletes for life in lives]),
+        "_cdc_doubt": columnar.take(
+            at, [_row(life.doubting) if life is not None else None for life in lives]
+        ),
+        "_cdc_vouched": columnar.take(
+            at, [_row(life.vouching) if life is not None else None for life in lives]
+        ),
+        "_cdc_scope": pa.array([row.key_range for row in rows], pa.string()),
+        "_cdc_column_positions": columnar.position_maps([row.cells.apart for row in rows]),
+        "_cdc_unresolved": columnar.text_lists([row.cells.unresolved for row in rows]),
+        "_cdc_batch_id": columnar.take(events["batch_id"], last),
+        "_cdc_ingested_at": columnar.take(events["landed_at"], last),
+    }
+    return pa.table(columns)
 
 
-def key_columns(keys: Sequence[str | None], shape: Shape) -> dict[str, pa.Array]:
-    """The key's columns as text, from the texts of the keys; None where there is no key."""
+def key_columns(keys: Sequence[str | None], table_columns: TableColumns) -> dict[str, pa.Array]:
+    """Return the key's columns as text, from the texts of keys; null where there is no key."""
     values = {key: () if key is None else json.loads(key) for key in set(keys)}
     return {
         name: pa.array(
             [values[key][number] if number < len(values[key]) else None for key in keys], pa.string()
         )
-        for number, name in enumerate(shape.key)
+        for number, name in enumerate(table_columns.key)
     }
 
 

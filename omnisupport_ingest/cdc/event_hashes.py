@@ -1,11 +1,11 @@
-"""The hash of events (``envelope.event_hash``) by whole columns, without Spark.
+"""Compute the hash of events (``envelope.event_hash``) by whole columns, without Spark.
 
-Spark's hash of several columns is that of each, seeded by the one before. It begins with 42, and NULL changes
-nothing. A number is its bytes, the lowest first.
+Spark hashes several columns one after another: the hash of one column is the seed of the next. The first seed
+is 42. NULL leaves the seed as it is. A number is hashed as its bytes, the lowest first.
 
 Numbers, and texts that many events share, are hashed for all events at once: xxHash64 of fewer than 32 bytes
-is a few multiplications (xxHash specification 0.1.1, XXH64, steps 1 and 4 to 6). Any other text is hashed by
-the library.
+is a few multiplications (xxHash specification 0.1.1, XXH64, steps 1 and 4 to 6). The library hashes any other
+text.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PRIME_1, _PRIME_2, _PRIME_3, _PRIME_4, _PRIME_5 = (
 )
 
 _SHORT = 32
-"""From so many bytes on, the hash runs over stripes first."""
+"""Texts of so many bytes or more are not hashed here: XXH64 hashes their 32-byte stripes first."""
 
 _SHARED = 16
-"""Different texts of a column up to which each is hashed for all its events at once."""
+"""A column with at most so many different texts is hashed text by text, each for all its events at once."""
 
 
 def event_hashes(events: pa.Table) -> pa.Int64Array:
-    """``event_hash`` of each of ``events``, which have the columns of ``LANDED_TYPE``."""
+    """Return ``event_hash`` of each of ``events``, which have the columns of ``LANDED_TYPE``."""
     with np.errstate(over="ignore"):
         found = np.full(events.num_rows, 42, np.uint64)
         found = _of_numbers(found, events["epoch"], np.uint32)
@@ -57,12 +57,12 @@ def event_hashes(events: pa.Table) -> pa.Int64Array:
 
 
 def _joined(names: pa.ChunkedArray) -> pa.Array:
-    """The names of each event in order, as one text."""
+    """Return the sorted names of each event as one text."""
     if names.null_count == len(names):
         return pa.nulls(len(names), pa.string())
     found = np.full(len(names), -1)
     known = np.flatnonzero(names.is_valid().to_numpy())
-    # Few different lists stand in a column: each is joined once.
+    # A column has few different lists: each is joined once.
     lists: dict[tuple[str | None, ...], int] = {}
     for row, each in zip(known.tolist(), names.take(pa.array(known)).to_pylist(), strict=True):
         found[row] = lists.setdefault(tuple(each), len(lists))
@@ -82,7 +82,8 @@ def _of_numbers(seeds: Hashes, column: pa.ChunkedArray, of_type: type[np.unsigne
 
 
 def _of_texts(seeds: Hashes, column: pa.Array, absent: bytes | None) -> Hashes:
-    """``absent``: what stands for NULL; None: nothing does."""
+    """Hash a column of texts with ``seeds``. ``absent``: the bytes hashed for NULL; None: NULL keeps the
+    seed."""
     known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     found = seeds.copy()
     if absent is not None and len(known) < len(column):
@@ -102,56 +103,57 @@ def _of_texts(seeds: Hashes, column: pa.Array, absent: bytes | None) -> Hashes:
 
 
 def _are_shared(texts: pa.Array) -> bool:
-    """Whether few different texts stand in the column; of a column of many the first ones tell."""
+    """Whether the column has few different texts. Its first values are looked at first, to refuse most others
+    cheaply."""
     some = texts.slice(0, 4 * _SHARED)
     return len(some.unique()) <= _SHARED and len(texts.unique().drop_null()) <= _SHARED
 
 
 def _bytes_of(texts: pa.StringArray, known: Rows) -> Iterator[memoryview]:
-    """The bytes of those of ``texts`` that are ``known``, one after another, where they stand.
+    """Return views of the bytes of those of ``texts`` whose numbers are ``known``, without copying.
 
-    None is kept: the garbage collector would look through thousands of views.
+    A generator, not a list: the garbage collector would walk through thousands of views.
     """
-    _, places, held = texts.buffers()
-    ends = np.frombuffer(places, np.int32, len(texts) + 1, 4 * texts.offset)
+    _, offsets, held = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
     whole = memoryview(held)
     starts, stops = ends[known].tolist(), ends[known + 1].tolist()
     return (whole[start:stop] for start, stop in zip(starts, stops, strict=True))
 
 
 def _by_library(seeds: Hashes, texts: Iterable[bytes | memoryview]) -> Hashes:
-    """``texts``: at least one for each seed."""
+    """Hash each text with its seed. ``texts``: at least as many as seeds."""
     return np.fromiter(map(xxhash.xxh64_intdigest, texts, seeds.tolist()), np.uint64, len(seeds))
 
 
 def _of_short(seeds: Hashes, text: bytes) -> Hashes:
-    """The hash of one text of fewer than 32 bytes with each of ``seeds``."""
+    """Return the hash of one text of fewer than 32 bytes with each of ``seeds``."""
     found = seeds + _PRIME_5 + np.uint64(len(text))
-    place = 0
-    while len(text) - place >= 8:
-        found = _of_eight(found, np.uint64(int.from_bytes(text[place : place + 8], "little")))
-        place += 8
-    if len(text) - place >= 4:
-        found = _of_four(found, np.uint64(int.from_bytes(text[place : place + 4], "little")))
-        place += 4
-    for byte in text[place:]:
-        found = _turned(found ^ (np.uint64(byte) * _PRIME_5), 11) * _PRIME_1
+    start = 0
+    while len(text) - start >= 8:
+        found = _of_eight(found, np.uint64(int.from_bytes(text[start : start + 8], "little")))
+        start += 8
+    if len(text) - start >= 4:
+        found = _of_four(found, np.uint64(int.from_bytes(text[start : start + 4], "little")))
+        start += 4
+    for byte in text[start:]:
+        found = _rotated(found ^ (np.uint64(byte) * _PRIME_5), 11) * _PRIME_1
     return _mixed(found)
 
 
 def _of_eight(found: Hashes, numbers: Hashes | np.uint64) -> Hashes:
-    lane = _turned(np.asarray(numbers * _PRIME_2), 31) * _PRIME_1
-    return _turned(found ^ lane, 27) * _PRIME_1 + _PRIME_4
+    lane = _rotated(np.asarray(numbers * _PRIME_2), 31) * _PRIME_1
+    return _rotated(found ^ lane, 27) * _PRIME_1 + _PRIME_4
 
 
 def _of_four(found: Hashes, numbers: Hashes | np.uint64) -> Hashes:
-    return _turned(found ^ (numbers * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
+    return _rotated(found ^ (numbers * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
 
 
-def _turned(numbers: Hashes, by: int) -> Hashes:
-    """Each number with its bits turned to the left."""
-    turned: Hashes = (numbers << np.uint64(by)) | (numbers >> np.uint64(64 - by))
-    return turned
+def _rotated(numbers: Hashes, by: int) -> Hashes:
+    """Rotate the bits of each number to the left."""
+    rotated: Hashes = (numbers << np.uint64(by)) | (numbers >> np.uint64(64 - by))
+    return rotated
 
 
 def _mixed(found: Hashes) -> Hashes:

@@ -1,4 +1,4 @@
-"""Folded rows: their columns, and what each keeps because a later merge may still need it.
+"""Define the columns of folded rows (``net_changes/<table>``): the state that a later merge may need.
 
 ``_cdc_life_start``        position of the latest ``c`` or ``r``; a new life inherits nothing
 ``_cdc_alive``             position of the latest event that leaves the key alive
@@ -7,11 +7,11 @@
 ``_cdc_unresolved``        columns without a value here: never carried, or carried by a quarantined event
 ``_cdc_first``             lowest position folded in
 ``_cdc_moved_from_key``    old key, where a key change began this life and left a column unsent
-``_cdc_doubt``             position of the latest quarantined delete: does the row exist? On a truncate
-                           or boundary its own position, if it is in quarantine itself
-``_cdc_vouched``           position of the latest accepted event that leaves the key alive: it, or a new
-                           life, settles a doubt below it
-``_cdc_scope``             on a boundary, the range of keys that it ends (``key_range``); null: the table
+``_cdc_doubt``             position of the latest quarantined delete, which leaves open whether the row
+                           exists; on a quarantined truncate or snapshot end its own position
+``_cdc_vouched``           position of the latest accepted event that leaves the key alive; it, or a new life,
+                           settles a doubt below it
+``_cdc_scope``             on a snapshot end, the key range that it ends (``key_range``); NULL: the table
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ STATE_NAMES = tuple(field.name for field in _STATE_FIELDS)
 
 
 def folded_type(contract: TableContract) -> T.StructType:
-    """Schema of ``dim_<table>``: the window, the contract's columns typed, the state of the fold."""
+    """Schema of ``net_changes/<table>``: the window, the contract's columns typed, the state of the fold."""
     return T.StructType(
         [T.StructField("window", T.StringType()), *spark_schema(contract).fields, *_STATE_FIELDS]
     )
 
 
 def row_hash(folded: DataFrame) -> Column:
-    """64-bit hash of everything a folded row says, but where and when it was ingested.
+    """64-bit hash of a folded row without the batch that brought it and the time it landed.
 
     Maps have no order, so they are hashed as their sorted entries.
     """
@@ -73,7 +73,9 @@ def row_hash(folded: DataFrame) -> Column:
         column = F.col(f"`{field.name}`")
         is_map = isinstance(field.dataType, T.MapType)
         parts[field.name] = F.array_sort(F.map_entries(column)) if is_map else column
-    # A hash skips NULLs, so which columns are NULL is hashed with them. The scope came later: without one
-    # a row has the hash that it had before.
-    told = (F.when(part.isNull(), "1").otherwise("0") for name, part in parts.items() if name != "_cdc_scope")
-    return F.xxhash64(F.concat_ws("", *told), *parts.values())
+    # A hash skips NULLs, so which columns are NULL is hashed too. ``_cdc_scope`` was added later and is left
+    # out here, so that rows without it keep their hash.
+    nulls = (
+        F.when(part.isNull(), "1").otherwise("0") for name, part in parts.items() if name != "_cdc_scope"
+    )
+    return F.xxhash64(F.concat_ws("", *nulls), *parts.values())

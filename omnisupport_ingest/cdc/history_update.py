@@ -1,12 +1,13 @@
-"""Updating a history in place: the versions in a file, and new events of some of their keys.
+"""Update a history in place: the versions in one file, by new events of some of their keys.
 
-A new event stands above every event that the history has been made from, so it goes on from the version of
-its key that is open: that one is closed, or the event changes nothing. What does not follow from the open
-version and the new events alone (an event below, one in quarantine, a key change that left a column unsent)
-is not decided here: the key is given back, to be made from all its events and sent again as it is to be.
+A new event lies above every event that the history was made from, so it continues the open version of its
+key: the version is closed, or the event changes nothing. Some events cannot be applied to the open version
+alone: an event below the others, a quarantined one, a key change that left a column unsent. Then the key is
+returned in ``Updated.refold``; the caller makes its versions from all events (``history``) and sends them as
+rows to set.
 
-The walk over the events is that of ``history_rows``; a value that the open version has already is taken from
-its typed column, never from text.
+The walk over the events is that of ``history_rows``. A value that the open version has already is taken from
+its typed column, not from text.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
-from omnisupport_ingest.cdc.event_fold import Shape, key_columns
+from omnisupport_ingest.cdc.event_fold import TableColumns, key_columns
 from omnisupport_ingest.cdc.history_rows import (
     CHANGE_NOTHING,
     CLOSING,
-    BatchEvents,
+    HistoryEvents,
     Opening,
     TableEvent,
     Version,
     Versions,
     Walk,
 )
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Position, just_below
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
-from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, among
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, keys_in
 from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.typed_values import typed_array
 
 EVENT = "_cdc_event"
-"""The column of a row on its way to a file that has the event; NULL on versions that were made already."""
+"""Column with the event, on rows that are sent to a file; NULL on finished versions."""
 
 _END = "_cdc_valid_to_position"
 _FROM = "_cdc_valid_from_position"
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A value that a held row has: the number of that row."""
+class _HeldValue:
+    """A value that is taken from a held row: the number of that row."""
 
     row: int
 
@@ -62,14 +63,18 @@ class _Known:
 class HistoryRules:
     """What the versions of one table are updated by.
 
-    ``schema``: of versions; ``event``: of the events. ``through``: the highest position that the history
-    has been made from. ``new_ends``: truncates and boundaries above it, by position. ``source_schema``:
-    events of tables in other schemas are passed over; null: all are of the table. ``changed_only``: what
-    changes nothing opens no version. ``ended_before`` (microseconds from 1970): no version is made that ended
-    before it; null: every one is.
+    Attributes:
+        schema: of versions.
+        event: type of the event column.
+        through: the highest position that the history was made from.
+        new_ends: truncates and snapshot ends above ``through``, by position.
+        source_schema: events of tables in other schemas are ignored; None: all events are of the table.
+        changed_only: events that change nothing open no version.
+        ended_before: versions that ended before this moment (microseconds since 1970) are not made; None: all
+            are.
     """
 
-    shape: Shape
+    table_columns: TableColumns
     columns: tuple[Column, ...]
     schema: pa.Schema
     event: pa.DataType
@@ -82,23 +87,24 @@ class HistoryRules:
 
     @property
     def ordered_above(self) -> bool:
-        """Events have the key as text alone."""
+        """Whether the files of the events have the key's columns, by which this table's files are ordered:
+        they do not."""
         return False
 
     @cached_property
     def sent(self) -> pa.Schema:
-        """The schema of what is sent to a file: versions to be put there, or events."""
+        """Schema of what is sent to a file: finished versions, or events."""
         return self.schema.append(pa.field(EVENT, self.event)).append(pa.field(CHANGE, pa.string()))
 
     def rows_of(self, events: pa.Table) -> pa.Table:
-        """Accepted ``events`` of the table as rows to be sent to the files of their keys."""
+        """Convert accepted ``events`` of the table to rows to send to the files of their keys."""
         if self.source_schema is not None:
             events = events.filter(pc.equal(events["source_schema"], self.source_schema))
         if "withheld" not in events.column_names:
             events = events.append_column("withheld", pa.array(np.zeros(events.num_rows, np.bool_)))
         known = events_to_fold(events)
         known = known.filter(pc.is_valid(known["key"])).combine_chunks()
-        texts = key_columns(known["key"].to_pylist(), self.shape)
+        texts = key_columns(known["key"].to_pylist(), self.table_columns)
         types = {column.name: column.type for column in self.columns}
         values: dict[str, Any] = {name: typed_array(text, types[name]) for name, text in texts.items()}
         values["_cdc_key"] = known["key"]
@@ -116,33 +122,34 @@ class HistoryRules:
         return pa.Table.from_arrays(arrays, schema=self.sent)
 
     def reached(self, held: pa.Table, sent: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which of the versions ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
-        settled = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
+        """Return which of the versions ``held`` the rows ``sent``, or new truncates and snapshot ends, may
+        change."""
+        final_rows = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
         is_open = _mask(pc.is_null(held[_END]))
-        return is_open & (_mask(among(held, sent)) | self._ended(held)) | _mask(among(held, settled))
+        return is_open & (_mask(keys_in(held, sent)) | self._ended(held)) | _mask(keys_in(held, final_rows))
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
-        """Whether the two have the same versions, in whatever order."""
+        """Whether both tables have the same versions, in any order."""
         return _same(one, other)
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """Update the versions ``held`` by the rows ``sent``, in any order, any number per key.
 
-        Events of a key that is set or gone too count for nothing.
+        Events of a key that is also set or gone are ignored.
         """
         change = sent[CHANGE]
         merging = sent.filter(pc.equal(change, MERGE))
-        settled = sent.filter(pc.invert(pc.equal(change, MERGE)))
-        merging = merging.filter(pc.invert(among(merging, settled)))
-        replaced = _mask(among(held, settled))
+        final_rows = sent.filter(pc.invert(pc.equal(change, MERGE)))
+        merging = merging.filter(pc.invert(keys_in(merging, final_rows)))
+        replaced = _mask(keys_in(held, final_rows))
         is_open = _mask(pc.is_null(held[_END]))
-        reached = is_open & ~replaced & (_mask(among(held, merging)) | self._ended(held))
+        reached = is_open & ~replaced & (_mask(keys_in(held, merging)) | self._ended(held))
         old = held.filter(pa.array(reached)).combine_chunks()
         extended, refold = self._extended(old, merging)
         nothing = np.zeros(0, np.int64)
         if refold:
             return Updated(held.slice(0, 0), False, nothing, nothing, pa.array(sorted(refold), pa.string()))
-        put = settled.filter(pc.equal(settled[CHANGE], SET)).select(self.schema.names).cast(self.schema)
+        put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(self.schema.names).cast(self.schema)
         made = pa.concat_tables([extended, with_hashes(put)]).combine_chunks()
         if self.ended_before is not None:
             made = made.filter(pc.invert(ended(made, self.ended_before)))
@@ -155,63 +162,68 @@ class HistoryRules:
         return Updated(rows, True, _hashes(leaving), _hashes(made), none)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """``rows`` with the versions of each key in their order."""
+        """Return ``rows`` with the versions of each key in the order of positions."""
         return _by_position(rows)
 
     def _ended(self, held: pa.Table) -> npt.NDArray[np.bool_]:
-        """The rows whose keys a new truncate or boundary reaches."""
+        """Return the rows whose keys a new truncate or snapshot end reaches."""
         if not self.new_ends or not held.num_rows:
             return np.zeros(held.num_rows, np.bool_)
-        if any(end.scope is None for end in self.new_ends):
+        if any(end.key_range is None for end in self.new_ends):
             return np.ones(held.num_rows, np.bool_)
         return np.array([bool(self._reaching(key)) for key in held["_cdc_key"].to_pylist()], np.bool_)
 
     def _reaching(self, key: str) -> Sequence[TableEvent]:
-        return [end for end in self.new_ends if end.scope is None or end.scope.holds(key)]
+        return [end for end in self.new_ends if end.key_range is None or end.key_range.holds(key)]
 
     def _extended(self, old: pa.Table, merging: pa.Table) -> tuple[pa.Table, set[str]]:
-        """The versions that the open ones ``old`` and the events ``merging`` come to, and keys to be made
-        from all their events."""
+        """Apply the events ``merging`` to the open versions ``old``.
+
+        Return the versions, and the keys that must be made from all their events.
+        """
         event = columnar.one_chunk(merging[EVENT])
-        events = BatchEvents(
-            pa.table({name: pc.struct_field(event, place) for place, name in enumerate(self.event.names)}),
-            self.shape.defaults,
+        events = HistoryEvents(
+            pa.table({name: pc.struct_field(event, index) for index, name in enumerate(self.event.names)}),
+            self.table_columns.defaults,
         )
         members: dict[str, list[int]] = defaultdict(list)
         for row, key in enumerate(merging["_cdc_key"].to_pylist()):
             members[key].append(row)
-        standing = _open_versions(old, self.shape)
-        rows, refold = Versions(self.shape), set()
-        for key in dict.fromkeys([*standing, *members]):
+        open_versions = _open_versions(old, self.table_columns)
+        rows, refold = Versions(self.table_columns), set()
+        for key in dict.fromkeys([*open_versions, *members]):
             mine = members.get(key, [])
             if not all(self._is_new(events, row) for row in mine):
                 refold.add(key)
                 continue
             ends, first = self._reaching(key), len(rows.key)
-            walk = Walk(events, key, self.shape, ends, [end.position for end in ends], rows)
-            walk.standing, walk.seen = standing.get(key), key in standing
-            walk.over(mine)
+            walk = Walk(events, key, self.table_columns, ends, [end.position for end in ends], rows)
+            walk.open_version, walk.seen = open_versions.get(key), key in open_versions
+            walk.apply_all(mine)
             if rows.depend_on_others(first):
                 refold.add(key)
         if refold:
             return self.schema.empty_table(), refold
         return self._typed(rows, old), refold
 
-    def _is_new(self, events: BatchEvents, row: int) -> bool:
+    def _is_new(self, events: HistoryEvents, row: int) -> bool:
         position = events.position[row]
-        lowest = just_below(position) if events.op[row] == LEFT else position
+        lowest = just_below(position) if events.op[row] == OLD_KEY_ENDED else position
         return not events.withheld[row] and lowest > self.through
 
     def _typed(self, rows: Versions, old: pa.Table) -> pa.Table:
-        """The versions walked over, typed; a value that a held row has is that row's."""
-        places = {name: [version.image.get(name) for version in rows.versions] for name in self.shape.plain}
+        """Return the versions of the walk with typed columns; values of held rows are copied from them."""
+        images = {
+            name: [version.image.get(name) for version in rows.versions]
+            for name in self.table_columns.non_key
+        }
         held = {
-            name: [value.row if isinstance(value, _Known) else None for value in values]
-            for name, values in places.items()
+            name: [value.row if isinstance(value, _HeldValue) else None for value in values]
+            for name, values in images.items()
         }
         if not rows.key:
             return self.schema.empty_table()
-        texts = rows.table(held=_Known).combine_chunks()
+        texts = rows.table(held=_HeldValue).combine_chunks()
         names = [name for name in self.schema.names if name not in ("_cdc_is_deleted", EXACT)]
         made = pa.Table.from_batches(list(typed_batches(texts.to_batches(), self.columns, [*names, EXACT])))
         values: dict[str, Any] = {name: columnar.one_chunk(made[name]) for name in made.column_names}
@@ -224,16 +236,18 @@ class HistoryRules:
             of_type = self.schema.field(name).type
             taken = columnar.one_chunk(old[name]).take(pa.array(from_row, pa.int64()))
             values[name] = pc.if_else(known, taken, values[name].cast(of_type))
-            for place, row in enumerate(from_row):
+            for number, row in enumerate(from_row):
                 if row is not None and name in old_exact[row]:
-                    exact[place][name] = old_exact[row][name]
+                    exact[number][name] = old_exact[row][name]
         values[EXACT] = columnar.text_maps(
-            [[(name, each[name]) for name in self.shape.columns if name in each] for each in exact]
+            [[(name, each[name]) for name in self.table_columns.names if name in each] for each in exact]
         )
         values["_cdc_is_deleted"] = self._marked(values, exact)
         arrays = [columnar.one_chunk(values[field.name]).cast(field.type) for field in self.schema]
         versions = pa.Table.from_arrays(arrays, schema=self.schema)
-        return with_hashes(only_changes(versions, self.shape.columns) if self.changed_only else versions)
+        return with_hashes(
+            only_changes(versions, self.table_columns.names) if self.changed_only else versions
+        )
 
     def _marked(self, values: Mapping[str, Any], exact: Sequence[Mapping[str, str]]) -> pa.Array:
         name = self.soft_delete_column
@@ -243,20 +257,23 @@ class HistoryRules:
 
 
 def ended(versions: pa.Table, before: int) -> pa.ChunkedArray:
-    """Which of ``versions`` ended before the moment ``before``, in microseconds from 1970; never NULL."""
+    """Return which of ``versions`` ended before the moment ``before`` (microseconds since 1970); never
+    NULL."""
     end = versions["_cdc_valid_to"]
     return pc.fill_null(pc.less(end, pa.scalar(before, pa.int64()).cast(end.type)), False)
 
 
 def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """``versions`` without those that begin where another of the row ends and change nothing in it: the one
-    before goes on. ``columns``: of the table."""
+    """Remove versions that begin where the one before ends and change nothing; the one before goes on.
+
+    ``columns``: the columns of the table.
+    """
     rows = _by_position(versions)
     keys, by = rows["_cdc_key"].to_pylist(), rows["_cdc_opened_by"].to_pylist()
     begins, ends = rows[_FROM].to_pylist(), rows[_END].to_pylist()
-    told = [rows[name].to_pylist() for name in columns]
-    told.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
-    told.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
+    compared = [rows[name].to_pylist() for name in columns]
+    compared.append([sorted(each or ()) for each in rows["_cdc_unresolved"].to_pylist()])
+    compared.append([sorted(each or ()) for each in rows[EXACT].to_pylist()])
     first, last = list[int](), list[int]()
     for row in range(rows.num_rows):
         before = row - 1
@@ -265,7 +282,7 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
             and by[row] in CHANGE_NOTHING
             and keys[before] == keys[row]
             and ends[before] == begins[row]
-            and all(_is_same(values[before], values[row]) for values in told)
+            and all(_is_same(values[before], values[row]) for values in compared)
         ):
             last[-1] = row
         else:
@@ -280,12 +297,12 @@ def only_changes(versions: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are the same as Spark has it: NaN is the same as NaN."""
+    """Whether Spark finds the two values the same: NaN is the same as NaN."""
     return bool(one == other or (one != one and other != other))
 
 
-def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:
-    """The open version of each key, as the walk knows it: its values are named by their row."""
+def _open_versions(old: pa.Table, table_columns: TableColumns) -> dict[str, Version]:
+    """Return the open version of each key for the walk; its values are the numbers of their rows."""
     unknown = [frozenset(each or ()) for each in old["_cdc_unresolved"].to_pylist()]
     positions = columnar.positions(old[_FROM])
     at, landed = columnar.micros(old["_cdc_valid_from"]), columnar.micros(old["_cdc_ingested_at"])
@@ -294,17 +311,17 @@ def _open_versions(old: pa.Table, shape: Shape) -> dict[str, Version]:
     found = {}
     for row, key in enumerate(old["_cdc_key"].to_pylist()):
         opened = Opening(positions[row], by[row], at[row], batch[row], landed[row], moved[row])  # type: ignore[arg-type]
-        image = {name: _Known(row) for name in shape.plain if name not in unknown[row]}
+        image = {name: _HeldValue(row) for name in table_columns.non_key if name not in unknown[row]}
         found[key] = Version(opened, image, doubtful=EXISTENCE in unknown[row])
     return found
 
 
 def _by_position(rows: pa.Table) -> pa.Table:
-    place = columnar.one_chunk(rows[_FROM])
+    position = columnar.one_chunk(rows[_FROM])
     order = pa.table(
         {
             "key": columnar.one_chunk(rows["_cdc_key"]),
-            **{name: pc.struct_field(place, number) for number, name in enumerate("elo")},
+            **{name: pc.struct_field(position, number) for number, name in enumerate("elo")},
         }
     )
     by = [(name, "ascending") for name in order.column_names]

@@ -1,4 +1,4 @@
-"""Reading a row image, one opaque JSON object, column name → text or null, and the text of a key."""
+"""Read row images (JSON objects: column name → text or null) and the texts of keys (JSON arrays)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omnisupport_ingest.foreign import Unreadable, texts_only
 
 
 def read_image(text: str | None) -> dict[str, Any] | None:
-    """The columns of an image by name; None where there is none, or ``text`` is no JSON object.
+    """Return the columns of an image by name; None if there is none or ``text`` is not a JSON object.
 
-    Landed images hold text and null alone. What else JSON has (another capture's image) is given as
-    text: numbers as they are written, ``true`` and ``false``, objects and arrays as compact JSON.
+    Images of our own capture hold texts and nulls alone. Other JSON values of another capture are returned as
+    text: numbers as written, ``true`` and ``false``, objects and arrays as compact JSON.
     """
     if text is None:
         return None
@@ -32,8 +32,8 @@ def read_image(text: str | None) -> dict[str, Any] | None:
 def with_unsent(
     image: Mapping[str, Any], unsent: Collection[str] | None, before: str | None
 ) -> Mapping[str, Any]:
-    """``image`` with the columns that were not sent anew and stand in the old image ``before`` (replica
-    identity full), which knows them just as well."""
+    """Add the columns that were not sent, as far as the old image ``before`` has them (replica identity
+    full)."""
     if not unsent or before is None:
         return image
     old = read_image(before) or {}
@@ -41,7 +41,7 @@ def with_unsent(
 
 
 def is_whole(key: str | None) -> bool:
-    """Whether a key, a JSON array of texts, is there and has no NULL in it: else it is of no row."""
+    """Whether there is a key (JSON array of texts) without NULL; any other event belongs to no row."""
     if key is None:
         return False
     if "null" not in key:

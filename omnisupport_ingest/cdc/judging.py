@@ -1,8 +1,13 @@
-"""Judging events, in plain Python on Arrow batches: what ``dedupe.judge`` hands to Spark's workers.
+"""Judge events: the step from ``raw_cdc_staging`` to ``deduped_events`` and ``quarantine``.
 
-The rules of hundreds of tables are a table of functions here; as column expressions they would be a
-plan of thousands of nodes, built again for every run. What is done in each scenario is not decided
-here but in the decision table.
+Every raw event gets a verdict: accepted, duplicate, or quarantined with a reason. The code is plain Python on
+Arrow batches; Spark's workers run it (``dedupe.judge``). Nearly all events are ordinary and are judged
+together, by whole columns (``ordinary``); the others are judged one by one.
+
+This module finds which scenario an event is in. What is done in each scenario stands in the decision table.
+
+The rules of contracts are Python functions, not column expressions: for hundreds of tables those would be a
+plan of thousands of nodes, built again for every run.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from omnisupport_ingest.cdc.decrypting import decrypt
 from omnisupport_ingest.cdc.erasing import Erasures, erase_batches
 from omnisupport_ingest.cdc.images import is_whole, read_image, with_unsent
 from omnisupport_ingest.cdc.lateness import ALWAYS_REPLAYED, is_late, is_too_late
-from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, Ordinary, Taken
+from omnisupport_ingest.cdc.ordinary import FEW, IMAGE_OPS, ROW_OPS, OrdinaryEvents, Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.decision_table import (
     ACCEPT,
@@ -59,10 +64,10 @@ from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 ACCEPTED, DUPLICATE, QUARANTINED = "accepted", "duplicate", "quarantined"
 
 OPEN, DISCARDED, NOT_NEEDED = "open", "discarded", "not_needed"
-"""States of a quarantined event's review: somebody must look, has looked, or need not."""
+"""States of a quarantined event's review: a person must look at it, has discarded it, or need not look."""
 
 RELEASE, DISCARD = "release", "discard"
-"""What a review decides."""
+"""What a person decides about a quarantined event."""
 
 ADDED = ("late", "rules", "reason", "verdict", "detector", "review_state")
 """The columns that judging adds."""
@@ -75,11 +80,11 @@ _ORDINARY: tuple[tuple[Any, pa.DataType], ...] = (
     (None, pa.string()),
     (None, pa.string()),
 )
-"""What an ordinary event that is no copy gets in each of ``ADDED``, and the column's type."""
+"""Value of each column in ``ADDED`` for an ordinary event that is no copy, and the type of the column."""
 
 _IN_TIME = (False, False)
 MARKS = ("copy", "collision")
-"""The columns that judging takes away: what is known of other events at the same position."""
+"""The columns that judging removes: number of the copy, and whether other content stands at its position."""
 
 _PASSES = frozenset((ACCEPT, INGEST, REPLAY_WINDOW, DEDUPE))
 
@@ -91,16 +96,17 @@ _BATCH_REJECTED = CONTRACT.found(BATCH_REJECTED)
 _OUT_OF_ORDER = SEQUENCE_OR_TS.found(OUT_OF_ORDER)
 _TOO_LATE = MAX_LATENESS.found(TOO_LATE)
 LATE_FOUND = WATERMARK_GAP.found(LATE)
-"""What judging finds, each where it looks for it. An event may be late besides what else it is."""
+"""The findings of judging: a detector and the scenario it looks for. A late event may have another finding
+too."""
 
 _PLAIN_COPY: tuple[Any, ...] = (False, [], _COPY.scenario, DUPLICATE, _COPY.detector, None)
-"""What a copy of an ordinary event gets in each of ``ADDED``, where copies are dropped."""
+"""Value of each column in ``ADDED`` for a copy of an ordinary event, if copies are dropped."""
 
 Image = Mapping[str, Any]
-"""A row image: column name → text or null."""
+"""A row image: column name → text or None."""
 
 EventId = tuple[int, int, int, int]
-"""(epoch, commit LSN, ordinal, event hash): one event, whatever batch brought it."""
+"""(epoch, commit LSN, ordinal, event hash): identifies one event, whichever batch brought it."""
 
 
 TableOfBatch = tuple[str, str, str, str]
@@ -111,12 +117,17 @@ TableOfBatch = tuple[str, str, str, str]
 class JudgingRules:
     """What events are judged by.
 
-    ``contracts``: of the source. ``decisions``: the decision table. ``reviews``: what people decided of
-    single events (``RELEASE`` or ``DISCARD``). ``erasures``: the rows whose values are taken out of their
-    events once these are judged. ``window_length``: of the lake. ``secrets``: what policies for personal data
-    need. ``sealed``: windows that retention has sealed; nothing is accepted in them any more. ``rejected``:
-    the batches of a table in which an event breaks a rule that rejects its batch, with these rules; a first
-    judgement finds them (``broken_rules``), a second withholds their events.
+    Attributes:
+        contracts: of the source.
+        decisions: the decision table.
+        window_length: length of the lake's windows.
+        reviews: what people decided about single events (``RELEASE`` or ``DISCARD``).
+        erasures: the rows whose values are removed from their events after judging.
+        secrets: keys for the policies for personal data.
+        sealed: windows that retention sealed; they accept no event.
+        rejected: for each batch of a table in which an event breaks a rule that rejects its batch, the names
+            of these rules. A first judging finds them (``broken_rules``); a second one, with them, withholds
+            all events of the batch.
     """
 
     contracts: tuple[TableContract, ...]
@@ -136,10 +147,15 @@ def judge_batches(
     few: int = FEW,
     taken: Taken | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Add the columns ``ADDED`` to marked events, taking the marks away, and protect their personal values.
+    """Judge marked events and protect their personal values.
 
-    ``few``: of so many events of a table in a batch, or fewer, each is judged by itself. ``taken``: counts
-    the events.
+    Args:
+        batches: columns of ``RAW_TYPE`` and ``MARKS``.
+        few: at most so many events of a table in a batch are judged one by one.
+        taken: gets the number of events added.
+
+    Returns:
+        The batches with the columns ``ADDED`` instead of ``MARKS``.
     """
     protections = Protections.of(judging_rules.contracts, judging_rules.secrets)
     return protect_batches(
@@ -155,70 +171,75 @@ def judge_unprotected(
     taken: Taken | None = None,
     readable: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept.
+    """Judge events as ``judge_batches`` does, but leave personal values as they are.
 
-    ``readable``: the caller has seen that no image landed encrypted.
+    For callers that need the verdicts alone and store none of the values. ``readable``: the caller knows that
+    no image landed encrypted.
     """
     judge = _Judge(judging_rules, few, taken or Taken())
     for landed in batches:
-        batch, asked = landed, landed
+        batch, to_judge = landed, landed
         if not readable:
-            batch, asked = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
+            batch, to_judge = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
         kept = [name for name in batch.schema.names if name not in MARKS]
         yield pa.RecordBatch.from_arrays(
-            [*(batch.column(name) for name in kept), *judge.judged(asked)], names=[*kept, *ADDED]
+            [*(batch.column(name) for name in kept), *judge.judged(to_judge)], names=[*kept, *ADDED]
         )
 
 
 def judge_and_erase(
     batches: Iterable[pa.RecordBatch], judging_rules: JudgingRules, *, few: int = FEW
 ) -> Iterator[pa.RecordBatch]:
-    """``judge_batches``, and then the values taken out of erased events; adds ``erasing.ERASED`` too."""
+    """Judge events as ``judge_batches`` does, then remove the values of erased ones. Adds the column
+    ``erasing.ERASED`` too."""
     keys = {(each.schema, each.table): each.key for each in judging_rules.contracts}
     return erase_batches(judge_batches(batches, judging_rules, few=few), judging_rules.erasures, keys)
 
 
 class _Tables:
-    """What the contract of each table says, looked up when the first event of the table comes by."""
+    """The contracts of the tables, and their row rules; the rules of a table are built when they are first
+    needed."""
 
     def __init__(self, contracts: Sequence[TableContract]) -> None:
         self._contracts = {(each.schema, each.table): each for each in contracts}
         self._rules: dict[tuple[str, str], RowRules] = {}
 
     def broken(self, events: Sequence[tuple[tuple[str, str], Image | None]]) -> list[list[str]]:
-        """The rules that the row of each event breaks, by its table and image."""
+        """Return for each event, given by table and image, the names of the rules that its row breaks."""
         found: list[list[str]] = [[] for _ in events]
         rows: dict[tuple[str, str], list[int]] = {}
-        for row, (place, image) in enumerate(events):
-            if image is not None and place in self._contracts:
-                rows.setdefault(place, []).append(row)
-        for place, of_place in rows.items():
-            images = [image for row in of_place if (image := events[row][1]) is not None]
-            for row, broken in zip(of_place, self._rules_of(place).broken_of(images), strict=True):
+        for row, (table_name, image) in enumerate(events):
+            if image is not None and table_name in self._contracts:
+                rows.setdefault(table_name, []).append(row)
+        for table_name, of_table in rows.items():
+            images = [image for row in of_table if (image := events[row][1]) is not None]
+            for row, broken in zip(of_table, self._rules_of(table_name).broken_of(images), strict=True):
                 found[row] = broken
         return found
 
-    def withheld(self, place: tuple[str, str], broken: Sequence[str]) -> bool:
-        return bool(broken) and self._rules_of(place).withheld(broken)
+    def withheld(self, table_name: tuple[str, str], broken: Sequence[str]) -> bool:
+        return bool(broken) and self._rules_of(table_name).withheld(broken)
 
-    def _rules_of(self, place: tuple[str, str]) -> RowRules:
-        if place not in self._rules:
-            self._rules[place] = RowRules(self._contracts[place])
-        return self._rules[place]
+    def _rules_of(self, table_name: tuple[str, str]) -> RowRules:
+        if table_name not in self._rules:
+            self._rules[table_name] = RowRules(self._contracts[table_name])
+        return self._rules[table_name]
 
-    def lateness(self, place: tuple[str, str]) -> tuple[timedelta, timedelta]:
-        contract = self._contracts.get(place)
+    def lateness(self, table_name: tuple[str, str]) -> tuple[timedelta, timedelta]:
+        contract = self._contracts.get(table_name)
         if contract is None:
             return DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS
         return contract.allowed_lateness, contract.max_lateness
 
 
 class _Judge:
+    """Judges batches by one set of rules."""
+
     def __init__(self, judging_rules: JudgingRules, few: int, taken: Taken) -> None:
         self._judging_rules, self._taken = judging_rules, taken
         self._tables = _Tables(judging_rules.contracts)
         self._window_ends: dict[str, datetime] = {}
-        self._ordinary = Ordinary(
+        self._ordinary = OrdinaryEvents(
             {(each.schema, each.table): each for each in judging_rules.contracts},
             {event_hash for *_, event_hash in judging_rules.reviews},
             self._window_end,
@@ -226,12 +247,12 @@ class _Judge:
             rejected={batch_id for *_, batch_id in judging_rules.rejected},
             sealed=judging_rules.sealed,
         )
-        # Scenarios that let an event pass are not looked for.
+        # Only scenarios that keep an event out are looked for.
         self._strict = {name for name in SCENARIOS if judging_rules.decisions.action(name) not in _PASSES}
 
     def judged(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The added columns, in the order of ``ADDED``."""
-        plain = self._ordinary.among(batch, self._taken)
+        """Return the columns ``ADDED`` of ``batch``, in this order."""
+        plain = self._ordinary.find(batch, self._taken)
         copies = pc.greater(batch.column("copy"), 1)
         ordinary = plain.ordinary
         if DUPLICATE_POSITION in self._strict:
@@ -245,23 +266,23 @@ class _Judge:
                 _ORDINARY, _PLAIN_COPY, self._one_by_one(batch.filter(others)), strict=True
             )
         ]
-        # The first is what every ordinary event gets, the next what a copy of one does; then what the others
-        # got, one after another.
-        place = pc.add(pc.cumulative_sum(others.cast(pa.int64())), 1)
-        numbers = pc.if_else(others, place, copies.cast(pa.int64()))
+        # Each column in ``exactly`` has the value of an ordinary event first, that of a copy of one second,
+        # then those of the other events in their order. ``number`` counts the other events from 2.
+        number = pc.add(pc.cumulative_sum(others.cast(pa.int64())), 1)
+        numbers = pc.if_else(others, number, copies.cast(pa.int64()))
         added = [column.take(numbers) for column in exactly]
         if plain.warned:
             first = pc.and_not(ordinary, copies)
             warned = {name: pc.and_(broken, first) for name, broken in plain.warned.items()}
             number = ADDED.index("rules")
-            added[number] = _with_warned(exactly[number], numbers.to_numpy(), warned)
+            added[number] = _with_warnings(exactly[number], numbers.to_numpy(), warned)
         return added
 
     def _one_by_one(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        rows = _Rows(batch, with_batch=bool(self._judging_rules.rejected))
+        rows = _EventColumns(batch, with_batch=bool(self._judging_rules.rejected))
         started = time.perf_counter()
-        images = [self._carried(rows, row) for row in range(batch.num_rows)]
-        rules = self._tables.broken([(rows.place(row), image) for row, image in enumerate(images)])
+        images = [self._row_image(rows, row) for row in range(batch.num_rows)]
+        rules = self._tables.broken([(rows.table_name(row), image) for row, image in enumerate(images)])
         self._taken.rules_seconds += time.perf_counter() - started
         lates: list[bool] = []
         findings: list[Finding | None] = []
@@ -272,7 +293,7 @@ class _Judge:
             decided = (
                 self._judging_rules.reviews.get(rows.event(row)) if self._judging_rules.reviews else None
             )
-            carried = _Carried(
+            carried = _RowImage(
                 images[row], rules[row], self._judging_rules.rejected.get(rows.of_batch(row), ())
             )
             found = self._finding(rows, row, late, too_late, carried, released=decided == RELEASE)
@@ -290,10 +311,11 @@ class _Judge:
         added = (lates, rules, reasons, verdicts, detectors, states)
         return [pa.array(values, kind) for values, (_, kind) in zip(added, _ORDINARY, strict=True)]
 
-    def _carried(self, rows: _Rows, row: int) -> Image | None:
-        """The image of an event that brings a row; None where there is none, or it cannot be read.
+    def _row_image(self, rows: _EventColumns, row: int) -> Image | None:
+        """Return the row that an event carries; None if it carries none or the image cannot be read.
 
-        What the fold takes from the old image is judged too, else it would reach the gate.
+        Columns that the fold takes from the old image are included: rules must see every value that the fold
+        may use.
         """
         if rows.op[row] not in IMAGE_OPS:
             return None
@@ -312,12 +334,12 @@ class _Judge:
             return DISCARDED
         return OPEN if self._judging_rules.decisions.needs_review(reason) else NOT_NEEDED
 
-    def _lateness(self, rows: _Rows, row: int) -> tuple[bool, bool]:
-        """Whether the event landed in a closed window, and whether it is too late to be replayed."""
+    def _lateness(self, rows: _EventColumns, row: int) -> tuple[bool, bool]:
+        """Return whether the event landed in a closed window, and whether it is too late to be replayed."""
         mark, window = rows.watermark_before[row], rows.window[row]
         if mark is None or window == OUT_OF_RANGE:
             return False, False
-        allowed, longest = self._tables.lateness(rows.place(row))
+        allowed, longest = self._tables.lateness(rows.table_name(row))
         late = is_late(mark, self._window_end(window), allowed)
         if not late or rows.file_row[row] is None or rows.op[row] in ALWAYS_REPLAYED:
             return late, False
@@ -330,15 +352,15 @@ class _Judge:
         return self._window_ends[window]
 
     def _finding(
-        self, rows: _Rows, row: int, late: bool, too_late: bool, carried: _Carried, *, released: bool
+        self, rows: _EventColumns, row: int, late: bool, too_late: bool, carried: _RowImage, *, released: bool
     ) -> Finding | None:
-        """The first scenario that keeps the event out.
+        """Return the first scenario that keeps the event out, or None.
 
-        A release outweighs doubts about when and where an event came, never what it carries: a row that
-        cannot be read, or breaks its contract by now, would break the dimension.
+        A release overrides doubts about when and from where an event came. It does not override what the
+        event carries: a row that cannot be read, or that breaks its contract, would break the dimension.
         """
         malformed = rows.op[row] in IMAGE_OPS and carried.image is None
-        # Nothing can be said of the row of an event without a whole key, were it a delete.
+        # Without a whole key nothing is known of the row, not even by a delete.
         malformed |= rows.op[row] in ROW_OPS and not rows.has_whole_keys(row)
         newest = rows.newest_epoch_before[row]
         strict = self._strict
@@ -352,7 +374,7 @@ class _Judge:
             return _OLDER_EPOCH
         if malformed:
             return _MALFORMED
-        if self._tables.withheld(rows.place(row), carried.broken):
+        if self._tables.withheld(rows.table_name(row), carried.broken):
             return _ROW_RULE
         if released:
             return None
@@ -366,19 +388,20 @@ class _Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Carried:
-    """The row image of an event, the rules that it breaks, and the rules that reject its whole batch."""
+class _RowImage:
+    """The row image of an event, the names of the rules that it breaks, and of those that reject its whole
+    batch."""
 
     image: Image | None
     broken: Sequence[str]
     rejected: tuple[str, ...]
 
 
-class _Rows:
-    """The columns of a batch that every event is asked for."""
+class _EventColumns:
+    """The columns of a batch that judging one event reads, as Python lists."""
 
     def __init__(self, batch: pa.RecordBatch, *, with_batch: bool) -> None:
-        """``with_batch``: whether it is asked which batch brought an event."""
+        """``with_batch``: read also which batch brought each event."""
         self._batch_id: list[str] | None = batch.column("batch_id").to_pylist() if with_batch else None
         self.window: list[str] = batch.column("window").to_pylist()
         self.copy: list[int] = batch.column("copy").to_pylist()
@@ -397,20 +420,20 @@ class _Rows:
         self._table: list[str] = batch.column("source_table").to_pylist()
         self._batch = batch
 
-    def place(self, row: int) -> tuple[str, str]:
+    def table_name(self, row: int) -> tuple[str, str]:
         return self._schema[row], self._table[row]
 
     def of_batch(self, row: int) -> TableOfBatch:
-        """The table's part of the batch that brought the event; of no batch if that is not asked."""
+        """The table's part of the batch that brought the event; the batch is empty if it was not read."""
         batch_id = "" if self._batch_id is None else self._batch_id[row]
-        return (self.window[row], *self.place(row), batch_id)
+        return (self.window[row], *self.table_name(row), batch_id)
 
     def before(self, row: int) -> str | None:
-        """The old image; it is read only where a column was not sent."""
+        """The old image; None where every column was sent, because then it is not needed."""
         return self._batch.column("before")[row].as_py() if self.unchanged[row] else None
 
     def has_whole_keys(self, row: int) -> bool:
-        """Whether the event has a key, and no NULL stands in it, nor in the one that it moved from."""
+        """Whether the event has a key without NULL, and the same of the key that it changed from, if any."""
         moved_from: str | None = self._moved_from[row]
         return is_whole(self.key[row]) and (moved_from is None or is_whole(moved_from))
 
@@ -428,15 +451,18 @@ class _Rows:
         )
 
 
-def _with_warned(
+def _with_warnings(
     exactly: pa.ListArray, numbers: np.ndarray[Any, Any], warned: Mapping[str, pa.BooleanArray]
 ) -> pa.ListArray:
-    """The broken rules of all events: those of ``exactly`` by ``numbers``, and for ordinary events, which
-    have the number 0, the rules in ``warned`` that they break."""
+    """Return the broken rules of every event.
+
+    An event with a number above 0 takes the list of that number in ``exactly``. Ordinary events have the
+    number 0 and get the rules in ``warned`` that they break.
+    """
     names = list(warned)
-    places = [np.flatnonzero(warned[name].to_numpy(zero_copy_only=False)) for name in names]
-    rows = np.concatenate(places)
-    rules = np.repeat(np.arange(len(names)), [len(each) for each in places])
+    breaking = [np.flatnonzero(warned[name].to_numpy(zero_copy_only=False)) for name in names]
+    rows = np.concatenate(breaking)
+    rules = np.repeat(np.arange(len(names)), [len(each) for each in breaking])
     order = np.lexsort((rules, rows))
     passing, counts = np.unique(rows, return_counts=True)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
@@ -447,7 +473,8 @@ def _with_warned(
 
 
 def _moments(column: pa.Array) -> list[datetime | None]:
-    """Times as datetimes; a batch's watermark stands in all of its rows, so each is made once."""
+    """Return the times as datetimes. A batch has one watermark in all of its rows, so each distinct time is
+    made once."""
     known: dict[int, datetime] = {}
     found: list[datetime | None] = []
     for at in columnar.micros(column):

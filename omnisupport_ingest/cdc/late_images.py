@@ -1,9 +1,9 @@
-"""Folding events whose images are read late: only those that decide a row, once the order says which.
+"""Fold events and read only the row images that decide a row.
 
-Images are nearly all that an event weighs, and most events are followed by another of their key. What is
-narrow comes first, is sorted, and names the events whose images are needed: the last living one of each key,
-those below it where it left a column unsent, and all of a key that is not plainly ordinary. What is folded is
-what ``event_fold.fold_groups`` makes of the whole events.
+Images are nearly all of an event's size, and most events are followed by another event of their key. So the
+narrow columns are read and sorted first. They name the events whose images are needed: the last living event
+of each key, the events below it where it left a column unsent, and all events of a key that is not ordinary.
+The result is that of ``event_fold.fold_groups`` on whole events.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import TableColumns, fold_groups
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.ordinary_fold import SortedGroups, fold_sorted
 
 IMAGES = ("before", "after")
-"""The columns that are read late."""
+"""The columns that are read later."""
 
 ROW = "_row"
-"""The column with the number by which the images of an event are asked for."""
+"""Column with the number by which the images of an event are read."""
 
 _READ = "_read"
-"""Whether the images of an event have been asked for."""
+"""Column that says whether the images of an event were read."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -35,15 +35,21 @@ Numbers = npt.NDArray[np.int64]
 def fold_late(
     events: pa.Table,
     images: Callable[[Numbers], pa.Table],
-    shape: Shape,
+    table_columns: TableColumns,
     taken: Taken | None = None,
     moves: set[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold ``events``, which have the columns of ``typed_fold.EVENT_COLUMNS`` but ``IMAGES``, and ``ROW``.
+    """Fold ``events`` and read the images that are needed.
 
-    ``images``: gives the columns ``IMAGES`` of the events with the numbers asked for, which rise and are
-    distinct. ``taken``: counts the events. ``moves``: gets the windows in which a key change left a column
-    unsent. Out: as of ``event_fold.fold_groups``.
+    Args:
+        events: columns of ``typed_fold.EVENT_COLUMNS`` without ``IMAGES``, and ``ROW``.
+        images: reads the columns ``IMAGES`` of the events with the given numbers, which are ascending and
+            distinct.
+        taken: gets the number of events added.
+        moves: gets the windows in which a key change left a column unsent.
+
+    Returns:
+        Folded rows, as ``event_fold.fold_groups`` returns them.
     """
     if not events.num_rows:
         return
@@ -52,7 +58,7 @@ def fold_late(
     groups = SortedGroups(events)
     needed = groups.needed_images()
     groups.events = _with_images(groups.events, images, needed).append_column(_READ, pa.array(needed))
-    ordinary, rest = fold_sorted(groups, shape.columns, shape.key, shape.defaults)
+    ordinary, rest = fold_sorted(groups, table_columns.names, table_columns.key, table_columns.defaults)
     if ordinary is not None:
         yield from ordinary.to_batches()
     if rest.num_rows:
@@ -60,28 +66,28 @@ def fold_late(
             moved = pc.and_not(pc.is_valid(rest["moved_from_key"]), rest["withheld"])
             moves.update(rest.filter(moved)["window"].unique().to_pylist())
         if not pc.all(rest[_READ]).as_py():
-            # Whatever was found odd in an image: here every image counts.
+            # An image was not flat, or the group is odd: read every image.
             rest = _with_images(rest.drop_columns(list(IMAGES)), images, np.ones(rest.num_rows, np.bool_))
-        place = rest.schema.get_field_index("after")
-        rest = rest.set_column(place, "after", columnar.texts(rest["after"]))
-        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), shape, taken=taken)
+        index = rest.schema.get_field_index("after")
+        rest = rest.set_column(index, "after", columnar.texts(rest["after"]))
+        yield from fold_groups(rest.drop_columns([ROW, _READ]).to_batches(), table_columns, taken=taken)
 
 
 def _with_images(
     events: pa.Table, images: Callable[[Numbers], pa.Table], needed: npt.NDArray[np.bool_]
 ) -> pa.Table:
-    """``events`` with their images, where ``needed``; elsewhere NULL.
+    """Add the images of the ``needed`` events; the others get NULL.
 
-    New images stay where they were read, and events name them: they are long, and few are asked for again.
+    ``after`` is dictionary-encoded: images are long, so they stay where they were read.
     """
     rows = columnar.one_chunk(events[ROW]).to_numpy()
     wanted = np.zeros(rows.max() + 1, np.bool_)
     wanted[rows[needed]] = True
-    asked = np.flatnonzero(wanted)
-    found = images(asked)
+    numbers_read = np.flatnonzero(wanted)
+    found = images(numbers_read)
     numbers = (np.cumsum(wanted) - 1)[rows]
-    places = pa.array(numbers.astype(np.int32), mask=~needed)
+    indices = pa.array(numbers.astype(np.int32), mask=~needed)
     old, new = (columnar.one_chunk(found[name]) for name in IMAGES)
-    return events.append_column("before", old.take(places)).append_column(
-        "after", pa.DictionaryArray.from_arrays(places, new)
+    return events.append_column("before", old.take(indices)).append_column(
+        "after", pa.DictionaryArray.from_arrays(indices, new)
     )

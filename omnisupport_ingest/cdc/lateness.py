@@ -1,7 +1,7 @@
-"""When an event is late, and when it is too late, from facts that were frozen as its batch landed.
+"""When an event is late, and when it is too late: from facts that were frozen as its batch landed.
 
-The verdict depends on the watermark that the batch found, never on today's: after hours of downtime
-events that landed in time are ordinary work, whatever is closed by now.
+Judging uses it. The verdict depends on the watermark that the batch found, not on today's: events that landed
+in time are ordinary even if they are processed hours later, when their window is closed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from datetime import datetime, timedelta
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, TableContract
 
 ALWAYS_REPLAYED = frozenset("rb")
-"""Operations that are never too late: what a snapshot read is the newest that is known of its rows."""
+"""Operations that are never too late: a snapshot row is the newest that is known of its row."""
 
 
 def closes_at(window_end: datetime, allowed: timedelta) -> datetime:
-    """The watermark at which a window closes."""
+    """Return the watermark at which a window closes."""
     return window_end + allowed
 
 
 def is_late(watermark_before: datetime | None, window_end: datetime, allowed: timedelta) -> bool:
-    """Whether an event landed in a window that the watermark of its arrival had closed."""
+    """Whether the event's window was closed, by the watermark before its batch."""
     return watermark_before is not None and watermark_before >= closes_at(window_end, allowed)
 
 
 def is_too_late(watermark_before: datetime | None, source_ts: datetime, longest: timedelta) -> bool:
-    """Whether an event lay further behind the watermark of its arrival than its contract allows."""
+    """Whether the event is further behind the watermark before its batch than its contract allows
+    (``longest``)."""
     return watermark_before is not None and watermark_before - source_ts > longest
 
 
 def allowed_of_source(contracts: Iterable[TableContract]) -> timedelta:
-    """How long a window of the source stays open after its end: until it is closed for every table."""
+    """Return how long after its end a window of the source stays open: until it is closed for every table."""
     return max((each.allowed_lateness for each in contracts), default=DEFAULT_ALLOWED_LATENESS)

@@ -1,12 +1,12 @@
-"""The algebra of the fold, on plain values: what is kept of a key's life, and how two parts of it merge.
+"""The algebra of the fold on plain values: what is kept of a key's life, and how two parts of it merge.
 
-A *part* is what one event, or one folded row, says of a key. Parts merge by taking maxima: the latest
-life start, the latest event that leaves the key alive, and per column the latest event that carried
-it. A maximum does not care about order, grouping or repetition, so the fold is associative,
-commutative and idempotent: a window folded in parts, replayed, or merged with others gives the
-same state. (The state is a join-semilattice, as in state-based CRDTs: Shapiro et al., 2011.)
+A *part* is what one event, or one folded row, says of a key. Parts merge by taking maxima: the latest life
+start, the latest event that leaves the key alive, and per column the latest event that carried it. A maximum
+does not depend on order, grouping or repetition, so the fold is associative, commutative and idempotent: a
+window folded in parts, replayed, or merged with others gives the same state. (The state is a
+join-semilattice, as in state-based CRDTs: Shapiro et al., 2011.)
 
-Nothing here knows of Spark or Arrow. Positions are tuples, which compare as positions do; times are
+This module knows neither Spark nor Arrow. Positions are tuples, which compare as positions do. Times are
 microseconds since 1970, UTC.
 """
 
@@ -20,20 +20,21 @@ Position = tuple[int, int, int]
 """(epoch, commit LSN, ordinal)."""
 
 Micros = int
+"""Microseconds since 1970, UTC."""
 
 
 class Ending(NamedTuple):
-    """A delete, truncate or boundary: it ends the life of the keys it reaches."""
+    """A delete, truncate or snapshot end: it ends the life of the keys it reaches."""
 
     position: Position
     at: Micros
 
 
 class Cell(NamedTuple):
-    """A column's latest entry: deciding position, and whether its value is known there.
+    """The latest entry of a column: its deciding position, and whether its value is known there.
 
-    Cells compare by position first; an accepted event (``known``) beats a quarantined one at the
-    same position. ``row`` is where the value stands, for whoever holds the values.
+    Cells compare by position first; an accepted event (``known``) beats a quarantined one at the same
+    position. ``row``: number of the row that has the value.
     """
 
     position: Position
@@ -43,12 +44,18 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """What one event or one folded row, number ``row`` of its table, says of a key.
+    """What one event or one folded row says of a key. None stands for "no such event".
 
-    ``alive``: latest event that leaves the key alive. ``life_start``: latest ``c`` or ``r``; a new
-    life inherits nothing. ``moved_from``: old key, where a key change began that life and left a
-    column unsent. ``doubt``: latest quarantined delete. ``vouched``: latest accepted event that leaves
-    the key alive. All None where there is none.
+    Attributes:
+        row: its number in its table.
+        position: of its last event.
+        first: position of its first event.
+        alive: position of its latest event that leaves the key alive.
+        life_start: position of its latest ``c`` or ``r``; a new life inherits nothing.
+        moved_from: old key, if a key change began that life and left a column unsent.
+        deletes: deletes that may still matter.
+        doubt: position of its latest quarantined delete.
+        vouched: position of its latest accepted event that leaves the key alive.
     """
 
     row: int
@@ -64,11 +71,18 @@ class Part:
 
 @dataclass(slots=True)
 class Life:
-    """Parts merged: which of them is the last, the first, the latest living one, the latest start of a
-    life, the latest doubt, the latest accepted living one (None where no part has any).
+    """Merged parts: for each fact the part that has it; None where no part has it.
 
-    ``deletes``: in order, the last one below ``alive`` and all above it. ``begins``: lowest position
-    that can belong to the life of the latest living event; cells below it are void.
+    Attributes:
+        last: the part with the last event.
+        first: the part with the first event.
+        living: the part with the latest event that leaves the key alive.
+        start: the part with the latest life start.
+        doubting: the part with the latest doubt.
+        vouching: the part with the latest accepted event that leaves the key alive.
+        deletes: in order, the last one below ``alive`` and all above it.
+        begins: lowest position that can belong to the life of the latest living event; cells below it are
+            void.
     """
 
     last: Part
@@ -85,15 +99,19 @@ class Life:
         return self.living.alive if self.living is not None else None
 
     @property
-    def settled(self) -> Position | None:
-        """The latest event after which the key is known to exist: an accepted one, or a new life."""
+    def known_to_exist(self) -> Position | None:
+        """Position of the latest event after which the key is known to exist: an accepted one, or a new
+        life."""
         vouched = self.vouching.vouched if self.vouching is not None else None
         return latest(vouched, self.start.life_start if self.start is not None else None)
 
 
 def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
-    """Merge ``parts`` (at least one). ``rank`` orders rows of one position, which is rare: any total
-    order of their content, so that the outcome does not depend on who came first."""
+    """Merge ``parts`` (at least one).
+
+    ``rank`` orders rows of one position, which is rare, by a total order of their content, so that the result
+    does not depend on which came first.
+    """
     last = first = parts[0]
     living = start = doubting = vouching = None
     deletes: set[Ending] = set()
@@ -132,7 +150,7 @@ def merge(parts: Sequence[Part], rank: Callable[[int], Any]) -> Life:
 def _later(
     held: Part, part: Part, at: Position | None, other: Position | None, rank: Callable[[int], Any]
 ) -> Part:
-    """Whichever of two parts stands later, by the positions ``at`` and ``other``."""
+    """Return the later of two parts, by the positions ``at`` and ``other``."""
     if other is None or held is part:
         return held
     if at is None or other > at:
@@ -145,10 +163,10 @@ def _start(part: Part) -> tuple[Position | None, str]:
 
 
 def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> list[Ending]:
-    """The last delete below the latest living event, and all above it, in order.
+    """Return the last delete at or below the latest living event, and all above it, in order.
 
-    Deletes below that one cannot matter any more: life starts and living events only move up. One at the
-    position of the living event is below it (``event_fold.ORDER``).
+    Deletes below that one cannot matter any more: life starts and living events only move up. A delete at the
+    position of the living event comes before it (``event_fold.ORDER``).
     """
     ordered = sorted(deletes)
     if alive is None or not ordered:
@@ -159,7 +177,7 @@ def deletes_that_matter(alive: Position | None, deletes: Iterable[Ending]) -> li
 
 
 def life_begins(alive: Position | None, start: Position | None, endings: Sequence[Ending]) -> Position | None:
-    """The later of the life's start and the last ending below ``alive``; None if there is neither."""
+    """Return the later of the life's start and the last ending below ``alive``; None if there is neither."""
     if alive is None or not endings:
         return start
     last = max((each.position for each in endings if each.position <= alive), default=None)
@@ -167,7 +185,7 @@ def life_begins(alive: Position | None, start: Position | None, endings: Sequenc
 
 
 def winner(cells: Iterable[Cell], begins: Position | None) -> Cell | None:
-    """The latest of one column's cells, unless it belongs to an earlier life."""
+    """Return the latest of one column's cells; None if it belongs to an earlier life or there is none."""
     best = max(cells, default=None)
     if best is None or (begins is not None and best.position < begins):
         return None
@@ -175,11 +193,12 @@ def winner(cells: Iterable[Cell], begins: Position | None) -> Cell | None:
 
 
 def latest(one: Position | None, other: Position | None) -> Position | None:
+    """Return the later of two positions; None only if both are."""
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
 
 
 def just_below(start: Position) -> Position:
-    """Position of the ``d`` of a key change whose ``c`` began a life at ``start``."""
+    """Return the position of the ``d`` of a key change whose ``c`` is at ``start``."""
     return (start[0], start[1], start[2] - 1)

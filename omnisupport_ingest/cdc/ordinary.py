@@ -1,8 +1,11 @@
-"""Which events are plainly ordinary: in time, in order, no other content at their place, every rule kept.
+"""Find the ordinary events of a batch, by whole columns: those that judging accepts without a look at each.
 
-Nearly all events are. They are told apart by whole columns; each other event is judged by itself, by the
-rules in ``judging``, which are the meaning. An event that is called ordinary would be accepted by those, were
-it not a copy of one that landed before, and is neither late nor reviewed.
+An ordinary event is in time and in order, no other content stands at its position, its row can be read, and
+no rule keeps it out. Nearly all events are. All other events are judged one by one (``judging``), which
+defines what a verdict means. Judging would accept every event that is called ordinary here, except that a
+copy of an earlier one is a duplicate.
+
+``Taken``, which counts how many events each way took, is here too.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-Place = tuple[str, str]
+TableName = tuple[str, str]
 """Schema and table."""
 
 IMAGE_OPS = frozenset("cur")
-"""Operations that bring a row."""
+"""Operations that carry a row."""
 
 ROW_OPS = IMAGE_OPS | {"d"}
 """Operations of one row, which has a key."""
@@ -36,21 +39,24 @@ ROW_OPS = IMAGE_OPS | {"d"}
 _IMAGES, _ROWS = pa.array(sorted(IMAGE_OPS)), pa.array(sorted(ROW_OPS))
 
 FEW = 64
-"""Events of one table in a batch that are judged one by one sooner than the columns of their images are
-read."""
+"""At most so many events of one table in a batch are judged one by one: that is faster than reading their
+images by columns."""
 
-_LOOKED_AT = ["window", "watermark_before", "op", "after"]
-"""What is looked at of the events of one table."""
+_READ_COLUMNS = ["window", "watermark_before", "op", "after"]
+"""The columns that are read of the events of one table."""
 
 _NULL = "null"
-"""Stands in every key of which a part is NULL; and in others."""
+"""Occurs in every key that has a NULL part, and in some others."""
 
 
 @dataclass
 class Taken:
-    """How many events the kernels of a task took, and how many of them one by one, exactly.
+    """Counts the events that a task judged or folded.
 
-    ``rules_seconds``: what it took to read their rows and ask them for the rules of contracts.
+    Attributes:
+        events: all of them.
+        exactly: those that were taken one by one, not by whole columns.
+        rules_seconds: seconds spent on reading rows and on row rules.
     """
 
     events: int = 0
@@ -66,24 +72,25 @@ class Taken:
 
     @property
     def share(self) -> float | None:
-        """The share that was taken one by one; None without events."""
+        """The share of events taken one by one; None without events."""
         return round(self.exactly / self.events, 6) if self.events else None
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Which events of a batch are ordinary, and by rule that lets rows pass, which of those break it."""
+class OrdinaryMask:
+    """Which events of a batch are ordinary; ``warned``: by rule that lets rows pass, which of them break
+    it."""
 
     ordinary: pa.BooleanArray
     warned: Mapping[str, pa.BooleanArray]
 
 
-class Ordinary:
-    """What is plain about the events of some tables."""
+class OrdinaryEvents:
+    """Finds the ordinary events of some tables."""
 
     def __init__(
         self,
-        contracts: Mapping[Place, TableContract],
+        contracts: Mapping[TableName, TableContract],
         reviewed: Collection[int],
         window_end: Callable[[str], datetime],
         *,
@@ -91,42 +98,46 @@ class Ordinary:
         rejected: Collection[str] = (),
         sealed: Collection[str] = (),
     ) -> None:
-        """``reviewed``: the hashes of events that people decided about. ``window_end``: of a window.
+        """Create a finder for the tables of ``contracts``.
 
-        ``few``: of so many events of a table in a batch, or fewer, none is called ordinary. ``rejected``:
-        batches of which some table's events are rejected; none of theirs is called ordinary. ``sealed``:
-        windows in which none is.
+        Args:
+            reviewed: hashes of events that people decided about.
+            window_end: returns the end of a window.
+            few: at most so many events of a table in a batch are left to be judged one by one.
+            rejected: batches with rejected events; none of their events is ordinary.
+            sealed: windows that accept no event; none of theirs is ordinary.
         """
         self._contracts = contracts
-        self._rules: dict[Place, ColumnRules] = {}
+        self._rules: dict[TableName, ColumnRules] = {}
         self._reviewed = pa.array(sorted(reviewed), pa.int64())
         self._window_end = window_end
         self._few = few
         self._rejected = pa.array(sorted(rejected), pa.string()) if rejected else None
         self._sealed = pa.array(sorted(sealed), pa.string()) if sealed else None
 
-    def among(self, batch: pa.RecordBatch, taken: Taken) -> Plain:
-        """What is plain of the marked events of ``batch``; a copy of an ordinary event is ordinary too.
+    def find(self, batch: pa.RecordBatch, taken: Taken) -> OrdinaryMask:
+        """Find the ordinary events among the marked events of ``batch``; copies of ordinary events are
+        ordinary too.
 
         The time that rules took is added to ``taken``.
         """
         none = ordinary = pa.array(np.zeros(batch.num_rows, np.bool_))
         warned: dict[str, pa.BooleanArray] = {}
         if batch.num_rows <= self._few:
-            return Plain(ordinary, warned)
-        found = pc.and_(_alone(batch), self._unreviewed(batch))
+            return OrdinaryMask(ordinary, warned)
+        found = pc.and_(_ordinary_by_marks(batch), self._unreviewed(batch))
         if self._rejected is not None:
             found = pc.and_not(found, pc.is_in(batch.column("batch_id"), self._rejected))
         if self._sealed is not None:
             found = pc.and_not(found, pc.is_in(batch.column("window"), self._sealed))
-        for place, of_place in self._places(batch):
-            mask = pc.and_(found, of_place)
-            events = batch if mask.true_count == batch.num_rows else batch.select(_LOOKED_AT).filter(mask)
+        for table_name, of_table in self._tables_of(batch):
+            mask = pc.and_(found, of_table)
+            events = batch if mask.true_count == batch.num_rows else batch.select(_READ_COLUMNS).filter(mask)
             if not events.num_rows:
                 continue
-            in_time = self._in_time(events, self._contracts[place].allowed_lateness)
+            in_time = self._in_time(events, self._contracts[table_name].allowed_lateness)
             started = time.perf_counter()
-            kept, broken = self._rows_kept(events, place)
+            kept, broken = self._rows_kept(events, table_name)
             taken.rules_seconds += time.perf_counter() - started
             plain = pc.and_(in_time, kept)
             ordinary = pc.replace_with_mask(ordinary, mask, plain)
@@ -134,27 +145,27 @@ class Ordinary:
                 passing = pc.and_(plain, of_events)
                 if passing.true_count:
                     warned[name] = pc.replace_with_mask(warned.get(name, none), mask, passing)
-        return Plain(ordinary, warned)
+        return OrdinaryMask(ordinary, warned)
 
-    def _places(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.BooleanArray]]:
-        """The tables with a contract and more than a few events, each with a mask of its events.
+    def _tables_of(self, batch: pa.RecordBatch) -> Iterator[tuple[TableName, pa.BooleanArray]]:
+        """Return the tables with a contract and more than a few events, each with a mask of its events.
 
-        Of a table without a contract no columns are known that could be read.
+        Without a contract no columns are known that could be read.
         """
         schemas = batch.column("source_schema").dictionary_encode()
         tables = batch.column("source_table").dictionary_encode()
         width = len(tables.dictionary)
         codes = schemas.indices.to_numpy().astype(np.int64) * width + tables.indices.to_numpy()
         for code, events in zip(*np.unique(codes, return_counts=True), strict=True):
-            place = schemas.dictionary[code // width].as_py(), tables.dictionary[code % width].as_py()
-            if events > self._few and place in self._contracts:
-                yield place, pa.array(codes == code)
+            table_name = schemas.dictionary[code // width].as_py(), tables.dictionary[code % width].as_py()
+            if events > self._few and table_name in self._contracts:
+                yield table_name, pa.array(codes == code)
 
     def _unreviewed(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         return pc.invert(pc.is_in(batch.column("event_hash"), self._reviewed))
 
     def _in_time(self, events: pa.RecordBatch, allowed: timedelta) -> pa.BooleanArray:
-        """Whether the window of the event was open as the event landed."""
+        """Whether the window of the event was open when the event landed."""
         windows = events.column("window").dictionary_encode()
         closing = pa.array(
             [closes_at(self._window_end(window), allowed) for window in windows.dictionary.to_pylist()], TIME
@@ -163,15 +174,18 @@ class Ordinary:
         return pc.fill_null(pc.less(mark, closing.take(windows.indices)), True)
 
     def _rows_kept(
-        self, events: pa.RecordBatch, place: Place
+        self, events: pa.RecordBatch, table_name: TableName
     ) -> tuple[pa.BooleanArray, dict[str, pa.BooleanArray]]:
-        """Whether the event brings a row that can be read and no rule keeps out, or brings none; and by rule
-        that lets rows pass, whether it brings one that breaks it."""
+        """Return two masks: whether no rule keeps the event out, and by rule that lets rows pass, whether the
+        event breaks it.
+
+        An event without a row is kept; one whose row cannot be read is not.
+        """
         bringing = pc.is_in(events.column("op"), _IMAGES)
-        rules, after = self._rules_of(place), events.column("after")
+        rules, after = self._rules_of(table_name), events.column("after")
         every = bringing.true_count == len(bringing)
         images = read_flat(
-            after if every else after.filter(bringing), rules.columns or self._contracts[place].key
+            after if every else after.filter(bringing), rules.columns or self._contracts[table_name].key
         )
         judged = rules.judged(images.texts, images.sent)
         if every:
@@ -183,15 +197,15 @@ class Ordinary:
             name: pc.replace_with_mask(none, bringing, broken) for name, broken in judged.warned.items()
         }
 
-    def _rules_of(self, place: Place) -> ColumnRules:
-        if place not in self._rules:
-            self._rules[place] = ColumnRules(self._contracts[place])
-        return self._rules[place]
+    def _rules_of(self, table_name: TableName) -> ColumnRules:
+        if table_name not in self._rules:
+            self._rules[table_name] = ColumnRules(self._contracts[table_name])
+        return self._rules[table_name]
 
 
-def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """What the marks and the event's own columns say: no other content is at its place, and it came as it
-    should."""
+def _ordinary_by_marks(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Whether the event is ordinary by its marks and its own narrow columns: nothing else stands at its
+    position, and it came in order."""
     column = batch.column
     unsent = pc.greater(pc.fill_null(pc.list_value_length(column("unchanged")), 0), 0)
     moved = column("moved_from_key").is_valid()
@@ -203,7 +217,7 @@ def _alone(batch: pa.RecordBatch) -> pa.BooleanArray:
             pc.not_equal(column("window"), OUT_OF_RANGE),
             pc.less_equal(pc.fill_null(column("newest_epoch_before"), 0), column("epoch")),
             pc.invert(pc.fill_null(column("misplaced"), False)),
-            # What was not sent anew is judged by the old image.
+            # Unsent columns are judged by the old image.
             pc.invert(pc.and_(unsent, column("before").is_valid())),
             pc.or_(keyless, _is_whole(column("key"))),
             pc.or_(keyless, pc.or_(pc.invert(moved), _is_whole(column("moved_from_key")))),

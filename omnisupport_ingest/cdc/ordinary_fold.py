@@ -1,8 +1,8 @@
-"""Folding by whole columns, where a group is ordinary: each of its events stands at a position of its own.
+"""Fold ordinary groups by whole columns. A group is one window's events of one key.
 
-Nearly all groups are. The others (a key change that left a column unsent, two events at one position, an
-image that is not proven to be flat) are left to ``event_fold``, which is the meaning and folds one group
-after another. For a group both give the same row.
+A group is ordinary if each of its events has a position of its own, none is a key change that left a column
+unsent, and its images are proven to be flat. Nearly all groups are. The others are folded one by one by
+``event_fold``, which defines what a fold means. Both give the same row for a group.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.key_changes import settled
+from omnisupport_ingest.cdc.key_changes import without_complete_key_changes
 from omnisupport_ingest.contracts.flat_images import read_flat, read_keys
 
 Rows = npt.NDArray[np.int64]
-"""Numbers of events, or -1 for none."""
+"""Numbers of events; -1 for none."""
 
 Mask = npt.NDArray[np.bool_]
 
 Defaults = tuple[tuple[str, str | None], ...]
-"""Columns that were added to a table, each with the text that older rows have in it."""
+"""Columns that were added to a table later, each with the text that older rows have in it."""
 
-_WHOLE_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
+_INTEGER_KEY = r'\A\["(?:0|-?[1-9][0-9]{0,17})"\]\z'
 
 _FEW_STRETCHES = 8
-"""Each of them is a batch to whoever takes the rows on."""
+"""Slices up to which folded rows are passed on without copying; each becomes a batch."""
 
 _LIVING, _STARTS, _DELETES = pa.array(["c", "u", "r"]), pa.array(["c", "r"]), pa.array(["d"])
 
 
 class SortedGroups:
-    """A table of events, sorted by window, key and position, and where each group begins.
+    """Events sorted by window, key and position, and where each group begins.
 
-    A group is one window's events of one key. Events are named by their number in the sorted table.
+    Events are named by their number in the sorted table.
     """
 
     def __init__(self, events: pa.Table) -> None:
-        """``events``: the columns that ``fold.to_fold`` gives, in one chunk; one or more. Images may be
-        missing (``late_images``)."""
+        """``events``: the columns of ``fold.to_fold``, at least one row, in one chunk. Images may be missing
+        (``late_images``)."""
         codes = columnar.one_chunk(events["window"]).dictionary_encode()
         window = _numbers(pc.fill_null(codes.indices, -1))
-        key = whole_keys(columnar.one_chunk(events["key"]))
+        key = integer_keys(columnar.one_chunk(events["key"]))
         if key is None:
             key = _numbers(pc.fill_null(columnar.one_chunk(events["key"]).dictionary_encode().indices, -1))
         position = [_numbers(events[name]) for name in ("ordinal", "commit_lsn", "epoch")]
@@ -51,23 +51,24 @@ class SortedGroups:
         self.events = events.take(pa.array(order))
         self._divide([each[order] for each in (window, key, *position)])
 
-    def _divide(self, place: list[Rows]) -> None:
-        """``place``: window, key and position of each event."""
-        self._place = place
-        same = [each[1:] == each[:-1] for each in place]
+    def _divide(self, sorted_by: list[Rows]) -> None:
+        """Find the groups. ``sorted_by``: window, key and parts of the position of each event."""
+        self._sorted_by = sorted_by
+        same = [each[1:] == each[:-1] for each in sorted_by]
         new_group = np.concatenate([[True], ~(same[0] & same[1])])
         self.first = np.flatnonzero(new_group)
         self.group = np.cumsum(new_group) - 1
         self.at_one_position = np.concatenate([[False], np.logical_and.reduce(same)])
 
-    def settle(self, plain: tuple[str, ...]) -> None:
-        """Forget the key changes that brought all of ``plain`` (``key_changes``); their images must be there.
+    def drop_complete_key_changes(self, plain: tuple[str, ...]) -> None:
+        """Treat key changes that carry every non-key column as ordinary events (``key_changes``); needs their
+        images.
 
-        It may be that no event is left.
+        No event may be left after that.
         """
-        self.events, stay = settled(self.events, plain)
+        self.events, stay = without_complete_key_changes(self.events, plain)
         if stay is not None and not stay.all():
-            self._divide([each[stay] for each in self._place])
+            self._divide([each[stay] for each in self._sorted_by])
 
     def __len__(self) -> int:
         return len(self.first)
@@ -77,11 +78,11 @@ class SortedGroups:
         return np.append(self.first[1:], self.events.num_rows) - 1
 
     def latest(self, chosen: Mask) -> Rows:
-        """The last of the ``chosen`` events of each group."""
+        """Return the last of the ``chosen`` events of each group; -1 for none."""
         return np.maximum.reduceat(np.where(chosen, np.arange(len(chosen)), -1), self.first)
 
     def have(self, chosen: Mask) -> Mask:
-        """Which groups have one of the ``chosen`` events."""
+        """Return which groups have one of the ``chosen`` events."""
         return np.logical_or.reduceat(chosen, self.first)
 
     def ops(self, among: pa.Array) -> Mask:
@@ -98,16 +99,18 @@ class SortedGroups:
         return _mask(self.events["withheld"])
 
     def odd(self) -> Mask:
-        """Which events make their group one for ``event_fold``, whatever is in their images."""
+        """Which events make their group one for ``event_fold``, whatever their images are."""
         odd: Mask = ~(self.ops(_LIVING) | self.ops(_DELETES)) | self.at_one_position
         odd |= _mask(self.events["key"].is_null())
-        # Nothing is ever taken for what was withheld.
+        # A withheld event takes nothing from an old key.
         odd |= _mask(self.events["moved_from_key"].is_valid()) & ~self.withheld
         return odd
 
     def needed_images(self) -> Mask:
-        """Which events' images may decide a row: those of no other are looked at, but where an image turns
-        out not to be what it should."""
+        """Which events' images may decide a row.
+
+        Images of other events are read only if one of these turns out not to be flat.
+        """
         living = self.ops(_LIVING)
         alive = self.latest(living)
         newest = np.zeros(self.events.num_rows, np.bool_)
@@ -118,21 +121,22 @@ class SortedGroups:
 
 
 def _sorted(window: Rows, key: Rows, position: list[Rows]) -> Rows:
-    """The numbers of events by window, key and position (its least part first)."""
+    """Return the numbers of events by window, key and position. ``position``: its parts, the lowest first."""
     same_part = [each[1:] == each[:-1] for each in position]
     rises = position[0][1:] >= position[0][:-1]
-    for place in (1, 2):
-        rises = (position[place][1:] > position[place][:-1]) | (same_part[place] & rises)
+    for part in (1, 2):
+        rises = (position[part][1:] > position[part][:-1]) | (same_part[part] & rises)
     if not rises.all():
         return np.lexsort((*position, key, window))
-    # Events of one batch come in order, and a sort that keeps it has little to do.
+    # Events of one batch come in order, which a stable sort uses.
     order = np.argsort(key, kind="stable")
     return order if (window == window[0]).all() else order[np.argsort(window[order], kind="stable")]
 
 
-def whole_keys(keys: pa.StringArray) -> Rows | None:
-    """The numbers that ``keys`` are, if each is one whole number in its plainest form; null: the lowest."""
-    plain = pc.match_substring_regex(keys, _WHOLE_KEY)
+def integer_keys(keys: pa.StringArray) -> Rows | None:
+    """Return ``keys`` as numbers if each is one plain integer, else None. A null key becomes the lowest
+    number."""
+    plain = pc.match_substring_regex(keys, _INTEGER_KEY)
     if not pc.all(plain).as_py():
         return None
     numbers = pc.utf8_slice_codeunits(keys, 2, -2).cast(pa.int64())
@@ -142,10 +146,17 @@ def whole_keys(keys: pa.StringArray) -> Rows | None:
 def fold_ordinary(
     events: pa.Table, columns: tuple[str, ...], key: tuple[str, ...], defaults: Defaults = ()
 ) -> tuple[pa.Table | None, pa.Table]:
-    """Fold the ordinary groups of ``events``; their folded rows, and the events of the other groups.
+    """Fold the ordinary groups of ``events``.
 
-    ``events``: the columns that ``fold.to_fold`` gives. ``columns``, ``key`` and ``defaults``: of the table.
-    The rows have the columns that ``event_fold.fold_groups`` gives.
+    Args:
+        events: the columns of ``fold.to_fold``.
+        columns: of the table.
+        key: of the table.
+        defaults: of columns that were added later.
+
+    Returns:
+        The folded rows, with the columns of ``event_fold.fold_groups``, or None; and the events of the other
+            groups.
     """
     return fold_sorted(SortedGroups(events), columns, key, defaults)
 
@@ -153,12 +164,12 @@ def fold_ordinary(
 def fold_sorted(
     groups: SortedGroups, columns: tuple[str, ...], key: tuple[str, ...], defaults: Defaults = ()
 ) -> tuple[pa.Table | None, pa.Table]:
-    """``fold_ordinary`` of events that are sorted."""
+    """Fold sorted events as ``fold_ordinary`` does."""
     plain = tuple(name for name in columns if name not in key)
-    groups.settle(plain)
+    groups.drop_complete_key_changes(plain)
     if not groups.events.num_rows:
         return None, groups.events
-    found = _Found(groups, plain, tuple(each for each in defaults if each[0] in plain))
+    found = _GroupFold(groups, plain, tuple(each for each in defaults if each[0] in plain))
     keys_read, keys = read_keys(columnar.one_chunk(groups.events["key"]).take(pa.array(groups.first)), key)
     ordinary = found.ordinary & _mask(keys_read)
     rest = groups.events.filter(pa.array(~ordinary[groups.group]))
@@ -170,11 +181,11 @@ def fold_sorted(
         | {name: values[name] for name in columns}
         | found.state()
     )
-    return columnar.kept_where(table, ordinary, most_stretches=_FEW_STRETCHES), rest
+    return columnar.filter_slices(table, ordinary, most_stretches=_FEW_STRETCHES), rest
 
 
-class _Found:
-    """What each group folds to; meaningless where the group is not ``ordinary``."""
+class _GroupFold:
+    """What each group folds to; without meaning where the group is not ``ordinary``."""
 
     def __init__(self, groups: SortedGroups, plain: tuple[str, ...], defaults: Defaults) -> None:
         self._groups, self._plain, self._defaults = groups, plain, defaults
@@ -189,7 +200,7 @@ class _Found:
         self._start = groups.latest(self._starts)
         alive = self._alive[groups.group]
         ending = groups.latest(deletes & (numbers < alive))
-        # Deletes below the last one below the living event cannot matter any more.
+        # Lower deletes cannot matter any more (``life.deletes_that_matter``).
         self._deletes = np.flatnonzero(deletes & ((numbers > alive) | (numbers == ending[groups.group])))
         self._begins = np.maximum(self._start, ending)
         self.ordinary = ~groups.have(self._odd())
@@ -197,15 +208,15 @@ class _Found:
 
     def _odd(self) -> Mask:
         groups = self._groups
-        # What was not sent anew may stand in the old image.
+        # Unsent columns may be in the old image.
         return groups.odd() | (groups.unsent & _mask(groups.events["before"].is_valid()))
 
     def _decide(self) -> None:
-        """Find the event that decides each column: of most groups the last living one decides them all."""
+        """Find the event that decides each column; in most groups the last living one decides all."""
         alive, plain = self._alive, self._plain
         self._texts, self._image, sent = self._images()
         newest = alive[self.ordinary & (alive >= 0)]
-        self._refuse_unproven(newest)
+        self._mark_unproven_odd(newest)
         self._add_defaults(newest, sent)
         incomplete = np.zeros(len(self._groups), np.bool_)
         if plain:
@@ -222,7 +233,7 @@ class _Found:
             self._living & incomplete[group] & (numbers >= self._begins[group]) & (numbers != alive[group])
         )
         older = np.flatnonzero(below)
-        self._refuse_unproven(older)
+        self._mark_unproven_odd(older)
         self._add_defaults(older, sent)
         looked_at = np.concatenate([newest, older])
         for name in plain:
@@ -231,8 +242,11 @@ class _Found:
             self._decided[name] = self._groups.latest(bringing)
 
     def _images(self) -> tuple[dict[str, pa.StringArray], Rows, dict[str, Mask]]:
-        """The texts of the images in the order in which they were read; for each event the number of its
-        image, or -1 if it was not read; and what each image brings, nothing if it was not read."""
+        """Read the images.
+
+        Returns the texts of the images in the order in which they were read; for each event the number of its
+        image (-1: not read); and by column, which images carry it.
+        """
         if not self._plain:
             return {}, np.zeros(0, np.int64), {}
         after = columnar.one_chunk(self._groups.events["after"])
@@ -250,17 +264,19 @@ class _Found:
             {name: np.append(_mask(each), False) for name, each in images.sent.items()},
         )
 
-    def _refuse_unproven(self, numbers: Rows) -> None:
-        """A group of which one of these events has an image that is not proven is odd."""
+    def _mark_unproven_odd(self, numbers: Rows) -> None:
+        """Make groups odd in which one of the events ``numbers`` has an image that is not proven to be
+        flat."""
         if self._plain:
             self.ordinary[self._groups.group[numbers[~self._proven[self._image[numbers]]]]] = False
 
     def _add_defaults(self, numbers: Rows, sent: dict[str, Mask]) -> None:
-        """Give what these events leave out the defaults of columns that were added later."""
+        """Give the life starts among ``numbers`` the defaults of columns that they lack because the table had
+        none."""
         for name, text in self._defaults:
             images = self._image[numbers]
             lacking = self._starts[numbers] & self._proven[images] & ~sent[name][images]
-            # Which columns were not sent, though the table had them, is for the exact kernel.
+            # If columns were not sent though the table had them, ``event_fold`` must decide.
             self.ordinary[self._groups.group[numbers[lacking & self._groups.unsent[numbers]]]] = False
             if not lacking.any():
                 continue
@@ -271,15 +287,15 @@ class _Found:
             self._texts[name] = pc.if_else(pa.array(defaulted[:-1]), default, self._texts[name])
 
     def values(self) -> dict[str, pa.StringArray]:
-        """The texts of the plain columns; of what was withheld nothing is known."""
+        """Return the texts of the non-key columns; null where a withheld event decides."""
         if not self._plain:
             return {}
         stands = np.append(np.where(self._withheld, -1, self._image), -1)
-        # The last is nobody's: -1 leads to it.
+        # The last entry belongs to no event; index -1 leads to it.
         return {name: _take(self._texts[name], stands[self._decided[name]]) for name in self._plain}
 
     def state(self) -> dict[str, pa.Array]:
-        """The columns of the fold's state, in their order."""
+        """Return the columns of the fold's state, in their order."""
         events, groups = self._groups.events, self._groups
         at = columnar.position_column(events["epoch"], events["commit_lsn"], events["ordinal"])
         last, alive = groups.last, self._alive
@@ -316,7 +332,8 @@ class _Found:
         return pa.ListArray.from_arrays(_offsets(counts), items)
 
     def _positions(self, at: pa.StructArray) -> pa.MapArray:
-        """Where a column was decided, if the last living event did not decide it, or a withheld one did."""
+        """Return the deciding position of columns that the last living event did not decide, or a withheld
+        event decided."""
         columns = [self._decided[name] for name in self._plain]
         apart = self._by_group(
             [(each >= 0) & ((each != self._alive) | self._withheld[each]) for each in columns]
@@ -336,9 +353,9 @@ class _Found:
 
 
 def _take(column: pa.Array | pa.ChunkedArray, rows: Rows) -> pa.Array:
-    """The values of ``column`` at ``rows``; null where the row is -1."""
+    """Return the values of ``column`` at ``rows``; null where the row is -1."""
     if len(rows) == len(column) and (rows == np.arange(len(rows))).all():
-        # A snapshot has one event of each key, and reads them in order.
+        # A snapshot has one event of each key, in order: nothing is copied.
         return columnar.one_chunk(column)
     return columnar.one_chunk(column).take(pa.array(rows, mask=rows < 0))
 

@@ -1,8 +1,8 @@
-"""Merging folded rows by whole columns, where a group is ordinary: parts of a key with events of their own.
+"""Merge ordinary groups of folded rows by whole columns. A group is the rows of one key in one window.
 
-Nearly all groups are. The others (a withheld delete, a key change, parts that share an event, a value that
-its type cannot hold) are left to ``row_fold``, which is the meaning and merges one group after another. For a
-group both give the same row.
+A group is ordinary if its rows were folded from different events, all accepted, without a key change, and no
+value is kept as exact text. Nearly all groups are. The others are merged one by one by ``row_fold``, which
+defines what a merge means. Both give the same row for a group.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NONE = -1
-"""Stands for a position that is null; all others are above it."""
+"""Stands for a null position; all packed positions are higher."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Positions as single numbers in their order: the bits of their three parts, each less its lowest."""
+    """Packs positions into single integers that sort as positions do.
+
+    ``lowest``: lowest value of each part, which is subtracted. ``shifts``: bits below epoch and commit LSN.
+    """
 
     lowest: tuple[int, int, int]
     shifts: tuple[int, int]
 
     @classmethod
     def of(cls, columns: list[pa.StructArray]) -> Packing | None:
-        """One that holds every position of ``columns``; None if 62 bits do not."""
+        """Return a packing for every position in ``columns``; None if 62 bits are too few."""
         lowest, highest = [], []
-        for place in range(3):
-            parts = [pc.min_max(pc.struct_field(column, place)) for column in columns if len(column)]
+        for index in range(3):
+            parts = [pc.min_max(pc.struct_field(column, index)) for column in columns if len(column)]
             lows = [each["min"].as_py() for each in parts if each["min"].is_valid]
             highs = [each["max"].as_py() for each in parts if each["max"].is_valid]
             lowest.append(min(lows, default=0))
@@ -47,16 +50,18 @@ class Packing:
         return cls((lowest[0], lowest[1], lowest[2]), (bits[1] + bits[2], bits[2]))
 
     def pack(self, column: pa.StructArray) -> Numbers:
+        """Return the packed positions; ``_NONE`` where they are null."""
         parts = [
-            pc.fill_null(pc.struct_field(column, place), low).to_numpy(zero_copy_only=False).astype(np.int64)
+            pc.fill_null(pc.struct_field(column, index), low).to_numpy(zero_copy_only=False).astype(np.int64)
             - low
-            for place, low in enumerate(self.lowest)
+            for index, low in enumerate(self.lowest)
         ]
         packed: Numbers = (parts[0] << self.shifts[0]) | (parts[1] << self.shifts[1]) | parts[2]
         packed[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
         return packed
 
     def unpack(self, packed: Numbers) -> pa.StructArray:
+        """Return packed positions as a column of positions."""
         none = packed == _NONE
         held = np.where(none, 0, packed)
         parts = [
@@ -72,9 +77,14 @@ class Packing:
 
 
 def merge_ordinary(rows: pa.Table, plain: tuple[str, ...]) -> tuple[pa.Table | None, pa.Table]:
-    """Merge the ordinary groups of ``rows``; the second table has the rows of the others.
+    """Merge the ordinary groups of ``rows``.
 
-    ``rows``: folded rows of kind ``key`` in one chunk, one or more. ``plain``: the columns beside the key.
+    Args:
+        rows: folded rows of kind ``key``, at least one, in one chunk.
+        plain: the non-key columns.
+
+    Returns:
+        The merged rows, or None; and the rows of the other groups.
     """
     at = {name: columnar.one_chunk(rows[f"_cdc_{name}"]) for name in _POSITIONS}
     deletes = columnar.one_chunk(rows["_cdc_deletes"])
@@ -99,13 +109,13 @@ def _items(maps: pa.MapArray) -> pa.StructArray:
 
 
 def _entries(maps: pa.MapArray) -> pa.ListArray:
-    """A column of maps as one of lists of pairs, a null map as an empty list."""
+    """Return a column of maps as lists of (name, value) pairs; a null map is an empty list."""
     pairs = pa.StructArray.from_arrays([maps.keys, maps.items], names=["name", "position"])
     return pa.ListArray.from_arrays(maps.offsets, pairs)
 
 
 class _Merge:
-    """Rows sorted by group and position, and what of each group wins."""
+    """Folded rows sorted by group and position, and which row wins in each group."""
 
     def __init__(self, rows: pa.Table, plain: tuple[str, ...], packing: Packing) -> None:
         codes = [columnar.one_chunk(rows[name]).dictionary_encode() for name in ("window", "_cdc_key")]
@@ -128,7 +138,7 @@ class _Merge:
 
     @cached_property
     def ordinary(self) -> Mask:
-        """Of each group, whether its rows share nothing and each is one of events that were accepted."""
+        """Which groups are ordinary."""
         odd = np.zeros(len(self._group), np.bool_)
         for name in ("position", "alive"):
             at = self._at[name]
@@ -144,7 +154,7 @@ class _Merge:
         return found
 
     def _argmax(self, name: str) -> Numbers:
-        """Of each group, the row with the highest position of that name; none where all are null."""
+        """Return the row of each group with the highest position ``name``; -1 where all are null."""
         at = self._at[name]
         order = np.lexsort((at, self._group))
         ends = np.append(self._first_row[1:], len(order)) - 1
@@ -157,7 +167,8 @@ class _Merge:
 
     @cached_property
     def _kept_deletes(self) -> tuple[Numbers, pa.StructArray]:
-        """How many deletes of each group may matter, and these in order (``life.deletes_that_matter``)."""
+        """Return the number of deletes of each group that may matter, and these in order
+        (``life.deletes_that_matter``)."""
         lists = self._column("_cdc_deletes")
         items = lists.flatten()
         counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -170,7 +181,7 @@ class _Merge:
         again[1:] = (group[1:] == group[:-1]) & (at[1:] == at[:-1]) & (times[1:] == times[:-1])
         alive = self._alive[group]
         above = at > alive
-        # The last one that is not above.
+        # The last delete that is not above.
         next_above = np.ones(len(at), np.bool_)
         next_above[:-1] = above[1:] | (group[1:] != group[:-1])
         chosen = ~again & (above | (next_above & ~above))
@@ -191,7 +202,7 @@ class _Merge:
 
     @cached_property
     def _begins(self) -> Numbers:
-        """The lowest position that can belong to the life of each group (``life.life_begins``)."""
+        """Return the lowest position that can belong to the life of each group (``life.life_begins``)."""
         start = np.maximum.reduceat(self._at["life_start"], self._first_row)
         counts, kept = self._kept_deletes
         at = self._packing.pack(pc.struct_field(kept, 0))
@@ -203,7 +214,8 @@ class _Merge:
 
     @cached_property
     def _cells(self) -> tuple[dict[str, Numbers], dict[str, Numbers], dict[str, Mask]]:
-        """By plain column, of each group: the row to take it from, its position, whether it is known."""
+        """Return by non-key column for each group: the row to take it from, its position, and whether it is
+        known."""
         living = self._argmax("alive")
         missing, apart = self._by_name("_cdc_unresolved"), self._by_name("_cdc_column_positions")
         rows, positions, known = {}, {}, {}
@@ -229,7 +241,7 @@ class _Merge:
         return rows, positions, known
 
     def _by_name(self, column: str) -> dict[str, tuple[Numbers, Numbers]]:
-        """By name in a column of lists or maps: the rows that have it, and for a map its positions."""
+        """Return by name in a column of lists or maps: the rows that have it, and for a map its positions."""
         held = self._column(column)
         lists = _entries(held) if pa.types.is_map(held.type) else held
         counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -247,7 +259,7 @@ class _Merge:
         }
 
     def table(self) -> pa.Table:
-        """One row per group, in the columns of the rows; the row hash of a row that changed is null."""
+        """Return one row per group, in the columns of the input; the hash of a merged row is null."""
         ends = np.append(self._first_row[1:], len(self._group)) - 1
         living, start, vouching = (self._argmax(name) for name in ("alive", "life_start", "vouched"))
         lowest = np.minimum.reduceat(
@@ -256,7 +268,7 @@ class _Merge:
         rows, positions, known = self._cells
         counts, kept = self._kept_deletes
         count = len(self._first_row)
-        told = {
+        made = {
             **{name: self._take(name, rows[name]) for name in self._plain},
             **{f"_cdc_{name}": self._take(f"_cdc_{name}", ends) for name in _OF_LAST},
             "_cdc_first": self._packing.unpack(np.where(lowest == np.iinfo(np.int64).max, _NONE, lowest)),
@@ -271,7 +283,7 @@ class _Merge:
             "_cdc_row_hash": pa.nulls(count, pa.int64()),
         }
         schema = self._rows.schema
-        columns = {name: told.get(name) for name in schema.names}
+        columns = {name: made.get(name) for name in schema.names}
         first = {name: self._take(name, self._first_row) for name, held in columns.items() if held is None}
         return pa.table({name: first.get(name, columns[name]) for name in schema.names}).cast(schema)
 
@@ -279,25 +291,25 @@ class _Merge:
         return self._column(name).take(pa.array(rows, mask=rows < 0))
 
     def _positions(self, positions: dict[str, Numbers], known: dict[str, Mask]) -> pa.MapArray:
-        shape = (len(self._first_row), len(self._plain))
-        told = np.zeros(shape, np.bool_)
-        at = np.full(shape, _NONE, np.int64)
-        for place, name in enumerate(self._plain):
-            at[:, place] = positions[name]
-            told[:, place] = (positions[name] != _NONE) & (~known[name] | (positions[name] != self._alive))
-        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(told)[1]))
-        return pa.MapArray.from_arrays(_offsets(told.sum(axis=1)), names, self._packing.unpack(at[told]))
+        size = (len(self._first_row), len(self._plain))
+        apart = np.zeros(size, np.bool_)
+        at = np.full(size, _NONE, np.int64)
+        for index, name in enumerate(self._plain):
+            at[:, index] = positions[name]
+            apart[:, index] = (positions[name] != _NONE) & (~known[name] | (positions[name] != self._alive))
+        names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
+        return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, self._packing.unpack(at[apart]))
 
     def _unresolved(self, known: dict[str, Mask]) -> pa.ListArray:
         missing = np.zeros((len(self._first_row), len(self._plain)), np.bool_)
-        for place, name in enumerate(self._plain):
-            missing[:, place] = ~known[name]
+        for index, name in enumerate(self._plain):
+            missing[:, index] = ~known[name]
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
         return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
 
 
 _OF_LAST = ("op", "position", "source_ts", "batch_id", "ingested_at")
-"""What the last event of a key decides."""
+"""Columns that the last event of a key decides."""
 
 
 def _offsets(counts: Numbers) -> pa.Array:

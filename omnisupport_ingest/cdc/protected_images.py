@@ -1,9 +1,9 @@
-"""Row images with their values protected, by whole columns where that is proven to be the same.
+"""Protect the personal values in row images (``protecting``), by whole columns where images are alike.
 
-``protect_image`` is the meaning: the image is read, each of its columns is protected or left out, and it is
-written again, compactly. Most images are flat, compact, and have the names of many others in the same order;
-of those DuckDB takes the columns apart, Arrow protects them, and they are joined again, without a Python
-object per row. Both write the same bytes, so an event has one hash whichever it took.
+``protect_image`` defines the result: it reads the image, protects or removes each of its columns, and writes
+it again as compact JSON. Most images are flat, compact, and have the same names in the same order as many
+others. Of those DuckDB extracts the columns, Arrow protects them and joins them again, without a Python
+object per row. Both ways write the same bytes, so an event has the same hash whichever way it took.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from omnisupport_ingest.contracts.flat_images import are_flat, pointers, query_i
 from omnisupport_ingest.contracts.protection import Protection
 
 FEW = 64
-"""Images with the same names up to which each is protected by itself."""
+"""At most so many images with the same names are protected one by one."""
 
 _OTHER_SPELLING = r"\\[u/]"
-"""An escape that is written otherwise when the text is written again."""
+"""Matches escapes that are spelled differently when the text is written again."""
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _QUERIES = 1_000
 
 
 def protect_image(text: str | None, protection: Protection) -> str | None:
-    """One image, protected; None where there is none, or none that can be read: what is a value in it is not
-    known."""
+    """Return one image, protected; None if there is none or it cannot be read, because then its values are
+    not known."""
     image = read_image(text)
     if image is None:
         return None
@@ -40,7 +40,7 @@ def protect_image(text: str | None, protection: Protection) -> str | None:
 
 
 def protect_images(images: pa.StringArray, protection: Protection, *, few: int = FEW) -> pa.StringArray:
-    """``protect_image`` of each of ``images``. ``few``: see ``FEW``."""
+    """Return ``protect_image`` of each of ``images``. ``few``: see ``FEW``."""
     done = pa.nulls(len(images), pa.string())
     left = images.is_valid()
     if images.null_count < len(images) - few:
@@ -61,7 +61,7 @@ def protect_images(images: pa.StringArray, protection: Protection, *, few: int =
 
 
 def _one_by_one(images: pa.StringArray, protection: Protection) -> pa.StringArray:
-    """Read and write each image by itself; the values of a column are protected together."""
+    """Read and write each image by itself; values of one column are protected together."""
     rows = [read_image(text) for text in images.to_pylist()]
     kept = [
         None if row is None else {name: value for name, value in row.items() if name in protection.kept}
@@ -82,36 +82,36 @@ _NAMES = "SELECT json_keys(image)::JSON::VARCHAR AS names FROM images"
 
 
 def _alike(images: pa.StringArray, names: Sequence[str], protection: Protection) -> pa.StringArray:
-    """Protect proven images, all with ``names`` in this order."""
+    """Protect flat images that all have ``names`` in this order."""
     kept = tuple(name for name in names if name in protection.kept)
     if not kept:
         return pa.array(["{}"] * len(images), pa.string())
     protected = tuple(name for name in kept if name in protection.columns)
     found = query_images(_reading(kept, protected), images)
     parts: list[pa.StringArray | str] = []
-    for place, name in enumerate(kept):
-        before = ("," if place else "{") + json.dumps(name, ensure_ascii=False) + ":"
+    for index, name in enumerate(kept):
+        before = ("," if index else "{") + json.dumps(name, ensure_ascii=False) + ":"
         if name in protected:
             texts = protection.columns[name](found.column(f"text_{protected.index(name)}"))
             parts += [before, _as_json(texts)]
         else:
-            parts += [before, found.column(f"json_{place}")]
+            parts += [before, found.column(f"json_{index}")]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
 @lru_cache(_QUERIES)
 def _reading(kept: tuple[str, ...], protected: tuple[str, ...]) -> str:
-    """The query that reads ``kept`` as JSON (``json_<place>``), and of ``protected`` the texts
-    (``text_<place>``)."""
-    columns = [f"fragments[{place + 1}]::VARCHAR AS json_{place}" for place in range(len(kept))]
-    columns += [f"texts[{place + 1}] AS text_{place}" for place in range(len(protected))]
+    """Return the query that reads ``kept`` as JSON (``json_<n>``) and ``protected`` as texts
+    (``text_<n>``)."""
+    columns = [f"fragments[{index + 1}]::VARCHAR AS json_{index}" for index in range(len(kept))]
+    columns += [f"texts[{index + 1}] AS text_{index}" for index in range(len(protected))]
     texts = f"json_extract_string(image, {pointers(protected)})" if protected else "[]"
     inner = f"SELECT json_extract(image, {pointers(kept)}) AS fragments, {texts} AS texts FROM images"
     return f"SELECT {', '.join(columns)} FROM ({inner})"
 
 
 def _as_json(texts: pa.StringArray) -> pa.StringArray:
-    """Each text as a JSON string; None as ``null``."""
+    """Return each text as a JSON string; null as ``null``."""
     if pc.any(pc.match_substring_regex(texts, _ESCAPED)).as_py():
         encoded = texts.dictionary_encode()
         quoted = [json.dumps(text, ensure_ascii=False) for text in encoded.dictionary.to_pylist()]

@@ -1,7 +1,8 @@
-"""Merging folded rows, in plain Python on Arrow batches: what Spark hands to its workers next.
+"""Merge folded rows of one group (window and key) to one, in plain Python on Arrow batches.
 
-A worker gets whole groups, in any order. Values are never looked into: which row's value wins is
-decided by positions, and the columns are then taken row by row from where the winners stand.
+Spark's workers run it (``fold.merge_rows``), and ``updating`` uses it to merge net changes into a dimension.
+Values are not looked at: positions decide whose value wins, and the columns are then copied from the winners'
+rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, Shape
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, ORDER, TableColumns
 from omnisupport_ingest.cdc.life import Cell, Life, Part, Position, merge, winner
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.ordinary_merge import merge_ordinary
@@ -24,45 +25,47 @@ _RANK = ("_cdc_op", "_cdc_source_ts", "_cdc_batch_id", "_cdc_ingested_at")
 
 
 def merge_groups(
-    batches: Iterable[pa.RecordBatch], shape: Shape, *, few: int = FEW
+    batches: Iterable[pa.RecordBatch], table_columns: TableColumns, *, few: int = FEW
 ) -> Iterator[pa.RecordBatch]:
     """Merge folded rows to one per window, kind, key and end.
 
-    A life that a key change ended also takes in what other rows of that key hold below its end.
-    In and out: the columns of ``folded.folded_type``; the row hash of a row that changed is null. ``few``: so
-    many rows, or fewer, are merged one group after another.
+    A life that a key change ended also takes in what other rows of that key hold below its end. In and out:
+    the columns of ``folded.folded_type``; the hash of a merged row is null. ``few``: at most so many rows are
+    merged group by group.
     """
-    table = columnar.whole(batches)
+    table = columnar.one_table(batches)
     if table is not None:
-        for merged in merged_tables(table, shape, few=few):
+        for merged in merged_tables(table, table_columns, few=few):
             yield from columnar.in_batches(merged)
 
 
-def merged_tables(table: pa.Table, shape: Shape, *, few: int = FEW) -> Iterator[pa.Table]:
-    """What ``merge_groups`` makes of ``table``, in one part or more, which may be empty.
+def merged_tables(table: pa.Table, table_columns: TableColumns, *, few: int = FEW) -> Iterator[pa.Table]:
+    """Return what ``merge_groups`` makes of ``table``, in one or more parts, which may be empty.
 
-    ``table``: one row or more in one chunk, every column nullable. Rows that are alone in their group are not
-    copied where they are all, or nearly all, as in a first snapshot.
+    ``table``: at least one row, in one chunk, every column nullable. If all or nearly all rows are alone in
+    their group, as in a first snapshot, they are not copied.
     """
     if table.num_rows > few:
-        single, several, others = _keyed_alone(table)
+        single, several, others = _divide(table)
         yield single
         if several.num_rows:
-            done, several = merge_ordinary(several, shape.plain)
+            done, several = merge_ordinary(several, table_columns.non_key)
             if done is not None:
                 yield done
-        table = columnar.joined([several, others])
+        table = columnar.concat([several, others])
     if table.num_rows:
-        yield from _merged_by_group(table, shape)
+        yield from _merged_by_group(table, table_columns)
 
 
-def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Of keys of which no life was ended by a key change: the rows that are alone in their group, and those
-    that are not; then the rows of all other keys."""
+def _divide(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Divide the rows in three: rows alone in their group, other rows of such keys, rows of all other keys.
+
+    The first two leave out keys of which a key change ended a life.
+    """
     keyed = pc.and_(pc.equal(table["_cdc_kind"], KEY), pc.is_valid(table["_cdc_key"]))
     tied = pc.unique(table["_cdc_key"].filter(pc.invert(keyed)).drop_null())
     mine = pc.and_(keyed, pc.invert(pc.is_in(table["_cdc_key"], value_set=tied)))
-    rows, others = columnar.divided(table, mine.to_numpy())
+    rows, others = columnar.split_rows(table, mine.to_numpy())
     if not rows.num_rows:
         return rows, rows, others
     window, key = (
@@ -70,29 +73,29 @@ def _keyed_alone(table: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
         for name in ("window", "_cdc_key")
     )
     _, group, counts = np.unique(window * (int(key.max()) + 1) + key, return_inverse=True, return_counts=True)
-    return *columnar.divided(rows, counts[group] == 1), others
+    return *columnar.split_rows(rows, counts[group] == 1), others
 
 
-def _merged_by_group(table: pa.Table, shape: Shape) -> Iterator[pa.Table]:
+def _merged_by_group(table: pa.Table, table_columns: TableColumns) -> Iterator[pa.Table]:
     groups = groups_of(table, ("window", "_cdc_key"))
     alone = [members[0] for members in groups.values() if len(members) == 1]
     together = [members for (_, key), members in groups.items() if len(members) > 1 and key is not None]
-    keyless = _keyless_once(table, groups)
+    keyless = _distinct_table_ends(table, groups)
     yield table.take(pa.array(sorted(alone + keyless), pa.int64()))
     if together:
-        yield _merged(table, together, shape)
+        yield _merged(table, together, table_columns)
 
 
 def groups_of(table: pa.Table, by: Sequence[str]) -> dict[tuple[str | None, ...], list[int]]:
-    """The numbers of the rows that agree in the columns ``by``, by their values there."""
+    """Return the numbers of rows by their values in the columns ``by``."""
     found: dict[tuple[str | None, ...], list[int]] = defaultdict(list)
-    for row, place in enumerate(zip(*(table[name].to_pylist() for name in by), strict=True)):
-        found[place].append(row)
+    for row, values in enumerate(zip(*(table[name].to_pylist() for name in by), strict=True)):
+        found[values].append(row)
     return found
 
 
-def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int]]) -> list[int]:
-    """One row per truncate or boundary, of the groups with more than one row."""
+def _distinct_table_ends(table: pa.Table, groups: dict[tuple[str | None, ...], list[int]]) -> list[int]:
+    """Return one row per truncate or snapshot end, from the groups with more than one row."""
     members = [row for (_, key), rows in groups.items() if key is None and len(rows) > 1 for row in rows]
     if not members:
         return []
@@ -103,22 +106,22 @@ def _keyless_once(table: pa.Table, groups: dict[tuple[str | None, ...], list[int
         (window, at) for window, at, doubt in zip(windows, positions, doubtful, strict=True) if not doubt
     }
     chosen: dict[object, int] = {}
-    kinds, scopes = rows["_cdc_kind"].to_pylist(), rows["_cdc_scope"].to_pylist()
-    for row, window, kind, position, scope, doubt in zip(
-        members, windows, kinds, positions, scopes, doubtful, strict=True
+    kinds, key_ranges = rows["_cdc_kind"].to_pylist(), rows["_cdc_scope"].to_pylist()
+    for row, window, kind, position, key_range, doubt in zip(
+        members, windows, kinds, positions, key_ranges, doubtful, strict=True
     ):
-        # An accepted one voids what is in quarantine at its position.
+        # An accepted end voids a quarantined one at its position.
         if not doubt or (window, position) not in accepted:
-            chosen[window, kind, position, scope, doubt] = row
+            chosen[window, kind, position, key_range, doubt] = row
     return [*chosen.values()]
 
 
-class Folded:
-    """Folded rows of several keys with their state as plain values, row by row."""
+class FoldedRows:
+    """Folded rows of several keys, their state as plain Python values."""
 
-    def __init__(self, table: pa.Table, shape: Shape) -> None:
+    def __init__(self, table: pa.Table, table_columns: TableColumns) -> None:
         self.table = table
-        self._shape = shape
+        self._table_columns = table_columns
         self.kind: list[str] = table["_cdc_kind"].to_pylist()
         self.key: list[str] = table["_cdc_key"].to_pylist()
         self.window: list[str] = table["window"].to_pylist()
@@ -147,29 +150,29 @@ class Folded:
         ]
 
     def rank(self, row: int) -> tuple[object, ...]:
-        """As ``event_fold.Events.rank``, of what a folded row still says of its last event."""
+        """Return the rank of a row as ``event_fold.Events.rank``, from what it still has of its last
+        event."""
         op, *others = (self.table[name][row].as_py() for name in _RANK)
         return (ORDER.get(op, len(ORDER)), *others)
 
     def cell(self, name: str, row: int) -> Cell | None:
-        """The cell that the row has for a column; None where no event carried it."""
+        """Return the cell of a row for a column; None where no event carried it."""
         apart, known = self._apart[row].get(name), name not in self._unresolved[row]
         position = apart if apart is not None else (self.parts[row].alive if known else None)
         return None if position is None else Cell(position, known, row)
 
     def cells(self, members: Sequence[int], begins: Position | None) -> dict[str, Cell]:
-        """The latest cell of every column among ``members``, of the life that begins there."""
+        """Return the latest cell of each column among ``members``, of the life that begins at ``begins``."""
         found = {}
-        for name in self._shape.plain:
+        for name in self._table_columns.non_key:
             best = winner((cell for row in members if (cell := self.cell(name, row)) is not None), begins)
             if best is not None:
                 found[name] = best
         return found
 
     def exact(self, cells: dict[str, Cell], row: int) -> list[tuple[str, str]]:
-        """The exact texts of those of ``cells``, and of the key of ``row``, whose typed value could not
-        hold them."""
-        texts = [pair for pair in self._exact[row] or () if pair[0] in self._shape.key]
+        """Return the exact texts of ``cells`` and of the key of ``row`` that their types could not hold."""
+        texts = [pair for pair in self._exact[row] or () if pair[0] in self._table_columns.key]
         for name, cell in cells.items():
             held = self._exact[cell.row]
             if held and cell.known:
@@ -177,9 +180,11 @@ class Folded:
         return texts
 
 
-def _merged(table: pa.Table, together: Sequence[Sequence[int]], shape: Shape) -> pa.Table:
-    folded = Folded(table.take(pa.array([row for rows in together for row in rows], pa.int64())), shape)
-    rows = _Merged(folded, shape)
+def _merged(table: pa.Table, together: Sequence[Sequence[int]], table_columns: TableColumns) -> pa.Table:
+    folded = FoldedRows(
+        table.take(pa.array([row for rows in together for row in rows], pa.int64())), table_columns
+    )
+    rows = _Merged(folded, table_columns)
     start = 0
     for members in together:
         _merge_key(folded, range(start, start + len(members)), rows)
@@ -187,7 +192,7 @@ def _merged(table: pa.Table, together: Sequence[Sequence[int]], shape: Shape) ->
     return rows.table(table.schema)
 
 
-def _merge_key(folded: Folded, members: Sequence[int], rows: _Merged) -> None:
+def _merge_key(folded: FoldedRows, members: Sequence[int], rows: _Merged) -> None:
     keyed, ends = lives_of(folded, members)
     if keyed:
         rows.add(KEY, keyed)
@@ -195,8 +200,8 @@ def _merge_key(folded: Folded, members: Sequence[int], rows: _Merged) -> None:
         rows.add(ENDED, ends[end])
 
 
-def lives_of(folded: Folded, members: Sequence[int]) -> tuple[list[int], dict[Position, list[int]]]:
-    """The rows of one key that make up its current life, and those of each life a key change ended.
+def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dict[Position, list[int]]]:
+    """Return the rows of one key's current life, and by end the rows of each life that a key change ended.
 
     What other rows of the key hold below an end belongs to the ended life too.
     """
@@ -216,10 +221,10 @@ def lives_of(folded: Folded, members: Sequence[int]) -> tuple[list[int], dict[Po
 
 @dataclass
 class _Merged:
-    """Merged rows under construction: for each the life, and for each column the row to take it from."""
+    """Builds merged rows: for each its life, and for each column the row to copy it from."""
 
-    folded: Folded
-    shape: Shape
+    folded: FoldedRows
+    table_columns: TableColumns
     kind: list[str] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
     ended_at: list[Position | None] = field(default_factory=list)
@@ -230,10 +235,11 @@ class _Merged:
     exact: list[list[tuple[str, str]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sources = {name: [] for name in self.shape.plain}
+        self.sources = {name: [] for name in self.table_columns.non_key}
 
     def add(self, kind: str, members: Sequence[int]) -> None:
-        """Merge ``members`` to one row of ``kind``; the first of them has the group's own columns."""
+        """Merge ``members`` to one row of ``kind``; the columns of the group itself are those of the first
+        member."""
         folded = self.folded
         life = merge([folded.parts[row] for row in members], folded.rank)
         cells = folded.cells(members, life.begins)
@@ -242,7 +248,7 @@ class _Merged:
         self.ended_at.append(folded.ended_at[members[0]])
         self.lives.append(life)
         apart, unknown = [], []
-        for name in self.shape.plain:
+        for name in self.table_columns.non_key:
             cell = cells.get(name)
             self.sources[name].append(None if cell is None else cell.row)
             if cell is None or not cell.known:
@@ -254,39 +260,39 @@ class _Merged:
         self.exact.append(folded.exact(cells, members[0]))
 
     def table(self, schema: pa.Schema) -> pa.Table:
-        given = self.folded.table
+        source = self.folded.table
         last = [life.last.row for life in self.lives]
         living = [_row(life.living) for life in self.lives]
         start = [_row(life.start) for life in self.lives]
         columns = {
-            "window": columnar.take(given["window"], self.base),
-            **{name: columnar.take(given[name], self.base) for name in self.shape.key},
-            **{name: columnar.take(given[name], rows) for name, rows in self.sources.items()},
+            "window": columnar.take(source["window"], self.base),
+            **{name: columnar.take(source[name], self.base) for name in self.table_columns.key},
+            **{name: columnar.take(source[name], rows) for name, rows in self.sources.items()},
             "_cdc_kind": pa.array(self.kind, pa.string()),
-            "_cdc_key": columnar.take(given["_cdc_key"], self.base),
+            "_cdc_key": columnar.take(source["_cdc_key"], self.base),
             "_cdc_ended_at": columnar.position_array(self.ended_at),
-            "_cdc_op": columnar.take(given["_cdc_op"], last),
-            "_cdc_position": columnar.take(given["_cdc_position"], last),
-            "_cdc_first": columnar.take(given["_cdc_first"], [life.first.row for life in self.lives]),
-            "_cdc_source_ts": columnar.take(given["_cdc_source_ts"], last),
-            "_cdc_alive": columnar.take(given["_cdc_alive"], living),
-            "_cdc_updated_at": columnar.take(given["_cdc_updated_at"], living),
-            "_cdc_life_start": columnar.take(given["_cdc_life_start"], start),
-            "_cdc_moved_from_key": columnar.take(given["_cdc_moved_from_key"], start),
+            "_cdc_op": columnar.take(source["_cdc_op"], last),
+            "_cdc_position": columnar.take(source["_cdc_position"], last),
+            "_cdc_first": columnar.take(source["_cdc_first"], [life.first.row for life in self.lives]),
+            "_cdc_source_ts": columnar.take(source["_cdc_source_ts"], last),
+            "_cdc_alive": columnar.take(source["_cdc_alive"], living),
+            "_cdc_updated_at": columnar.take(source["_cdc_updated_at"], living),
+            "_cdc_life_start": columnar.take(source["_cdc_life_start"], start),
+            "_cdc_moved_from_key": columnar.take(source["_cdc_moved_from_key"], start),
             "_cdc_deletes": columnar.ending_lists([life.deletes for life in self.lives]),
-            "_cdc_doubt": columnar.take(given["_cdc_doubt"], [_row(life.doubting) for life in self.lives]),
+            "_cdc_doubt": columnar.take(source["_cdc_doubt"], [_row(life.doubting) for life in self.lives]),
             "_cdc_vouched": columnar.take(
-                given["_cdc_vouched"], [_row(life.vouching) for life in self.lives]
+                source["_cdc_vouched"], [_row(life.vouching) for life in self.lives]
             ),
             "_cdc_scope": pa.nulls(len(self.kind), pa.string()),
             "_cdc_column_positions": columnar.position_maps(self.column_positions),
             "_cdc_unresolved": columnar.text_lists(self.unresolved),
             "_cdc_exact": columnar.text_maps(self.exact),
-            "_cdc_batch_id": columnar.take(given["_cdc_batch_id"], last),
-            "_cdc_ingested_at": columnar.take(given["_cdc_ingested_at"], last),
+            "_cdc_batch_id": columnar.take(source["_cdc_batch_id"], last),
+            "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
             "_cdc_row_hash": pa.nulls(len(self.kind), pa.int64()),
         }
-        # Batches of one worker must agree in every detail, the names inside lists and maps included.
+        # Batches of one worker must have one schema, including the names inside lists and maps.
         return pa.table({name: columns[name] for name in schema.names}).cast(schema)
 
 

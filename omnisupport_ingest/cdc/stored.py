@@ -1,13 +1,14 @@
-"""Rows of the current state as they are stored: what people read, and the state of the fold beside it.
+"""Define the rows of ``dim_<table>`` as they are stored: what people read, and the state of the fold beside
+it.
 
-A row keeps in one column, ``_cdc_state``, what a later merge needs and nobody reads. So new net changes are
-merged into the rows of the keys they touch, and nothing else is read. The same form carries net changes on
-their way to those rows (``from_folded``), where the columns that people read are not worked out yet.
+The column ``_cdc_state`` keeps what a later merge needs and nobody reads. So net changes are merged into the
+rows of their keys (``updating``), and no other row is read. Net changes are sent to these rows in the same
+schema (``from_folded``), with NULL in the columns that follow from the merge.
 
-``_cdc_state`` has, as ``folded`` describes them: ``first``, ``alive``, ``life_start``, ``deletes``,
-``doubt``, ``vouched``, ``column_positions``, ``unresolved``; and ``refold``: the row depends on more than its
-own state (on another key's life, on a delete in quarantine), so it is folded from the net changes of all
-windows again.
+``_cdc_state`` has the fields ``first``, ``alive``, ``life_start``, ``deletes``, ``doubt``, ``vouched``,
+``column_positions`` and ``unresolved``, which ``folded`` describes, and ``refold``: the row depends on more
+than its own state (the life of another key, a delete in quarantine), so it must be folded again from the net
+changes of all windows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from omnisupport_ingest.cdc.folded import DELETE_TYPE
 from omnisupport_ingest.contracts.load import TableContract
 
 STATE = "_cdc_state"
+"""Column with the state of the fold."""
 
 _FOLD_STATE = (
     ("first", POSITION_TYPE),
@@ -51,25 +53,33 @@ STATE_TYPE = T.StructType(
     ]
 )
 
-_WHERE_FROM = frozenset({"_cdc_batch_id", "_cdc_ingested_at"})
-"""Columns that say where a row came from, not what it is: they are in no hash."""
+_ORIGIN_COLUMNS = frozenset({"_cdc_batch_id", "_cdc_ingested_at"})
+"""Columns that say where a row came from, not what it is: no hash includes them."""
 
-_SAME = ("_cdc_op", "_cdc_source_ts", "_cdc_updated_at", "_cdc_exact", "_cdc_batch_id", "_cdc_ingested_at")
-"""Columns of folded rows that stored rows have too."""
+_SHARED_COLUMNS = (
+    "_cdc_op",
+    "_cdc_source_ts",
+    "_cdc_updated_at",
+    "_cdc_exact",
+    "_cdc_batch_id",
+    "_cdc_ingested_at",
+)
+"""Columns that folded rows and stored rows share."""
 
 
 def stored_type(contract: TableContract) -> T.StructType:
-    """Schema of the current state as it is stored: ``current_type`` and ``_cdc_state``."""
+    """Schema of the stored current state: ``current_type`` and ``_cdc_state``."""
     return T.StructType([*current_type(contract).fields, T.StructField(STATE, STATE_TYPE)])
 
 
 def from_folded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Folded rows of kind ``key`` as stored rows (``schema``), to be merged with the rows of their keys.
+    """Return folded rows of kind ``key`` as stored rows (``schema``), to be merged with the rows of their
+    keys.
 
-    Whether a row is deleted, and its hash, are NULL: they follow from the merge.
+    The hash, and whether a row is deleted, are NULL: they follow from the merge.
     """
     of_keys = columnar.one_chunk(pc.equal(rows["_cdc_kind"], KEY))
-    rows = columnar.kept_where(rows, of_keys.to_numpy(zero_copy_only=False)).combine_chunks()
+    rows = columnar.filter_slices(rows, of_keys.to_numpy(zero_copy_only=False)).combine_chunks()
     last = columnar.one_chunk(rows["_cdc_position"])
     values = {
         "_cdc_epoch": pc.struct_field(last, 0),
@@ -88,7 +98,7 @@ def from_folded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def state_of_fold(refold: Column) -> Column:
-    """The ``_cdc_state`` of a folded row."""
+    """Return the ``_cdc_state`` of a folded row as a Spark column."""
     return F.struct(
         *(F.col(f"_cdc_{name}").cast(of_type).alias(name) for name, of_type in _FOLD_STATE),
         refold.alias(_REFOLD),
@@ -96,11 +106,13 @@ def state_of_fold(refold: Column) -> Column:
 
 
 def to_folded(rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-    """Stored rows as folded rows of no window: the columns of ``folded_type`` by name. ``columns``: the
-    contract's."""
+    """Return stored rows as folded rows without a window, with the columns of ``folded_type``.
+
+    ``columns``: the contract's.
+    """
     count = rows.num_rows
     state = columnar.one_chunk(rows[STATE])
-    told = {f"_cdc_{name}": _part(state, name) for name, _ in _FOLD_STATE}
+    state_columns = {f"_cdc_{name}": _field(state, name) for name, _ in _FOLD_STATE}
     return pa.table(
         {
             "window": pa.array([""]).take(pa.array(np.zeros(count, np.int64))),
@@ -112,19 +124,19 @@ def to_folded(rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
             "_cdc_moved_from_key": pa.nulls(count, pa.string()),
             "_cdc_scope": pa.nulls(count, pa.string()),
             "_cdc_row_hash": pa.nulls(count, pa.int64()),
-            **{name: rows[name] for name in _SAME},
-            **told,
+            **{name: rows[name] for name in _SHARED_COLUMNS},
+            **state_columns,
         }
     )
 
 
 def position_of(rows: pa.Table) -> pa.Array:
-    """The position of each row's last event."""
+    """Return the position of each row's last event."""
     return columnar.position_column(rows["_cdc_epoch"], rows["_cdc_commit_lsn"], rows["_cdc_ordinal"])
 
 
 def state_column(folded: pa.Table, schema: pa.Schema) -> pa.Array:
-    """The ``_cdc_state`` of folded rows; ``schema``: that of stored rows."""
+    """Return the ``_cdc_state`` of folded rows. ``schema``: of stored rows."""
     of_state = schema.field(STATE).type
     arrays = [
         columnar.one_chunk(folded[f"_cdc_{field.name}"]).cast(field.type)
@@ -136,49 +148,53 @@ def state_column(folded: pa.Table, schema: pa.Schema) -> pa.Array:
 
 
 def first_of(rows: pa.Table) -> pa.Array:
-    """The lowest position folded into each row."""
-    return _part(columnar.one_chunk(rows[STATE]), "first")
+    """Return the lowest position folded into each row."""
+    return _field(columnar.one_chunk(rows[STATE]), "first")
 
 
 def life_start_of(rows: pa.Table) -> pa.Array:
-    return _part(columnar.one_chunk(rows[STATE]), "life_start")
+    """Return the position at which the life of each row began."""
+    return _field(columnar.one_chunk(rows[STATE]), "life_start")
 
 
 def must_refold(rows: pa.Table) -> pa.Array:
-    """Whether each row depends on more than its own state."""
-    return _part(columnar.one_chunk(rows[STATE]), _REFOLD)
+    """Return whether each row depends on more than its own state."""
+    return _field(columnar.one_chunk(rows[STATE]), _REFOLD)
 
 
-def _part(state: pa.StructArray, name: str) -> pa.Array:
+def _field(state: pa.StructArray, name: str) -> pa.Array:
     return pc.struct_field(state, name)
 
 
 def with_hashes(rows: pa.Table) -> pa.Table:
-    """``rows`` with their hashes in ``_cdc_row_hash``."""
-    place = rows.schema.get_field_index("_cdc_row_hash")
-    return rows.set_column(place, rows.schema.field(place), pa.array(row_hashes(rows)))
+    """Return ``rows`` with their hashes in ``_cdc_row_hash``."""
+    index = rows.schema.get_field_index("_cdc_row_hash")
+    return rows.set_column(index, rows.schema.field(index), pa.array(row_hashes(rows)))
 
 
 def row_hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """64-bit hash of what each row says: its columns but those that say where it came from.
+    """Return a 64-bit hash of each row, without the columns that say where it came from and without the
+    state.
 
-    The state is left out too. It is the lower half of the MD5 sum (RFC 1321) of the columns' texts, as DuckDB
-    writes them, in one JSON array. Times are microseconds since 1970, bytes hexadecimal.
+    The hash is the lower half of the MD5 sum (RFC 1321) of one JSON array with the columns' texts as DuckDB
+    writes them. Times are microseconds since 1970, bytes hexadecimal.
     """
-    told = [
+    hashed = [
         field
         for field in rows.schema
-        if field.name not in _WHERE_FROM and field.name not in (STATE, "_cdc_row_hash")
+        if field.name not in _ORIGIN_COLUMNS and field.name not in (STATE, "_cdc_row_hash")
     ]
     if not rows.num_rows:
-        # To ask for nothing costs milliseconds, and a file that is updated has no row of most kinds.
+        # An empty query costs milliseconds, and an updated file often has no rows of some kind.
         return np.zeros(0, np.int64)
-    texts = ", ".join(_text(field) for field in told)
-    # DuckDB's number has its bytes in the other order, so that its upper half is the sum's lower one.
-    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM told"
-    asked = _connection().from_arrow(rows.select([field.name for field in told])).query("told", query)
-    assert asked is not None, "a SELECT has a result"
-    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(asked.to_arrow_table()["hash"]).to_numpy()
+    texts = ", ".join(_text(field) for field in hashed)
+    # DuckDB's number has its bytes reversed, so its upper half is the sum's lower one.
+    query = f"SELECT md5_number_upper(to_json([{texts}])::VARCHAR) AS hash FROM hashed_rows"
+    found = (
+        _connection().from_arrow(rows.select([field.name for field in hashed])).query("hashed_rows", query)
+    )
+    assert found is not None, "a SELECT has a result"
+    hashes: npt.NDArray[np.uint64] = columnar.one_chunk(found.to_arrow_table()["hash"]).to_numpy()
     return hashes.view(np.int64)
 
 
@@ -197,5 +213,6 @@ def _text(field: pa.Field) -> str:
 
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
-    """One for each process, in memory. The processes that update rows have one thread."""
+    """One DuckDB connection per process, in memory, with one thread: processes that update rows have one
+    thread."""
     return duckdb.connect(config={"threads": 1})

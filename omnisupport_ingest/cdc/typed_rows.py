@@ -1,7 +1,7 @@
-"""Rows whose contract columns are texts become rows with typed columns, by whole columns.
+"""Convert rows whose contract columns are texts to rows with typed columns, by whole columns.
 
-It is done where the rows are made, on Spark's workers: as column expressions the types of a wide table are a
-plan of thousands of nodes, planned anew for every run.
+Spark's workers do it where the rows are made. As column expressions the types of a wide table would be a plan
+of thousands of nodes, planned again for every run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
 from omnisupport_ingest.contracts.typed_values import typed_array
 
 EXACT = "_cdc_exact"
-"""The column with the exact texts of the values that their typed columns cannot hold, by column."""
+"""Column with the exact texts of values that their typed columns cannot hold, by column."""
 
 
 def typed_batches(
     batches: Iterable[pa.RecordBatch], columns: Sequence[Column], order: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """``batches`` with the columns ``order``, in that order: ``columns`` by their types, and ``EXACT``.
+    """Return ``batches`` with the columns ``order``: ``columns`` by their types, and ``EXACT``.
 
-    Another column that a batch lacks is NULL, of 64-bit integers: the hash of a row, which who compares rows
-    works out.
+    A further column of ``order`` that a batch lacks becomes a NULL 64-bit integer: the row hash, which
+    whoever compares rows computes.
     """
     for batch in batches:
         texts = {column.name: batch.column(column.name) for column in columns}

@@ -1,9 +1,9 @@
-"""Updating rows of the current state in place: a file's rows and the net changes of some of their keys.
+"""Update rows of a dimension in place: the rows of one file, by the net changes of some of their keys.
 
-A row is merged with the net changes of its key by the algebra of ``life``; a row that nothing touches is
-passed on as it is. What does not follow from the row and its net changes alone (``stored``: ``refold``) is
-not merged: its key is given back, to be folded from the net changes of all windows and sent again as it is to
-be.
+A row is merged with the net changes of its key by the algebra of ``life``; other rows stay as they are. Some
+rows depend on more than their own state and net changes (``stored``: ``refold``). Their keys are returned in
+``Updated.refold``; the caller folds them from the net changes of all windows and sends them again as rows to
+set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_tables
-from omnisupport_ingest.cdc.event_fold import Shape
+from omnisupport_ingest.cdc.event_fold import TableColumns
 from omnisupport_ingest.cdc.life import Micros, Position
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.row_fold import merged_tables
@@ -34,10 +34,10 @@ from omnisupport_ingest.cdc.stored import (
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 CHANGE = "_cdc_change"
-"""The column that says what a row sent to a file means; NULL on a row that only asks for a look at it."""
+"""Column that says what a sent row means; NULL on a row that only causes the held row to be looked at."""
 
 MERGE, SET, GONE = "merge", "set", "gone"
-"""Merge the row with the key's row; put it in the place of the key's row; the key has no row any more."""
+"""Merge the row with the key's row; put it in the place of the key's row; remove the key's row."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,60 +46,68 @@ Mask = npt.NDArray[np.bool_]
 class UpdateRules:
     """What the rows of one table are updated by.
 
-    ``schema``: of stored rows. ``ends``: every truncate and boundary of the table; ``new_ends``: those of
-    them that the rows have not been held against yet. ``gone_before``: rows that the source deleted before
-    this moment (microseconds since 1970) are left out; null: none are. ``looks_back``: a key without a row
-    may have had one that was left out. ``few``: as of ``row_fold.merge_groups``.
+    Attributes:
+        schema: of stored rows (``stored.stored_type``).
+        ends: every table end of the table.
+        new_ends: the table ends that were not applied to the rows yet.
+        purge_deleted_before: rows that the source deleted before this moment (microseconds since 1970) are
+            left out; None: no row is.
+        rows_may_be_purged: a key without a row may have had one that was purged.
+        few: at most so many rows are merged group by group (``row_fold.merge_groups``).
     """
 
-    shape: Shape
+    table_columns: TableColumns
     schema: pa.Schema
     soft_delete_column: str | None = None
     ends: TableEnds = field(default_factory=TableEnds)
     new_ends: TableEnds = field(default_factory=TableEnds)
-    gone_before: Micros | None = None
-    looks_back: bool = False
+    purge_deleted_before: Micros | None = None
+    rows_may_be_purged: bool = False
     few: int = FEW
 
     @property
     def ordered_above(self) -> bool:
-        """Net changes have the key's columns."""
+        """Whether the files of the net changes have the key's columns, by which this table's files are
+        ordered: they do."""
         return True
 
     @property
     def sent(self) -> pa.Schema:
-        """The schema of the rows that are sent to a file."""
+        """Schema of the rows that are sent to a file."""
         return self.schema.append(pa.field(CHANGE, pa.string()))
 
     def rows_of(self, folded: pa.Table) -> pa.Table:
-        """Folded rows as rows to be sent to the files of their keys."""
+        """Convert folded rows to rows to send to the files of their keys."""
         rows = from_folded(folded, self.schema)
         return rows.append_column(CHANGE, pa.repeat(pa.scalar(MERGE), rows.num_rows))
 
     def reached(self, held: pa.Table, sent: pa.Table) -> Mask:
-        """Which of the rows ``held`` the rows ``sent``, or new truncates and boundaries, may change."""
-        return _mask(among(held, sent)) | _reached(held, self)
+        """Return which of the rows ``held`` the rows ``sent``, or new table ends, may change."""
+        return _mask(keys_in(held, sent)) | _reached(held, self)
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """``update_rows`` by these rules."""
         return update_rows(held, sent, self)
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
-        """Whether the two have the same rows, in whatever order."""
+        """Whether both tables have the same rows, in any order."""
         return _same(one, other)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """``rows``, one per key, which need no order beside that of the keys."""
+        """Return ``rows`` as they are: there is one per key, and keys are ordered by the caller."""
         return rows
 
 
 @dataclass(frozen=True)
 class Updated:
-    """The rows that the file has now, in no order, and what became of those it had.
+    """The rows that a file has after an update, in no order, and what became of those it had.
 
-    ``changed`` is false where every row is as it was. ``removed`` and ``added``: hashes of the rows that
-    left and of those that came. ``refold``: keys that must be folded from all their net changes; as long as
-    there are any, the other members mean nothing.
+    Attributes:
+        changed: False if every row is as it was.
+        removed: hashes of the rows that left.
+        added: hashes of the rows that came.
+        refold: keys that must be folded from all their net changes; if there are any, the other attributes
+            mean nothing.
     """
 
     rows: pa.Table
@@ -112,54 +120,56 @@ class Updated:
 def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     """Update the rows ``held`` by the rows ``sent``.
 
-    ``held``: stored rows, one per key. ``sent``: the same with ``CHANGE``, in any order, any number per key;
-    rows to merge of a key that is set or gone too count for nothing.
+    Args:
+        held: stored rows, one per key.
+        sent: stored rows with ``CHANGE``, in any order, any number per key. Rows to merge are ignored if
+            their key is also set or gone.
     """
     change = sent[CHANGE]
-    settled = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
-    merging = columnar.kept_where(sent, _mask(pc.equal(change, MERGE)))
-    merging = columnar.kept_where(merging, ~_mask(among(merging, settled))).combine_chunks()
-    replaced, touched = _mask(among(held, settled)), _mask(among(held, merging))
-    looked_at = _reached(held, rules) & ~replaced & ~touched
-    old = held.filter(pa.array(touched | looked_at))
+    final_rows = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
+    merging = columnar.filter_slices(sent, _mask(pc.equal(change, MERGE)))
+    merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, final_rows))).combine_chunks()
+    replaced, touched = _mask(keys_in(held, final_rows)), _mask(keys_in(held, merging))
+    reached = _reached(held, rules) & ~replaced & ~touched
+    old = held.filter(pa.array(touched | reached))
     refold = _to_refold(old, merging, rules)
     if len(refold):
         nothing = np.zeros(0, np.int64)
         return Updated(held.slice(0, 0), False, nothing, nothing, refold)
     made = current_rows(old, merging, rules)
-    put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
-    made = columnar.joined([made, with_hashes(put)])
-    leaving = held.filter(pa.array(touched | looked_at | replaced))
+    put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
+    made = columnar.concat([made, with_hashes(put)])
+    leaving = held.filter(pa.array(touched | reached | replaced))
     if _same(leaving, made):
         return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
-    kept = columnar.kept_where(held, ~(touched | looked_at | replaced))
+    kept = columnar.filter_slices(held, ~(touched | reached | replaced))
     return Updated(
         pa.concat_tables([kept, made]), True, _hashes(leaving), _hashes(made), pa.array([], pa.string())
     )
 
 
 def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Table:
-    """``old`` rows and net changes of the same table, merged: one stored row per key that is not left out."""
-    columns = rules.shape.columns
+    """Merge ``old`` rows and net changes of the same table to one stored row per key that is not purged."""
+    columns = rules.table_columns.names
     parts = [to_folded(rows, columns) for rows in (old, merging) if rows.num_rows]
     if not parts:
         return rules.schema.empty_table()
-    folded = columnar.joined(each.select(parts[0].column_names) for each in parts)
-    merged = columnar.joined(merged_tables(folded, rules.shape, few=rules.few))
-    lives = columnar.joined(current_tables(merged, rules.shape, rules.ends))
+    folded = columnar.concat(each.select(parts[0].column_names) for each in parts)
+    merged = columnar.concat(merged_tables(folded, rules.table_columns, few=rules.few))
+    lives = columnar.concat(current_tables(merged, rules.table_columns, rules.ends))
     if not lives["_cdc_key"].equals(merged["_cdc_key"]):
-        places = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
-        merged = merged.take(columnar.one_chunk(places)).combine_chunks()
-    rows = _shown(lives, merged, rules)
-    if rules.gone_before is not None:
+        indices = pc.index_in(lives["_cdc_key"], value_set=columnar.one_chunk(merged["_cdc_key"]))
+        merged = merged.take(columnar.one_chunk(indices)).combine_chunks()
+    rows = _dimension_rows(lives, merged, rules)
+    if rules.purge_deleted_before is not None:
         ended_at = _number(lives["_ended_time"])
-        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.gone_before))
+        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.purge_deleted_before))
         rows = rows.filter(pa.array(stays))
     return rows
 
 
-def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
-    """Stored rows of lives; ``merged``: the folded rows of the same keys, in the same order."""
+def _dimension_rows(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
+    """Return lives as stored rows. ``merged``: the folded rows of the same keys, in the same order."""
     gone, gone_at = columnar.one_chunk(lives["_ended"]), columnar.one_chunk(lives["_ended_time"])
     if rules.soft_delete_column is not None:
         mark = columnar.one_chunk(lives[rules.soft_delete_column])
@@ -185,15 +195,15 @@ def _shown(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
 
 def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array:
     keys = [pc.filter(columnar.one_chunk(old["_cdc_key"]), must_refold(old))]
-    if rules.looks_back and merging.num_rows:
-        # What a new life inherits nothing from needs no look back.
-        strange = pc.and_(pc.invert(among(merging, old)), pc.is_null(life_start_of(merging)))
+    if rules.rows_may_be_purged and merging.num_rows:
+        # A new life inherits nothing, so it does not need the purged row.
+        strange = pc.and_(pc.invert(keys_in(merging, old)), pc.is_null(life_start_of(merging)))
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
 
 
 def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
-    """The rows that new truncates and boundaries may end, and those that may be left out by now."""
+    """Return the rows that new table ends may end, and deleted rows that are due to be purged."""
     reached = np.zeros(held.num_rows, np.bool_)
     if not held.num_rows:
         return reached
@@ -203,9 +213,11 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
     if ends.last_ranged is not None:
         below = np.flatnonzero(~reached & _below(first_of(held), ends.last_ranged))
         keys = held["_cdc_key"].take(pa.array(below)).to_pylist()
-        reached[[row for row, key in zip(below, keys, strict=True) if ends.reach(key)]] = True
-    if rules.gone_before is not None:
-        reached |= _mask(held["_cdc_is_deleted"]) & (_number(held["_cdc_deleted_at"]) < rules.gone_before)
+        reached[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = True
+    if rules.purge_deleted_before is not None:
+        reached |= _mask(held["_cdc_is_deleted"]) & (
+            _number(held["_cdc_deleted_at"]) < rules.purge_deleted_before
+        )
     return reached
 
 
@@ -218,8 +230,8 @@ def _below(column: pa.Array, last: Position) -> Mask:
     return below
 
 
-def among(rows: pa.Table, others: pa.Table) -> pa.Array:
-    """Whether the key of each row is one of those of ``others``."""
+def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
+    """Return whether the key of each row is one of those of ``others``."""
     return pc.is_in(columnar.one_chunk(rows["_cdc_key"]), value_set=columnar.one_chunk(others["_cdc_key"]))
 
 
@@ -241,7 +253,7 @@ def _mask(column: pa.Array | pa.ChunkedArray) -> Mask:
 
 
 def _number(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Times as microseconds since 1970; those that are null are later than any."""
+    """Return times as microseconds since 1970; null is later than any time."""
     numbers = pc.fill_null(columnar.one_chunk(column).cast(pa.int64()), np.iinfo(np.int64).max)
     found: npt.NDArray[np.int64] = numbers.to_numpy()
     return found

@@ -20,7 +20,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 
 if TYPE_CHECKING:
     from omnisupport_ingest.landing.damage import Finding
-    from omnisupport_ingest.landing.debezium_shape import Origin
+    from omnisupport_ingest.landing.debezium_envelope import Origin
     from omnisupport_ingest.landing.manifest import Manifest
     from omnisupport_ingest.landing.rows import LandedEvent
     from omnisupport_ingest.landing.store import LandingStore
@@ -124,12 +124,12 @@ def verify(source: str | None, as_json: bool) -> int:
 
     Exit code: 0 all is as it landed, 1 something is not, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.landing.damage import look_through
+    from omnisupport_ingest.landing.damage import check_landing
     from omnisupport_ingest.layers.removed import Present, Removed
 
     lake = existing_home(open_settings()).lake
     findings = [
-        look_through(store, Present(store, Removed.in_lake(lake, store.source)).has)
+        check_landing(store, Present(store, Removed.in_lake(lake, store.source)).has)
         for store in ([_store(source)] if source else _stores())
     ]
     damaged = any(finding.damage for finding in findings)
@@ -176,7 +176,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
     Exit code: 0 done or stopped, 1 a batch is damaged, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.landing.debezium_shape import OPERATIONS
+    from omnisupport_ingest.landing.debezium_envelope import OPERATIONS
     from omnisupport_ingest.landing.tail import events_of, last_events
     from omnisupport_ingest.layers.removed import Present, Removed
 
@@ -267,7 +267,7 @@ class _Printer:
         self._origins: dict[str, Origin] = {}
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
-        from omnisupport_ingest.landing.debezium_shape import envelope
+        from omnisupport_ingest.landing.debezium_envelope import envelope
 
         origin = self._origins.get(batch.batch_id)
         if origin is None:
@@ -281,7 +281,7 @@ class _Printer:
 
     def _origin_of(self, batch: Manifest) -> Origin:
         from omnisupport_ingest import __version__
-        from omnisupport_ingest.landing.debezium_shape import Origin
+        from omnisupport_ingest.landing.debezium_envelope import Origin
 
         facts = None
         if batch.file is None:

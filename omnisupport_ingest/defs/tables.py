@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from omnisupport_ingest.cdc.column_descriptions import described
+from omnisupport_ingest.cdc.column_descriptions import column_descriptions
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs.keys import deduped_key, landing_key
 from omnisupport_ingest.lake.table import TableSpec
@@ -16,7 +16,7 @@ from omnisupport_ingest.lake.table import TableSpec
 def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> dict[str, Any]:
     """Definition metadata of a table: its columns, described by ``contract`` where it knows them."""
     contracted = {column.name: column for column in contract.columns} if contract else {}
-    system = described(spec.schema.names)
+    system = column_descriptions(spec.schema.names)
     columns = []
     for field in spec.schema.fields:
         column = contracted.get(field.name)

@@ -1,7 +1,8 @@
-"""Gaps that a person has accepted: epochs whose tables are not read by themselves.
+"""Record gaps that a person accepted with ``accept-loss``: a new epoch starts without reading its tables
+again.
 
-What committed between the end of the epoch before and the start of such an epoch is not in landing, and
-nothing will tell of it. The note names that stretch; the tables stay incomplete until a snapshot reads them.
+What committed between the end of the epoch before and the start of the new one is not in landing. The record
+names this stretch of the log. The tables stay incomplete until a snapshot reads them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ FORMAT_VERSION = 1
 @dataclass(frozen=True, slots=True)
 class AcceptedLoss:
     """What may be missing before ``epoch``: commits from ``lost_from`` (None: nothing had landed) to
-    ``lost_to``. LSNs of another server's history cannot be compared with each other.
+    ``lost_to``.
 
-    ``of_another_history``: the source is another server or on another timeline, or was put back to an
-    earlier state, so that what has landed up to ``lost_from`` may not be in it any more.
+    ``of_another_history``: the source is another server or on another timeline, or was restored to an earlier
+    state. Then it may lack what landed up to ``lost_from``, and the two LSNs cannot be compared.
     """
 
     epoch: int
@@ -38,7 +39,7 @@ class AcceptedLoss:
 
 
 class AcceptedLosses:
-    """The notes of one source, in its landing folder."""
+    """The records of one source, in its landing folder."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
@@ -54,7 +55,7 @@ class AcceptedLosses:
         *,
         of_another_history: bool,
     ) -> AcceptedLoss:
-        """Write the note of ``epoch``, before its first capture. Durable when this returns."""
+        """Write the record of ``epoch``, before its first capture. Durable when this returns."""
         loss = AcceptedLoss(epoch, datetime.now(UTC), by, reason, lost_from, lost_to, of_another_history)
         with failpoint("landing.accepted_loss"):
             create_exclusively(self._file(epoch), encode(loss))

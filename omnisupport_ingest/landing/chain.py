@@ -1,7 +1,7 @@
-"""The chain of stream batches: each continues exactly where the one before it ended.
+"""The chain of stream batches: each one continues exactly where the one before it ended.
 
-``previous_end_lsn → end_lsn`` makes "did we lose anything?" a look-up. Where a link is missing,
-everything after it is held back, and the gap is named by both of its ends.
+Because of ``previous_end_lsn → end_lsn``, whether an event was lost is a look-up. Where a link is missing,
+downstream takes nothing after it, and the gap is named by both of its ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from omnisupport_ingest.position import Lsn
 class Gap:
     """A break in the chain of one epoch.
 
-    ``after`` is the last batch of the unbroken part, which ends at ``expected``; None if the break is
-    at the start of the epoch, which ``expected`` is then. ``before`` is the next batch found, which
-    continues ``continued`` instead. ``continued`` below ``expected`` is an overlap of two writers; above it,
-    a batch is missing. ``later_epoch`` is the newest epoch if that is another one: the repair of a
-    gap that cannot be filled has then been made.
+    Attributes:
+        after: the last batch before the break; None if the break is at the start of the epoch.
+        expected: where that batch ends, or the epoch starts.
+        before: the next batch found.
+        continued: where that batch starts. Below ``expected``, two writers overlap; above it, a batch is
+            missing.
+        later_epoch: the newest epoch, if it is a later one: then the gap has been repaired by a new epoch.
     """
 
     epoch: int
@@ -67,11 +69,12 @@ class Gap:
 def unbroken(
     manifests: Iterable[Manifest], start: Lsn | None = None
 ) -> tuple[tuple[Manifest, ...], Gap | None]:
-    """The stream batches of one epoch up to the first gap, and that gap.
+    """Return the stream batches of one epoch up to the first gap, and that gap.
 
-    ``manifests``: stream batches of one epoch, in any order. ``start``: where the epoch's stream
-    starts. A first batch that does not is a gap, for nothing deletes landed batches in this
-    version. Without it the batch with the lowest ``previous_end_lsn`` starts the chain.
+    Args:
+        manifests: stream batches of one epoch, in any order.
+        start: where the epoch's stream starts. A first batch that starts elsewhere is a gap, because landed
+            batches are not deleted. None: the batch with the lowest ``previous_end_lsn`` starts the chain.
     """
     accepted: list[Manifest] = []
     after, expected = None, start

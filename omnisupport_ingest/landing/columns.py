@@ -1,6 +1,6 @@
-"""Events as Arrow columns, a row group at a time.
+"""Convert events to Arrow columns, a row group at a time; the batch writer uses it.
 
-Converting whole buffers costs a fraction of appending to one list per column at every event.
+Converting whole buffers costs a fraction of appending each event to one list per column.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TIME = LandedEvent._fields.index("source_ts")
 
 
 def events_table(events: list[LandedEvent]) -> pa.Table:
-    """``events`` (one or more) as a table of ``EVENT_SCHEMA``."""
-    # No tuple or iterator per event is kept here: thousands of them at once would set off the
-    # garbage collector, which costs more than the conversion.
+    """Return ``events`` (at least one) as a table of ``EVENT_SCHEMA``."""
+    # Keep no tuple or iterator per event: thousands at once would start the garbage collector, which costs
+    # more than the conversion.
     arrays = []
     for i, field in enumerate(EVENT_SCHEMA):
         values = list(map(itemgetter(i), events))
@@ -45,7 +45,10 @@ def times(values: list[datetime]) -> pa.Array:
 
 
 def row_group(window: str, events: pa.Table, batch_id: str) -> RowGroup:
-    """``events`` (a table of ``EVENT_SCHEMA``, one or more, all of ``window``) with their summary."""
+    """Return ``events`` with what the manifest says of them.
+
+    ``events``: a table of ``EVENT_SCHEMA``, at least one row, all of ``window``.
+    """
     epoch, commit_lsn, ordinal = (np.asarray(events.column(i)) for i in range(3))
     ascending = _rises(epoch, _rises(commit_lsn, _rises(ordinal)))
     ordered = bool(ascending.all())
@@ -63,7 +66,7 @@ def row_group(window: str, events: pa.Table, batch_id: str) -> RowGroup:
 
 
 def _rises(values: Numbers, where_equal: Flags | bool = False) -> Flags:
-    """Whether each value is above the one before, or equal to it and ``where_equal``."""
+    """Whether each value is above the one before, or equal to it where ``where_equal`` is true."""
     before, after = values[:-1], values[1:]
     risen: Flags = (after > before) | ((after == before) & where_equal)
     return risen

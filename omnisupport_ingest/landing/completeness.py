@@ -1,9 +1,10 @@
-"""Whether a table's snapshot is whole, and the stream has passed all of it.
+"""Whether a table is complete: its snapshot has landed as a whole, and the stream has passed it.
 
-The rows of a snapshot were read while the source went on. Until the stream has passed the highest
-LSN at which a chunk was read (``high``), what is known of the table is no state that the source ever
-had: the table is incomplete, and its history starts there. Nor is it such a state where changes are missing,
-until what was read since has them (``lost_changes``). Landing alone answers this.
+The rows of a snapshot were read while the source went on. Until the stream has passed the highest LSN at
+which a chunk was read (``high``), the rows together are no state that the source ever had. The table is
+incomplete, and its history starts at that LSN. A table whose changes are missing (``lost_changes``) is
+incomplete too, until a later read covers them. Landing alone answers all this; ``verify`` and ``as_of``
+refuse incomplete tables.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _START_CAPTURE = (
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """Why a table is not complete. ``problem`` names the table, ``fix`` is what a person can do.
+    """Why a table is incomplete: ``problem`` names the table, ``fix`` says what a person can do.
 
-    ``bytes_behind``: of WAL that the stream has still to land, where that is what is missing.
+    ``bytes_behind``: bytes of WAL that the stream has still to land, where only that is missing.
     """
 
     table: str
@@ -36,7 +37,7 @@ class Incomplete:
 
 
 def is_captured(batches: Iterable[Manifest]) -> bool:
-    """Whether a source is read by snapshot and stream. A delivery of files lands whole or not at all."""
+    """Whether a source is read by snapshot and stream. A delivery of files is always complete."""
     return any(batch.file is None for batch in batches)
 
 
@@ -45,11 +46,13 @@ def incomplete_now(
 ) -> Incomplete | None:
     """Return why the newest state of ``table`` is incomplete; None if it is complete.
 
-    ``batches``: what downstream may take, in any order; chunks and the last stream batch are enough
-    (``Landed.around_snapshots``). ``table``: the name
-    that chunks have for it. ``epoch``: the newest that is recorded; a table that it has not read
-    again is incomplete, for nothing proves what became of its rows. ``lost``: of that epoch, read after
-    ``batches``, so that none is overlooked.
+    Args:
+        batches: what downstream may take, in any order; chunks and the last stream batch are enough
+            (``Landed.around_snapshots``).
+        table: its name as in chunks.
+        epoch: the newest recorded epoch. A table that this epoch has not read is incomplete: nothing proves
+            what became of its rows.
+        lost: lost stretches of that epoch, read after ``batches`` so that none is overlooked.
     """
     landed = _InEpoch.of(batches, table, epoch)
     unknown = landed.unread() or landed.lost(lost)
@@ -61,11 +64,11 @@ def incomplete_now(
 def incomplete_at(
     batches: Iterable[Manifest], table: str, position: Position, lost: Iterable[LostStretch]
 ) -> Incomplete | None:
-    """Why the state of ``table`` below ``position`` is not known for certain; None if it is.
+    """Return why the state of ``table`` below ``position`` is not certain; None if it is.
 
-    ``batches``, ``table`` and ``lost`` as in ``incomplete_now``. The table's snapshot must lie below
-    ``position`` as a whole, no other one may be under way there, the stream of its epoch must have landed
-    up to it, and no changes may be missing there.
+    ``batches``, ``table`` and ``lost`` as in ``incomplete_now``. The state is certain if a whole snapshot
+    lies below ``position``, no other snapshot is being read there, the stream of the epoch has landed up to
+    it, and no changes are missing there.
     """
     landed = _InEpoch.of(batches, table, position.epoch)
     unread = landed.unread()
@@ -90,13 +93,16 @@ def incomplete_at(
             f"it was being read there, up to {max(reading)}.",
             f"Ask for {max(reading)} or later; `verify` run again does.",
         )
-    # Of the transaction at the position itself, only the events below the position count.
+    # Of the transaction at the position, only events below the position count.
     return landed.behind(position.commit_lsn, inclusive=position.ordinal > 0)
 
 
 def chunks_of(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manifest]:
-    """The chunks of ``table`` in ``epoch``. A layer that has taken them all, and the batches of the stream
-    that begin below their highest ``high``, is past the snapshot."""
+    """Return the chunks of ``table`` in ``epoch``.
+
+    A layer is past the snapshot if it has taken them all, and all stream batches that begin below their
+    highest ``high``.
+    """
     return [
         batch
         for batch in batches
@@ -106,7 +112,7 @@ def chunks_of(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manif
 
 @dataclass(frozen=True, slots=True)
 class _InEpoch:
-    """What has landed of one table's snapshots in one epoch, and how far that epoch's stream has."""
+    """The landed chunks of one table in one epoch, and where the landed stream of the epoch ends."""
 
     table: str
     epoch: int
@@ -147,8 +153,8 @@ class _InEpoch:
         return Incomplete(self.table, problem, _START_CAPTURE)
 
     def finished(self) -> list[tuple[Lsn, Lsn]]:
-        """The lowest ``low`` and the highest ``high`` of each snapshot of all of the table that is in landing
-        as a whole."""
+        """Return the lowest ``low`` and the highest ``high`` of each snapshot of the whole table that has
+        landed completely."""
         snapshots: dict[str, list[ChunkSpan]] = {}
         for chunk in self.chunks:
             if chunk.scope is not None:
@@ -161,8 +167,8 @@ class _InEpoch:
         ]
 
     def lost(self, stretches: Iterable[LostStretch], position: Position | None = None) -> Incomplete | None:
-        """Return the report that changes may be missing in the state at ``position`` (None: the newest), or
-        None."""
+        """Return the report that changes may be missing in the state at ``position``, or None. Without
+        ``position``: in the newest state."""
         for stretch in stretches:
             if stretch.table != self.table or not _above(stretch.lost_from, position):
                 continue
@@ -215,17 +221,17 @@ class _InEpoch:
 
 
 def _passed(high: Lsn, position: Position) -> bool:
-    """Whether everything that a snapshot read up to ``high`` found lies below ``position``."""
+    """Whether everything that a snapshot saw up to ``high`` lies below ``position``."""
     return high < position.commit_lsn or (high == position.commit_lsn and position.ordinal >= 0)
 
 
 def _above(lsn: Lsn, position: Position | None) -> bool:
-    """Whether the events below ``position`` may be some that committed at ``lsn`` or above it."""
+    """Whether events below ``position`` may have committed at ``lsn`` or above it."""
     if position is None:
         return True
     return lsn < position.commit_lsn or (lsn == position.commit_lsn and position.ordinal > 0)
 
 
 def _reading(chunk: ChunkSpan, position: Position) -> bool:
-    """Whether ``position`` lies above the rows of ``chunk``, but not above all that its read saw."""
+    """Whether ``position`` lies above the rows of ``chunk``, but not above everything that its read saw."""
     return _passed(chunk.low, position) and not _passed(chunk.high, position)

@@ -1,6 +1,6 @@
-"""Looking through all of landing: every manifest, every data file, every chain; nothing is changed.
+"""Check all of landing: every manifest, every data file, every chain (``landing verify``). Changes nothing.
 
-One damaged batch hides no other: the search goes on to the end and names them all.
+One damaged batch hides no other: the check goes on to the end and reports all damage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESTORE = "Restore the file from a backup of the landing folder."
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file or record that is not as it landed.
+    """A file or record that differs from what landed.
 
     ``kind`` is ``manifest``, ``file``, ``rows``, ``epoch`` or ``chain``.
     """
@@ -36,9 +36,10 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check of the landing of one source: what was checked, and all damage.
+    """What a check of one source's landing read, and all damage.
 
-    ``removed``: data files that retention removed; ``files`` and ``bytes`` are those that are there.
+    ``files`` and ``bytes`` count the data files that are there; ``removed`` counts those that retention
+    removed.
     """
 
     source: str
@@ -49,10 +50,10 @@ class Finding:
     damage: tuple[Damage, ...]
 
 
-def look_through(store: LandingStore, expected: Callable[[LandedPart], bool] = lambda _: True) -> Finding:
+def check_landing(store: LandingStore, expected: Callable[[LandedPart], bool] = lambda _: True) -> Finding:
     """Read every manifest, hash every data file, count its rows, and follow every chain.
 
-    ``expected``: whether a data file should be there; what retention has removed is no damage.
+    ``expected``: whether a data file should be there; False for files that retention removed.
     """
     damage: list[Damage] = []
     manifests: list[Manifest] = []
@@ -100,7 +101,7 @@ def _damage_of(store: LandingStore, manifest: Manifest, file: DataFile) -> Itera
 
 
 def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]) -> dict[int, EpochRecord]:
-    """The records of the epochs by number; what is wrong with them is added to ``damage``."""
+    """Return the epoch records by number, and add what is wrong with them to ``damage``."""
     try:
         records = {record.number: record for record in store.epochs()}
     except IngestError as error:
@@ -113,7 +114,7 @@ def _epochs(store: LandingStore, manifests: list[Manifest], damage: list[Damage]
 
 
 def _gaps(epoch: int, manifests: list[Manifest], records: dict[int, EpochRecord]) -> Iterator[Damage]:
-    """Every break in the chain of ``epoch``, not only the first, behind which no batch is taken."""
+    """Yield every break in the chain of ``epoch``, not only the first."""
     remaining = [each for each in manifests if each.epoch == epoch and each.stream is not None]
     remaining.sort(key=_previous_end)
     facts = records[epoch].facts if epoch in records else None

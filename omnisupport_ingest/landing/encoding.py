@@ -1,4 +1,4 @@
-"""Manifests and epoch records as JSON files: written whole, read strictly."""
+"""Write and read the JSON records of landing (manifests, epochs and others); reading is strict."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _FIX = (
 
 
 def encode(record: object) -> bytes:
-    """``record``, a dataclass with a ``format_version``, as an indented JSON document."""
+    """Return ``record``, a dataclass with a ``format_version``, as an indented JSON document."""
     return json.dumps(to_plain(record), indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """``manifest`` as its JSON document; ``FieldProblem`` if it contradicts itself."""
+    """Return ``manifest`` as its JSON document. Raises ``FieldProblem`` if its fields contradict one
+    another."""
     check_manifest(manifest)
     return encode(manifest)
 
 
 def content_of(file: Path) -> bytes:
-    """Return the bytes of the record ``file``; ``ManifestUnreadable`` if it cannot be read.
+    """Return the bytes of the record ``file``.
 
-    One that is missing, or not allowed to this user, is an ``OSError`` as the system says it.
+    Raises ``OSError`` if it is missing or this user may not read it, and ``ManifestUnreadable`` for any other
+    problem.
     """
     try:
         return read_file(file)
@@ -58,11 +60,16 @@ def decode(
     newest: int,
     upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document,
 ) -> T:
-    """Return the record of type ``kind`` in ``content``, which was read from ``file``.
+    """Return the record of type ``kind`` in ``content``.
 
-    ``upgrade`` brings the document of an older format version into the form of ``newest``.
-    Raises ``ManifestFromNewerVersion`` if its format version is above ``newest``, and
-    ``ManifestUnreadable``, naming file and field, for whatever else ``encode`` does not write.
+    Args:
+        file: where the content was read, for errors.
+        newest: the newest format version that this program knows.
+        upgrade: converts the document of an older format version to that of ``newest``.
+
+    Raises:
+        ManifestFromNewerVersion: the format version is above ``newest``.
+        ManifestUnreadable: the content is anything else that ``encode`` does not write; names file and field.
     """
     try:
         document = parse_json(content)
@@ -73,7 +80,7 @@ def decode(
 
 
 def decode_manifest(content: bytes, file: Path) -> Manifest:
-    """The manifest in ``content``, which was read from ``file``; errors as in ``decode``."""
+    """Return the manifest in ``content``, which was read from ``file``; errors as in ``decode``."""
     manifest = decode(Manifest, content, file, newest=FORMAT_VERSION, upgrade=upgraded)
     try:
         check_manifest(manifest)

@@ -1,7 +1,7 @@
-"""Epochs: which history of the source an event belongs to, allocated durably, one number each.
+"""Epoch records: which history of the source an event belongs to. Each epoch has a number, allocated durably.
 
-A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a gap).
-Its record says why, and what the server was at that moment.
+A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a gap). Its record
+says why, and what the server was at that moment.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.storage import create_exclusively
 
 FORMAT_VERSION = 1
-"""Version of an epoch record's form."""
+"""Format version of an epoch record."""
 
 _RECORD = re.compile(r"([0-9]{6,9})\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """The server and slot an epoch reads from.
+    """The server and slot that an epoch reads from.
 
-    ``consistent_point``: where the slot's stream starts, as its creation reported it.
-    ``session_settings``: settings of the connections that shape how values are written as text.
+    ``consistent_point``: where the slot's stream starts, as its creation reported it. ``session_settings``:
+    settings of the connections that decide how values are written as text.
     """
 
     system_identifier: str
@@ -43,7 +43,7 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """An epoch that has begun. ``facts`` is None for a source that is not a server (files)."""
+    """An epoch that has begun. ``facts`` is None if the source is not a server (files)."""
 
     number: int
     reason: str
@@ -53,14 +53,14 @@ class EpochRecord:
 
 
 def epoch_numbers(folder: Path) -> list[int]:
-    """The numbers of the epochs recorded in ``folder``, rising."""
+    """Return the numbers of the epochs recorded in ``folder``, ascending."""
     with os.scandir(folder) as entries:
         matches = [_RECORD.fullmatch(entry.name) for entry in entries]
     return sorted(int(match.group(1)) for match in matches if match)
 
 
 def read_epoch(folder: Path, number: int) -> EpochRecord:
-    """The record of one epoch; errors as of a manifest."""
+    """Return the record of one epoch. Raises the errors of ``encoding.decode``."""
     file = _file(folder, number)
     try:
         record = decode(EpochRecord, content_of(file), file, newest=FORMAT_VERSION)
@@ -77,7 +77,7 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
 
 
 def write_epoch(folder: Path, record: EpochRecord) -> None:
-    """Make ``record`` durable; ``EpochContested`` if an epoch of that number has begun already."""
+    """Make ``record`` durable. Raises ``EpochContested`` if an epoch of that number has begun already."""
     file = _file(folder, record.number)
     with failpoint("landing.epoch"):
         created = create_exclusively(file, encode(record))

@@ -1,4 +1,4 @@
-"""What can go wrong with landed batches, each with the fix a person can carry out."""
+"""Errors of landed batches; each message has the fix that a person can carry out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class LandingFailed(IngestError):
 
 
 class ChainContested(IngestError):
-    """Another writer has landed, or is writing, the batch that this one would have landed.
+    """Another writer has landed, or is writing, the same batch.
 
-    The caller abandons its batch and stops: what it read will be sent again to whoever holds the
-    chain, because only landed batches are confirmed to the source.
+    The caller abandons its batch and stops. Nothing is lost: only landed batches are confirmed to the source,
+    so what was read is sent again to whoever holds the chain.
     """
 
 

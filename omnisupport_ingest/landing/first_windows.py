@@ -1,12 +1,12 @@
-"""In which window each position landed first: one position in two windows is a collision, found here.
+"""Find positions that landed in another window before: one position in two windows is a collision.
 
-Two events are one if position and identity agree, and dedupe looks for that within one window. A
-captured transaction has one commit time, but a delivered file may tell a position again with
-another one. Such an event lands in the window of the copy that landed first. There the two are judged as
-any two contents of one position are; and as landing is never changed, a rebuild judges the same.
+Two events are the same if position and identity agree, and dedupe compares events within one window only. A
+captured transaction has one commit time, but a delivered file may repeat a position with another time. Such
+an event lands in the window in which its position landed first. There judging sees both, as any two contents
+of one position. Landing never changes, so a rebuild judges the same.
 
-Files of other windows are looked at only where their range of positions meets that of what lands now, and
-of them only the row groups that do. What is found is kept on disk beyond a few megabytes.
+Files of other windows are read only if their range of positions overlaps that of the new files, and of them
+only the row groups that do. Results beyond a few megabytes are kept on disk.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-_PLACE = ["commit_lsn", "ordinal", "identity"]
-"""What tells two events of one epoch apart."""
+_EVENT_IDENTITY = ["commit_lsn", "ordinal", "identity"]
+"""Columns that identify an event within its epoch."""
 
-_POSITION_COLUMNS = [LANDED_SCHEMA.get_field_index(name) for name in _PLACE[:2]]
+_POSITION_COLUMNS = [LANDED_SCHEMA.get_field_index(name) for name in _EVENT_IDENTITY[:2]]
 
 _BLOCK_ROWS = 500_000
-"""Rows of the batch that are compared at once; the memory for them is some 100 MB at the most."""
+"""Rows of the batch that are compared at once; they take at most some 100 MB of memory."""
 
 _IN_SENTINEL, _IN_SAME_BATCH = 1 << 62, 1 << 61
-"""Added to the rank of a copy: a window of time comes before the sentinel, and what has landed before what
-lands now."""
+"""Added to the rank of a copy: real windows come before the sentinel, landed files before those that land
+now."""
 
 PositionInEpoch = tuple[int, int]
 """Commit LSN and ordinal: a position without its epoch."""
@@ -62,15 +62,13 @@ class _Part:
 
 
 class FirstWindows:
-    """The first windows of positions that one batch shares with other windows.
+    """The first windows of the positions that one batch shares with other windows: usually none.
 
     Close it, or use it in ``with``.
-
-    It holds only those positions: most often none.
     """
 
     def __init__(self) -> None:
-        # An empty name: a temporary file of SQLite's, without a name, gone with the connection.
+        # With an empty name SQLite makes a temporary file that ends with the connection.
         self._base = sqlite3.connect("", isolation_level=None)
         self._base.execute("PRAGMA journal_mode = OFF")
         # No failpoint: a temporary database of one landing.
@@ -120,7 +118,7 @@ class FirstWindows:
         self.close()
 
     def _compare(self, part: _Part, others: Iterable[_Part]) -> None:
-        """Find what ``part`` shares with the files ``others`` of other windows."""
+        """Find the positions that ``part`` shares with the files ``others`` of other windows."""
         near = [each for each in others if each.window != part.window and each.meets(part.first, part.last)]
         if not near:
             return
@@ -156,7 +154,7 @@ def _by_window(files: Sequence[DataFile]) -> list[DataFile]:
 
 
 def _landed(store: LandingStore, epoch: int, first: PositionInEpoch, last: PositionInEpoch) -> list[_Part]:
-    """The data files of ``epoch`` that reach into a range of positions, in the order in which they landed."""
+    """Return the data files of ``epoch`` that overlap a range of positions, in landing order."""
     reaching = store.reaching(epoch, _position(epoch, first), _position(epoch, last))
     return [_part(store, file, rank) for rank, file in enumerate(reaching)]
 
@@ -208,23 +206,26 @@ def _blocks(groups: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _event_positions(group: _Part) -> pa.Table:
-    """Position and commit time of the events of a row group."""
+    """Return position and commit time of the events of a row group."""
     try:
         with pq.ParquetFile(group.path) as file:
-            table = file.read_row_group(group.group, columns=[*_PLACE, "source_ts"])
+            table = file.read_row_group(group.group, columns=[*_EVENT_IDENTITY, "source_ts"])
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(group, error) from error
     identity = pc.replace_substring_regex(table["identity"], EARLIER_IDENTITY, r"\1]")
-    # A join never finds NULL.
+    # A join never matches NULL.
     return table.set_column(2, "identity", pc.fill_null(identity, ""))
 
 
 def _shared(block: pa.Table, other: pa.Table) -> pa.Table:
-    """The positions that both have, with another commit time. One with the same time is the same event: it
-    had no window of its own while the clock that landed it was wrong."""
-    both = block.join(other, _PLACE, join_type="inner", right_suffix="_there")
+    """Return the positions that both have with different commit times.
+
+    With the same time it is the same event: it had no window of its own while the clock that landed it was
+    wrong.
+    """
+    both = block.join(other, _EVENT_IDENTITY, join_type="inner", right_suffix="_there")
     both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
-    return both.select(_PLACE).group_by(_PLACE).aggregate([])
+    return both.select(_EVENT_IDENTITY).group_by(_EVENT_IDENTITY).aggregate([])
 
 
 def _unreadable(part: _Part, error: Exception) -> DamagedBatch:

@@ -1,7 +1,7 @@
-"""One live writer per data folder, told apart from a dead one by the kernel.
+"""The lock of a data folder: at most one live writer has it, and the kernel releases it when the writer dies.
 
-The lock is ``flock`` on the folder itself: it ends with its process, however that dies, so what is
-found unlocked and without a manifest is garbage and may be cleared.
+It is ``flock`` on the folder itself. A folder that is unlocked and has no manifest was left by a dead writer
+and may be removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omnisupport_ingest.locks import try_lock
 
 
 class FolderLock:
-    """A held lock on ``folder``; made by ``take``. It ends with ``release`` or with the process."""
+    """A held lock on ``folder``, made by ``take``. It ends with ``release`` or with the process."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path) -> FolderLock | None:
-        """Lock ``folder``, making it if it is not there; none if another writer holds it."""
+        """Lock ``folder``, and create it if it is missing. Returns None if another writer holds it."""
         while True:
             # No failpoint: a folder: one that is there already is as good.
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -51,7 +51,7 @@ class FolderLock:
                     os.unlink(entry.path)
 
     def release(self) -> None:
-        """Let go of the folder, removing it if it is empty."""
+        """Release the lock; remove the folder if it is empty."""
         if self._close.alive:
             with contextlib.suppress(OSError):  # a folder that holds data stays
                 # No failpoint: only an empty folder goes, and then nothing is lost.

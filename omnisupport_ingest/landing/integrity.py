@@ -1,4 +1,4 @@
-"""Whether a data file is still the file that was landed: its size and its SHA-256."""
+"""Check that a data file is still the one that landed: its size and its SHA-256."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from omnisupport_ingest.storage import storage_of
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal; reads it in pieces."""
+    """Return the SHA-256 of a file in hexadecimal; the file is read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path, data_file: DataFile) -> None:
-    """Compare ``data_file``, below ``folder``, with what its manifest says; else ``DamagedBatch``."""
+    """Compare ``data_file``, below ``folder``, with what its manifest says. Raises ``DamagedBatch`` if it
+    differs."""
     path = folder / data_file.path
     try:
         size, digest = storage_of(path).digest(path)

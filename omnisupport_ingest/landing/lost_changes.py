@@ -1,9 +1,9 @@
-"""Stretches of the log in which changes of single tables may be missing, though their epoch goes on.
+"""Record stretches of the log in which changes of single tables may be missing (missed changes).
 
-A table that was not published for a time, or that rows left with a partition, is read again in the same
-epoch. The chain of the stream has no gap there, and an older snapshot of the table is still whole: nothing
-else says that what lies between is no state of the source. So a stretch is written down as soon as it is
-known of, before anything is done about it, and stays.
+This happens when a table was not published for a time, or when rows left it with a partition. The table is
+read again in the same epoch, so the chain of the stream has no gap, and an older snapshot of the table is
+still whole. Only this record says that the states in between are none of the source. A stretch is recorded
+before anything is done about it, and its record stays.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LostStretch:
-    """What committed to ``table`` below ``lost_from`` is in the stream; what did above it may be missing.
+    """A stretch of missed changes of ``table``, from ``lost_from`` on; changes that committed below are in
+    the stream.
 
-    ``lost_to``: a snapshot of all of the table whose chunks all stand there or above has it; null until one
-    is about to be planned. ``mended``: where the table is as the source was without such a snapshot, None if
-    that is not so. ``whole``: whether it takes such a snapshot, and not a chunk alone.
+    Attributes:
+        lost_to: a snapshot of the whole table whose chunks all stand there or above covers it; None until one
+            is about to be planned.
+        mended: where the table is as in the source again without such a snapshot; None if it is not.
+        whole: whether it takes a snapshot of the whole table, not one chunk.
     """
 
     table: str
@@ -55,9 +58,9 @@ class LostInEpoch:
 
 
 class LostChanges:
-    """The record of one epoch of one source, in its landing folder. Written by one process; thread-safe.
+    """The record of one epoch of one source, in its landing folder.
 
-    Every change of it is durable when the call returns.
+    One process writes it; it is thread-safe. Every change is durable when the call returns.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
@@ -66,7 +69,8 @@ class LostChanges:
         self._lock = threading.Lock()
 
     def all(self) -> tuple[LostStretch, ...]:
-        """Every stretch, in the order in which they were noticed; errors as of a manifest."""
+        """Return every stretch, in the order in which they were noticed. Raises the errors of
+        ``encoding.decode``."""
         try:
             content = content_of(self._path)
         except FileNotFoundError:
@@ -76,8 +80,10 @@ class LostChanges:
     def add(
         self, table: str, reason: str, lost_from: Lsn, lost_to: Lsn | None = None, *, whole: bool = True
     ) -> None:
-        """Changes of ``table`` may be missing. A stretch that is known of already stays as it is; one that
-        still goes on may turn out to have begun earlier."""
+        """Record that changes of ``table`` may be missing.
+
+        A known stretch stays as it is; an open one may turn out to have begun earlier.
+        """
         with self._lock:
             recorded = self.all()
             known = (
@@ -89,27 +95,33 @@ class LostChanges:
             )
             if any(known):
                 return
-            goes_on = [each for each in recorded if each.table == table and each.whole == whole and each.open]
-            if lost_to is None and goes_on:
-                earlier = {each: replace(each, lost_from=lost_from) for each in goes_on[:1]}
+            still_open = [
+                each for each in recorded if each.table == table and each.whole == whole and each.open
+            ]
+            if lost_to is None and still_open:
+                earlier = {each: replace(each, lost_from=lost_from) for each in still_open[:1]}
                 self._write([earlier.get(each, each) for each in recorded])
                 return
             new = LostStretch(table, reason, datetime.now(UTC), lost_from, lost_to, whole=whole)
             self._write((*recorded, new))
 
     def will_be_read(self, table: str, at: Lsn) -> None:
-        """A snapshot of all of ``table`` is about to be planned, whose chunks will all stand at ``at`` or
-        above: it has what was lost till now."""
-        self._settle(table, lambda each: replace(each, lost_to=at))
+        """Record that a snapshot of the whole ``table`` is about to be planned, with all chunks at ``at`` or
+        above.
+
+        It covers what was lost until now.
+        """
+        self._end_stretches(table, lambda each: replace(each, lost_to=at))
 
     def was_mended(self, table: str, at: Lsn) -> None:
-        """From ``at`` on ``table`` has what was missing and did not take a snapshot of all of it."""
-        self._settle(table, lambda each: each if each.whole else replace(each, mended=at))
+        """Record that from ``at`` on ``table`` has what was missing, without a snapshot of the whole
+        table."""
+        self._end_stretches(table, lambda each: each if each.whole else replace(each, mended=at))
 
-    def _settle(self, table: str, settled: Callable[[LostStretch], LostStretch]) -> None:
+    def _end_stretches(self, table: str, ended: Callable[[LostStretch], LostStretch]) -> None:
         with self._lock:
             recorded = self.all()
-            changed = tuple(settled(each) if each.table == table and each.open else each for each in recorded)
+            changed = tuple(ended(each) if each.table == table and each.open else each for each in recorded)
             if changed != recorded:
                 self._write(changed)
 

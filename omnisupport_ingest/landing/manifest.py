@@ -1,7 +1,7 @@
-"""The manifest of a WAL batch: what the batch holds and what it continues.
+"""The manifest of a landed batch: what the batch holds and what it continues.
 
-A batch exists when its manifest exists. The manifest's name is derived from what the batch
-continues, and it is created exclusively, so two writers cannot both continue the same chain.
+A batch exists when its manifest exists. The manifest's name is derived from what the batch continues, and it
+is created exclusively, so two writers cannot both continue the same chain.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ CURSOR_ORDER = "cursor"
 """``FileSpan.order`` of rows that were read by a cursor column."""
 
 FORMAT_VERSION = 5
-"""Version of the manifest's form; raised when older code could not read a newer one.
+"""Format version of a manifest; raised when older code cannot read a newer manifest.
 
-Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and
-``stream.recovered_from``, version 4 ``chunk.scope``, version 5 ``file.offsets``.
+Version 2 added ``arrival.newest_epoch_before``, version 3 ``file.order`` and ``stream.recovered_from``,
+version 4 ``chunk.scope``, version 5 ``file.offsets``.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One data file of a batch; all its events belong to one window, which ``window`` says for good: that of
-    their commit time, but for events whose position had landed in another one (``first_windows``).
+    """One data file of a batch. All its events belong to one window.
 
-    ``path`` is relative to the source's landing folder. ``first`` and ``last`` are the lowest and
-    highest position in it; ``ordered`` says that positions rise strictly from row to row, so they
-    are unique in the file. ``rows_per_table`` is keyed by ``schema.table``.
+    Attributes:
+        path: relative to the source's landing folder.
+        window: the window of the commit times, and for events whose position landed in another window before,
+            that window (``first_windows``). It never changes.
+        first: lowest position in the file.
+        last: highest position in the file.
+        ordered: positions rise strictly from row to row, so they are unique in the file.
+        rows_per_table: by ``schema.table``.
     """
 
     path: str
@@ -48,15 +52,18 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpan:
-    """The part of the WAL stream a batch covers: ``previous_end_lsn`` → ``end_lsn``.
+    """The part of the WAL stream that a batch covers: ``previous_end_lsn`` → ``end_lsn``.
 
-    ``start_lsn`` is the commit LSN of its first transaction; ``last_commit_lsn``, ``last_xid`` and
-    ``last_commit_ts`` are of its last one. All four are None for a batch that only moves the
-    chain on through an idle stretch (a keepalive).
-
-    ``recovered_from``: on the first batch after capture died with batches that were durable and not
-    yet confirmed, the slot's confirmed position: what lies between it and this batch was sent again,
-    and dropped. Null else.
+    Attributes:
+        start_lsn: commit LSN of its first transaction. This and the next four are None if the batch covers
+            only an idle stretch (a keepalive).
+        last_commit_lsn: commit LSN of its last transaction.
+        last_xid: of its last transaction.
+        first_commit_ts: of its first transaction.
+        last_commit_ts: of its last transaction.
+        recovered_from: the slot's confirmed position, on the first batch after capture died with durable
+            batches that it had not confirmed: what lies between was sent again and dropped. None on other
+            batches.
     """
 
     previous_end_lsn: Lsn
@@ -71,11 +78,16 @@ class StreamSpan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """One chunk of a table's snapshot: the rows seen by one read, between two log positions.
+    """One chunk of a table's snapshot: the rows of one read, between two log positions.
 
-    Every transaction that committed below ``low`` was visible to the read. ``start`` and ``end``
-    bound the key range (null: open). ``boundary`` marks the batch that ends the snapshot. ``scope``: what
-    part of the table the snapshot is of; None: all.
+    Attributes:
+        low: every transaction that committed below was visible to the read.
+        high: the log position after the read.
+        clock: the server's clock, read together with ``low``.
+        start: lower end of the key range; None: open.
+        end: upper end of the key range; None: open.
+        boundary: the batch is the snapshot end.
+        scope: the key range that the snapshot covers; None: the whole table.
     """
 
     snapshot_id: str
@@ -93,13 +105,15 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpan:
-    """What a batch covers of one Kafka partition: the offsets from ``start`` on, below ``next``, where the
-    next batch goes on.
+    """The offsets of one Kafka partition that a batch covers: from ``start`` on, below ``next``.
 
-    ``records``: how many of them held a record; compaction, and the ends of transactions, leave offsets
-    without one. ``topic_id``: which topic of this name it was; None where the cluster does not tell.
-    ``gone``: so many offsets from ``start`` on had been deleted before they were read, and ``accepted`` is
-    why a person went on behind them.
+    Attributes:
+        next: where the next batch goes on.
+        records: how many of the offsets held a record; compaction and transaction ends leave offsets without
+            one.
+        topic_id: identifies the topic among topics of this name; None where the cluster does not say.
+        gone: so many offsets from ``start`` on were deleted before they were read.
+        accepted: why a person accepted that loss.
     """
 
     topic: str
@@ -114,16 +128,15 @@ class OffsetSpan:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """An input file landed as a whole, named by its content.
+    """An input file that landed as a whole, named by its content.
 
-    ``manifest``: the delivery that described it; empty for a file that came alone. ``order``: what
-    orders its events: ``transaction`` (log position and order in the transaction), ``lsn`` (log
-    position alone), ``time`` (commit time alone) or ``CURSOR_ORDER`` (rows read by a cursor, ``name`` is
-    their table); None for a delivery of rows, not of events.
-    A source has one such order.
-
-    ``offsets``: of records of Kafka, which land as a file does, but are named by their offsets: every
-    partition of the epoch, by topic and number, also those of which the batch holds nothing. Null else.
+    Attributes:
+        manifest: the delivery that described it; empty for a file that came alone.
+        order: what orders its events: ``transaction`` (log position and order in the transaction), ``lsn``
+            (log position alone), ``time`` (commit time alone) or ``CURSOR_ORDER`` (rows read by a cursor;
+            ``name`` is their table). None for a delivery of rows. A source has one order.
+        offsets: for Kafka records, which land as a file but are named by their offsets: every partition of
+            the epoch, by topic and number, also those without records in the batch. None for other files.
     """
 
     sha256: str
@@ -135,13 +148,14 @@ class FileSpan:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
-    """What depends on when the batch arrived, frozen so that a rebuild reaches the same verdict.
+    """What depends on when the batch arrived, frozen so that a rebuild reaches the same verdicts.
 
-    ``…_before`` is the state the batch found, the other one the state it left. ``highest_commit_ts``
-    is the highest commit time of the epoch's stream that is not impossibly far ahead.
-    ``newest_epoch_before`` is the highest epoch that had begun, which means that an event of it had
-    landed; 0 if none had. It is None where the batch was landed by format version 1, which did not
-    record it; such a batch counts as landed before any newer epoch began.
+    ``…_before`` is the state that the batch found; the other field is the state that it left.
+
+    Attributes:
+        highest_commit_ts: the highest commit time of the epoch's stream that is not impossibly far ahead.
+        newest_epoch_before: the highest epoch of which an event had landed; 0 if none had. None in batches of
+            format version 1, which count as landed before any newer epoch began.
     """
 
     landed_at: datetime
@@ -154,7 +168,7 @@ class ArrivalFacts:
 
 @dataclass(frozen=True, slots=True)
 class RelationVersion:
-    """The form of a table as the source described it when the batch was written."""
+    """The schema of a table as the source described it when the batch was written."""
 
     schema: str
     table: str
@@ -166,7 +180,8 @@ class RelationVersion:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A landed batch. Exactly one of ``stream``, ``chunk`` and ``file`` is set: its kind."""
+    """A landed batch. Exactly one of ``stream``, ``chunk`` and ``file`` is set; it says the kind of the
+    batch."""
 
     batch_id: str
     source: str
@@ -186,15 +201,15 @@ class Manifest:
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """The windows the batch has events in, in order, each once."""
+        """The windows in which the batch has events, sorted, each once."""
         return tuple(sorted({file.window for file in self.files}))
 
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """The document of a manifest of any known format version, in the form of ``FORMAT_VERSION``.
+    """Return the document of a manifest of any known format version as one of ``FORMAT_VERSION``.
 
-    What an older version did not record is null. ``FieldProblem`` for a field that the document's
-    own version does not have.
+    Fields that an older version did not record become null. Raises ``FieldProblem`` for a field that the
+    document's own version does not have.
     """
     version = document["format_version"]
     if version < 2:

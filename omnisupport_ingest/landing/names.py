@@ -1,8 +1,8 @@
-"""The name of a batch, derived from what the batch continues.
+"""Names of batches, derived from what each batch continues.
 
-Two writers that continue the same thing choose the same name, and only one of them can create its
-manifest. Names sort by epoch, then Kafka records (``k``), snapshot chunks (``r``), the stream (``s``), then
-by offsets or position, so the last name of a stream is its newest batch.
+Two writers that continue the same thing choose the same name, and only one of them can create its manifest.
+Names sort by epoch, then Kafka records (``k``), snapshot chunks (``r``) and the stream (``s``), then by
+offset or position. So the last name of a stream is its newest batch.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ _IN_EPOCH = re.compile(r"e([0-9]{6,9})-[rs]-")
 
 
 def stream_batch_id(epoch: int, previous_end_lsn: Lsn) -> str:
-    """The name of the batch that continues the stream of ``epoch`` at ``previous_end_lsn``."""
+    """Return the name of the batch that continues the stream of ``epoch`` at ``previous_end_lsn``."""
     return f"{stream_prefix(epoch)}{previous_end_lsn.value:016x}"
 
 
 def chunk_batch_id(
     epoch: int, snapshot_id: str, table: str, chunk: int, attempt: int, *, boundary: bool = False
 ) -> str:
-    """The name of one attempt at one chunk of a table's snapshot, or of the snapshot's boundary."""
+    """Return the name of one attempt at one chunk of a table's snapshot, or of the snapshot end
+    (``boundary``)."""
     name = f"{chunk_prefix(epoch)}{_safe(snapshot_id)}-{_safe(table)}-{chunk:06d}-a{attempt}"
     return f"{name}-boundary" if boundary else name
 
 
 def file_batch_id(sha256: str) -> str:
-    """The name of the batch of an input file with this content hash (64 hexadecimal digits)."""
+    """Return the name of the batch of an input file with this content hash (64 hexadecimal digits)."""
     return f"f-{sha256[:32]}"
 
 
 def offsets_batch_id(epoch: int, starts: int) -> str:
-    """The name of the batch of Kafka records that goes on where ``starts``, the sum of all partitions'
-    offsets, is: every batch raises it."""
+    """Return the name of a batch of Kafka records. ``starts``: the sum of all partitions' start offsets,
+    which every batch raises."""
     return f"{offsets_prefix(epoch)}{starts:019d}"
 
 
@@ -64,7 +65,7 @@ def batch_id_of(manifest: Manifest) -> str:
 
 
 def chunk_prefix(epoch: int) -> str:
-    """Return the prefix of the names of all chunks and boundaries of ``epoch``."""
+    """Return the prefix of the names of all chunks and snapshot ends of ``epoch``."""
     return f"e{epoch:06d}-r-"
 
 
@@ -79,14 +80,13 @@ def offsets_prefix(epoch: int) -> str:
 
 
 def epoch_in(batch_id: str) -> int | None:
-    """Return the epoch in the name of a stream batch or chunk; None for a batch of a file or of Kafka
-    records."""
+    """Return the epoch in the name of a stream batch or chunk; None for other batches."""
     match = _IN_EPOCH.match(batch_id)
     return int(match.group(1)) if match else None
 
 
 def _safe(text: str) -> str:
-    """``text`` as part of a file name; a digest keeps apart names that would read the same."""
+    """Return ``text`` as part of a file name; a digest distinguishes texts that would become the same."""
     if _SAFE.fullmatch(text):
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""The Parquet files of one batch while they are being written.
+"""Write the Parquet data files of one batch.
 
-A file holds the events of one window. It ends when it is large enough, when too many others are
-open, or with the batch; its window then continues in a new file.
+A file holds events of one window. It ends when it is large enough, when too many other files are open, or
+with the batch; the window then continues in a new file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnisupport_ingest.landing.rows import LANDED_SCHEMA
 from omnisupport_ingest.position import Lsn, Position
 
 MAX_OPEN_FILES = 64
-"""More windows than this in one batch share the open files, so descriptors never run out."""
+"""Open files of one batch at most, so that it never runs out of file descriptors."""
 
 _REPEATING = ["op", "source_schema", "source_table", "chunk_id", "batch_id"]
 _WITH_STATISTICS = ["epoch", "commit_lsn", "ordinal", "op", "source_ts", "source_schema", "source_table"]
@@ -45,12 +45,12 @@ class RowGroup:
 class PartFiles:
     """Writes row groups to files of ``folder`` named ``<window>-<number>-<token>.parquet``.
 
-    The token keeps the files of two writers of one batch apart, whatever became of their locks.
-    Not thread-safe: one thread at a time calls it.
+    The token distinguishes the files of two writers of one batch. Not thread-safe: one thread at a time calls
+    it.
     """
 
     def __init__(self, folder: Path, max_file_bytes: int) -> None:
-        """``max_file_bytes``: a file that has grown to this size, in bytes, is ended."""
+        """``max_file_bytes``: size in bytes at which a file is ended."""
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._token = secrets.token_hex(4)
@@ -67,7 +67,7 @@ class PartFiles:
             self._end(group.window)
 
     def finish(self) -> tuple[DataFile, ...]:
-        """End every file; all of them, in the order they were begun."""
+        """End every file and return all of them in the order in which they were begun."""
         for window in list(self._open):
             self._end(window)
         return tuple(sorted(self._done, key=lambda file: file.path))

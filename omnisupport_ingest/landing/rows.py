@@ -1,7 +1,7 @@
 """One landed event: the columns of a batch's data files.
 
-Values travel as the exact text PostgreSQL sent. A row image (``before``, ``after``) is one opaque
-JSON object, column name → text or null; the layers move it without looking into it.
+Values are the exact text that PostgreSQL sent. A row image (``before``, ``after``) is one JSON object, column
+name → text or null; landing does not look into it.
 """
 
 from __future__ import annotations
@@ -38,29 +38,34 @@ LANDED_SCHEMA = pa.schema(
 """Arrow schema of a landed data file. LSNs are signed 64-bit (PostgreSQL stays far below 2^63)."""
 
 EARLIER_IDENTITY = r'(",\"[cud]\"|null,\"t\"),\"[0-9a-f]{16}\"\]$'
-"""The end of an ``identity`` as an earlier version landed it, of a change of a Debezium without transaction
-metadata: behind group 1 a hash of the content, with which no two contents collided. It is left out where
-identities are compared. A regular expression of Java and of RE2."""
+"""Matches the end of an ``identity`` that an earlier version landed for changes of a Debezium without
+transaction metadata: after group 1, a hash of the content, with which two contents never collided. It is
+removed where identities are compared. A regular expression for Java and for RE2."""
 
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
-"""The same without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
+"""``LANDED_SCHEMA`` without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
 
 
 class LandedEvent(NamedTuple):
-    """One event as a source hands it to the batch writer (which adds the batch).
+    """One event as a source gives it to the batch writer, which adds the batch.
 
-    ``op``: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate of one
-    table, ``m`` logical message, ``b`` boundary of a finished snapshot of one table.
-    ``key``: JSON array of the key columns' texts in the contract's order (``["1"]``), None for
-    ``t``, ``m`` and ``b``. ``after`` of a ``b``: the range of keys that the snapshot was of (``KeyRange``),
-    None where it was of the table. ``unchanged``: columns that were not sent (TOAST). ``moved_from_key``:
-    on the ``c`` of a key-changing update the old row's key; its ``d`` stands at ``ordinal - 1``.
-    ``source_ts``: commit time, timezone-aware. ``lsn``: of the change itself, never an identity.
-
-    The last four are null in what capture writes. ``identity``: what makes the event this one beside
-    its position, where the source's positions are not unique. ``misplaced``: the source gives no
-    certain order, and in its file the event comes after one of the same key with a later time.
-    ``file_row``: line of the input file, from 1. ``envelope``: the text that was delivered.
+    Attributes:
+        op: ``c`` insert, ``u`` update, ``d`` delete, ``r`` snapshot row, ``t`` truncate of one table, ``m``
+            logical message, ``b`` snapshot end of one table.
+        source_ts: commit time, timezone-aware.
+        lsn: LSN of the change itself, never an identity.
+        key: JSON array of the key columns' texts in the contract's order (``["1"]``); None for ``t``, ``m``
+            and ``b``.
+        after: the row after the change. In a ``b``: the key range of the snapshot (``KeyRange``), None for
+            the whole table.
+        unchanged: columns that were not sent (TOAST).
+        moved_from_key: old key, on the ``c`` of a key-changing update; its ``d`` stands at ``ordinal - 1``.
+        identity: what distinguishes the event from others at its position, where positions are not unique.
+            Capture leaves this and the next three None.
+        misplaced: the source gives no certain order, and in its file the event comes after one of the same
+            key with a later time.
+        file_row: line of the input file, from 1.
+        envelope: the text that was delivered.
     """
 
     epoch: int

@@ -1,9 +1,9 @@
-"""Schema changes of captured tables: what a table was seen to be, and every change of it since.
+"""Record the schemas of captured tables as they were last seen, and every change of them since.
 
-Only changes of values are in the log; a column that is added, renamed or retyped shows there, if at all, with
-the first row that is written afterwards, and a new NOT NULL or enum value never does. So capture compares the
-catalogs, at each start and every few seconds, and this file keeps both what was seen last and what had
-changed. They are written together: a change is neither missed nor told twice, however capture ends.
+The log holds changes of values only. A column that is added, renamed or retyped shows there, if at all, with
+the first row written afterwards; a new NOT NULL or enum value never does. So capture compares the catalogs at
+each start and every few seconds. One file keeps both the last seen schemas and the changes, so that a change
+is neither missed nor recorded twice, however capture ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ FILE = "schema-changes.json"
 
 @dataclass(frozen=True, slots=True)
 class SeenColumn:
-    """A column. ``number``: PostgreSQL's, which it keeps when it is renamed and never gives to another.
+    """A column of a table.
 
-    ``default``: the expression of its default. ``before``: the constant that rows have which are older than
-    the column, as text; None: NULL, or not known. ``labels``: those of an enum type.
+    Attributes:
+        number: PostgreSQL's number of the column; it stays when the column is renamed and is never given to
+            another.
+        default: expression of its default.
+        before: constant, as text, that rows older than the column have; None: NULL, or not known.
+        labels: values of an enum type.
     """
 
     number: int
@@ -43,9 +47,12 @@ class SeenColumn:
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """A table: its number ``relation`` and its name at the source, its columns, and those that name a row.
+    """A table at the source.
 
-    ``rows``: as the server estimates them; None where it does not.
+    Attributes:
+        relation: its OID.
+        key: the columns that identify a row.
+        rows: the server's estimate of its rows; None where there is none.
     """
 
     relation: int
@@ -57,8 +64,10 @@ class SeenTable:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference between two looks at a table. ``kind``: one of ``KINDS``; ``column``: its name now, or
-    the one that it had; None if the difference is one of the table. ``before`` and ``after``: in words.
+    """One difference between two observations of a table.
+
+    ``kind``: one of ``KINDS``. ``column``: its present name, or the one that it had; None if the difference
+    concerns the table. ``before`` and ``after``: in words.
     """
 
     kind: str
@@ -84,17 +93,21 @@ KINDS = {
     "table_made_anew": "table made anew",
     "table_gone": "table gone",
 }
-"""Kinds of changes, and what people call them."""
+"""Kinds of changes, and their names for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """A change of the table that the contract ``table`` is about; the fields of ``Difference`` besides.
+    """A recorded change of the table whose contract is ``table``; it has the fields of ``Difference`` too.
 
-    ``number``: counts the changes of a source, from 1. ``noticed_at``: when it was seen. It was made in the
-    WAL between ``above`` (0: not known) and ``below``. ``first_commit``: of the first transaction whose rows
-    came with the new schema; None as long as there is none. ``rows``: how many the table had, by the server's
-    estimate; None: not known.
+    Attributes:
+        number: counts the changes of a source, from 1.
+        noticed_at: when capture saw it.
+        above: the change was made above this LSN; 0: not known.
+        below: the change was made below this LSN.
+        first_commit: commit LSN of the first transaction whose rows came with the new schema; None until
+            there is one.
+        rows: the server's estimate of the table's rows at that time; None: not known.
     """
 
     number: int
@@ -113,8 +126,13 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The content of the file: tables by the name of their contract as they were seen last, at ``certain`` or
-    above in the WAL; every change; and by table the number up to which a person has accepted its changes.
+    """The content of the file.
+
+    Attributes:
+        tables: last seen tables, by the name of their contract.
+        certain: LSN at or above which they were seen.
+        changes: every change.
+        accepted: by table, the number up to which a person has accepted its changes.
     """
 
     tables: dict[str, SeenTable]
@@ -129,9 +147,8 @@ _NOTHING = Seen({}, Lsn(0), ())
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """When the catalogs were looked at: every statement saw what committed below ``certain``, and the WAL
-    ended at ``end`` afterwards.
-    """
+    """When the catalogs were read: every statement saw what committed below ``certain``; the WAL ended at
+    ``end`` afterwards."""
 
     epoch: int
     certain: Lsn
@@ -139,9 +156,9 @@ class Look:
 
 
 class SchemaChanges:
-    """The record of one source, in its landing folder. Written by its capture alone; thread-safe.
+    """The record of one source, in its landing folder.
 
-    Every change of it is durable when the call returns.
+    Only the source's capture writes it; it is thread-safe. Every change is durable when the call returns.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -150,7 +167,7 @@ class SchemaChanges:
         self._known: Seen | None = None
 
     def read(self) -> Seen:
-        """What is recorded; errors as of a manifest."""
+        """Return what is recorded. Raises the errors of ``encoding.decode``."""
         try:
             content = content_of(self._path)
         except FileNotFoundError:
@@ -158,7 +175,7 @@ class SchemaChanges:
         return decode(Seen, content, self._path, newest=FORMAT_VERSION)
 
     def all(self) -> tuple[SchemaChange, ...]:
-        """Every change, in the order in which they were noticed."""
+        """Return every change, in the order in which they were noticed."""
         return self.read().changes
 
     def seen(
@@ -169,7 +186,7 @@ class SchemaChanges:
     ) -> tuple[SchemaChange, ...]:
         """Record ``tables``, by contract, as they are now, and the ``differences`` to what they were.
 
-        Returns the new changes. A table that is gone keeps the schema that it had.
+        Returns the new changes. A table that is gone keeps its last schema.
         """
         with self._lock:
             known = self._held()
@@ -209,13 +226,16 @@ class SchemaChanges:
                     )
                 )
             else:
-                # A look that found nothing is not worth a write; the stretch of the next change begins here.
+                # Nothing changed, so nothing is written; the range of the next change begins here.
                 self._known = replace(known, certain=max(known.certain, look.certain))
             return tuple(new)
 
     def first_rows(self, table: str, columns: Mapping[str, str], commit_lsn: Lsn) -> None:
-        """Rows of ``table`` with ``columns`` (name → type) came with the transaction that committed at
-        ``commit_lsn``: the first with every change that they show."""
+        """Record that rows of ``table`` with ``columns`` (name → type) came with the transaction that
+        committed at ``commit_lsn``.
+
+        It becomes the ``first_commit`` of every change that the columns show.
+        """
         with self._lock:
             known = self._held()
             shown = tuple(
@@ -228,8 +248,8 @@ class SchemaChanges:
                 self._write(replace(known, changes=shown))
 
     def accept(self, tables: Collection[str]) -> None:
-        """Accept all changes of ``tables`` so far: a person has had them read again, and capture takes them
-        again."""
+        """Record that a person accepted all changes of ``tables`` so far: capture reads and captures the
+        tables again."""
         with self._lock:
             known = self._held()
             accepted = known.accepted | {
@@ -239,14 +259,14 @@ class SchemaChanges:
                 self._write(replace(known, accepted=accepted))
 
     def open_changes(self, table: str) -> tuple[SchemaChange, ...]:
-        """The changes of ``table`` that no person has accepted (``accept``)."""
+        """Return the changes of ``table`` that no person has accepted (``accept``)."""
         with self._lock:
             known = self._held()
         least = known.accepted.get(table, 0)
         return tuple(each for each in known.changes if each.table == table and each.number > least)
 
     def tables(self) -> dict[str, SeenTable]:
-        """Tables as they were seen last, by the name of their contract."""
+        """Return the last seen tables, by the name of their contract."""
         with self._lock:
             return self._held().tables
 
@@ -262,15 +282,15 @@ class SchemaChanges:
 
 
 def _differs(before: SeenTable | None, now: SeenTable) -> bool:
-    """Return whether two looks show different schemas; the number of rows does not count."""
+    """Whether two observations show different schemas; the number of rows does not count."""
     return before is None or replace(before, rows=None) != replace(now, rows=None)
 
 
 _IN_ROWS = frozenset({"column_added", "column_added_again", "column_renamed"})
-"""Changes that rows show by the name of a column."""
+"""Changes that show in rows by the name of a column."""
 
-_BY_FORM = frozenset({"column_widened", "column_narrowed", "column_retyped"})
-"""Changes that the stream describes before the next row."""
+_BY_TYPE = frozenset({"column_widened", "column_narrowed", "column_retyped"})
+"""Changes that show in the type that the stream sends before the next row."""
 
 
 def _shows(change: SchemaChange, columns: Mapping[str, str], commit_lsn: Lsn) -> bool:
@@ -281,4 +301,4 @@ def _shows(change: SchemaChange, columns: Mapping[str, str], commit_lsn: Lsn) ->
         return name in columns
     if change.kind == "column_dropped":
         return change.column not in columns
-    return change.kind in _BY_FORM and columns.get(change.column or "") == change.after
+    return change.kind in _BY_TYPE and columns.get(change.column or "") == change.after

@@ -1,15 +1,25 @@
-"""How far a snapshot has come, how fast, and how long it will take, by its plan and by what has landed."""
+"""How far a snapshot has come, how fast it is, and how long it will take: from its plan and its landed
+chunks.
+
+When the reading of a chunk began is not recorded, so ``ReadingTime`` uses the later of two recorded facts.
+One is the server's clock at the chunk's low watermark. It can be much too early: one watermark serves several
+chunks while the source writes no WAL or a long transaction is open. The other is the landing of the chunks
+whose rows were read before. Their ordinals tell which these are, for ordinals are taken as rows are read. A
+chunk without rows has no ordinal and counts as read after the last landing before its own.
+Chunks of one table that are read in parallel overlap a little; each second counts once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate
 
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix
-from omnisupport_ingest.landing.reading_time import ReadingTime
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, that_count
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.store import LandingStore
 
 
@@ -17,9 +27,11 @@ from omnisupport_ingest.landing.store import LandingStore
 class SnapshotProgress:
     """A snapshot that is not finished: ``done`` of ``chunks`` have landed, with ``rows`` rows.
 
-    ``scope``: the range of keys that it is of, for people; None: the whole table. ``compared``: ``rows`` are
-    those of chunks that differed from the lake, though the others were read too. ``rows_left``: about as
-    many are still to be read. ``seconds``: for how long the chunks that have landed were being read.
+    Attributes:
+        scope: the key range that is read, for people; None: the whole table.
+        compared: only chunks that differ from the lake land, and ``rows`` counts these, though all are read.
+        rows_left: about so many rows are still to be read.
+        seconds: seconds spent reading the chunks that have landed.
     """
 
     table: str
@@ -48,7 +60,7 @@ class SnapshotProgress:
 
 
 def progress(plan: SnapshotPlan, landed: Mapping[int, Manifest], reading: ReadingTime) -> SnapshotProgress:
-    """Return the progress of the snapshot of ``plan``; ``landed``: its landed chunks by number."""
+    """Return the progress of the snapshot of ``plan``. ``landed``: its landed chunks by number."""
     return SnapshotProgress(
         plan.table,
         None if plan.scope is None else str(plan.scope),
@@ -64,16 +76,18 @@ def progress(plan: SnapshotPlan, landed: Mapping[int, Manifest], reading: Readin
 
 
 def _seconds_compared(plan: SnapshotPlan, landed: Mapping[int, Manifest]) -> float:
-    """Since the plan: tables are planned and compared one by one, and one that is stopped is planned anew.
+    """Return the seconds since the plan was made.
 
-    A chunk may be looked at three times, and only the last time is on record.
+    Tables are planned and compared one by one, and a stopped one is planned again. A chunk may be read three
+    times, and only the last time is recorded.
     """
     last = max((batch.arrival.landed_at for batch in landed.values()), default=plan.planned_at)
     return max(0.0, (last - plan.planned_at).total_seconds())
 
 
 def _rows_of_a_chunk(plan: SnapshotPlan, landed: Mapping[int, Manifest]) -> int:
-    """As many as in those that were read on average, else as planned. The last has what is left over."""
+    """Return the average rows of the landed chunks, else the planned number. The last chunk may be smaller
+    and is left out."""
     full = [batch.rows for number, batch in landed.items() if number < plan.chunks - 1]
     return (round(sum(full) / len(full)) if full else 0) or plan.rows
 
@@ -81,13 +95,13 @@ def _rows_of_a_chunk(plan: SnapshotPlan, landed: Mapping[int, Manifest]) -> int:
 def snapshots_under_way(
     store: LandingStore, epoch: int, server_ahead: timedelta = timedelta(0)
 ) -> list[SnapshotProgress]:
-    """The snapshots of ``epoch`` that were planned and are not finished, by table.
+    """Return the snapshots of ``epoch`` that were planned and are not finished, by table.
 
     ``server_ahead``: by how much the clock of the source's server is ahead of ours.
     """
     plans = [
         plan
-        for plan in that_count(SnapshotPlans(store.folder).all(epoch))
+        for plan in plans_in_force(SnapshotPlans(store.folder).all(epoch))
         if not store.exists(plan.boundary_id)
     ]
     if not plans:
@@ -101,3 +115,49 @@ def snapshots_under_way(
         landed = {chunk: batches[name] for chunk, name in names.items() if name in batches}
         under_way.append(progress(plan, landed, reading))
     return under_way
+
+
+class ReadingTime:
+    """Computes how long the chunks of one epoch took to read."""
+
+    def __init__(self, landed: Iterable[Manifest], server_ahead: timedelta) -> None:
+        """``landed``: every landed chunk of the epoch, of all tables. ``server_ahead``: by how much the
+        server's clock is ahead of the clock that set ``landed_at``."""
+        # A snapshot end has an ordinal from before the first row, and lands after the last one.
+        chunks = [each for each in landed if each.chunk is not None and not each.chunk.boundary]
+        with_rows = sorted((_last_ordinal(each), each.arrival.landed_at) for each in chunks if each.files)
+        self._ordinals = [ordinal for ordinal, _ in with_rows]
+        self._landed_by = list(accumulate((at for _, at in with_rows), max))
+        self._landings = sorted(each.arrival.landed_at for each in chunks)
+        self._server_ahead = server_ahead
+
+    def seconds(self, chunks: Iterable[Manifest]) -> float:
+        """Return the seconds in which at least one of ``chunks`` was being read."""
+        total = timedelta(0)
+        covered: datetime | None = None
+        for begin, end in sorted((self._began(each), each.arrival.landed_at) for each in chunks):
+            start = begin if covered is None else max(begin, covered)
+            # If a clock was set back, a chunk ends before it begins.
+            total += max(timedelta(0), end - start)
+            covered = end if covered is None else max(covered, end)
+        return total.total_seconds()
+
+    def _began(self, batch: Manifest) -> datetime:
+        """Return the latest time that is known to lie before the reading of a chunk began."""
+        assert batch.chunk is not None, "a chunk of a snapshot"
+        began = batch.chunk.clock - self._server_ahead
+        before = self._landed_before(batch)
+        return began if before is None else max(began, before)
+
+    def _landed_before(self, batch: Manifest) -> datetime | None:
+        """Return when the last of the chunks that were read before ``batch`` landed; None if there is
+        none."""
+        if batch.files:
+            earlier = bisect_left(self._ordinals, min(file.first.ordinal for file in batch.files))
+            return self._landed_by[earlier - 1] if earlier else None
+        earlier = bisect_left(self._landings, batch.arrival.landed_at)
+        return self._landings[earlier - 1] if earlier else None
+
+
+def _last_ordinal(batch: Manifest) -> int:
+    return max(file.last.ordinal for file in batch.files)

@@ -1,8 +1,9 @@
-"""How far the landing of an epoch has come, as a fold over its batches: a batch more is one step more.
+"""How far the landing of an epoch has come: sums over its batches, kept up to date batch by batch.
 
-``BatchLine`` is what a manifest says that such sums need, ``EpochStanding`` the sum. The chain of the stream
-is part of it, so "may downstream take this batch?" is answered without the batches before it. What does not
-fit at the end (a batch that was missing comes back, the start of the epoch is another) is folded afresh.
+``BatchLine`` is what the sums need of one manifest, ``EpochStanding`` the sums. The chain of the stream is
+among them, so "may downstream take this batch?" is answered without reading earlier batches. If a batch does
+not fit at the end (a missing batch came back, the epoch starts elsewhere), the sums are computed anew from
+all batches. The landing index stores them.
 """
 
 from __future__ import annotations
@@ -22,22 +23,30 @@ CHUNK, STREAM, FILE = 0, 1, 2
 """The kinds of batches, in the order in which they land."""
 
 LandingOrder = tuple[int, int, str, str]
-"""Where a batch stands in landing order; its name is the last part."""
+"""Sort key of a batch in landing order; its name is the last part."""
 
 _BY_TIME = "time"
-"""The order of files whose positions say nothing of a log."""
+"""Order of files whose positions are not from a log."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A manifest in one line.
+    """What ``EpochStanding`` needs of one manifest.
 
-    ``out_of_range``: rows whose time cannot be right. ``mark``: its watermark. ``ordinal``: the highest one.
-    ``begins``, ``ends`` and ``recovered``: of a stream batch. ``order``: of a file of events, with the lowest
-    commit LSN above 0 (``commit``), and the highest ordinals at 0 of its snapshot's rows (``read``, below 0)
-    and of changes (``changed``).
+    Attributes:
+        out_of_range: rows with an impossible time.
+        mark: watermark after the batch.
+        highest: highest commit time after the batch.
+        ordinal: highest ordinal.
+        begins: where a stream batch begins.
+        ends: where a stream batch ends.
+        recovered: whether it is the first stream batch after capture died.
+        order: order of a file of events; the next three are of such a file.
+        commit: lowest commit LSN above 0.
+        read: highest ordinal at commit LSN 0 of snapshot rows, below 0.
+        changed: highest ordinal at commit LSN 0 of changes.
     """
 
     batch_id: str
@@ -84,7 +93,7 @@ class BatchLine:
         )
 
     def to_text(self) -> str:
-        """One line of JSON without the name."""
+        """Return one line of JSON without the name."""
         facts = [self.epoch, self.kind, self.rows, self.out_of_range, self.landed_at.isoformat()]
         facts += [_text(self.mark), _text(self.highest), self.ordinal]
         facts += [None if each is None else each.value for each in (self.begins, self.ends)]
@@ -93,7 +102,7 @@ class BatchLine:
 
     @classmethod
     def from_text(cls, batch_id: str, text: str) -> BatchLine:
-        """What ``to_text`` wrote of the batch ``batch_id``."""
+        """Parse what ``to_text`` wrote of the batch ``batch_id``."""
         epoch, kind, rows, out_of_range, landed_at, mark, highest, ordinal, begins, ends, *more = json.loads(
             text
         )
@@ -120,8 +129,11 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LandedPart:
-    """A data file of a landed batch, and what its manifest says of the batch: ``begins`` of a stream batch,
-    ``mark`` and ``mark_before`` its watermark and the one it found."""
+    """A data file of a landed batch, with facts of its batch.
+
+    ``mark`` is the batch's watermark, ``mark_before`` the one it found; ``begins``: where a stream batch
+    begins.
+    """
 
     batch_id: str
     epoch: int
@@ -155,7 +167,7 @@ class LandedPart:
         )
 
     def to_text(self) -> str:
-        """One line of JSON without window and batch."""
+        """Return one line of JSON without window and batch."""
         facts = [self.epoch, self.path, self.rows, str(self.first), str(self.last), self.ordered]
         times = [self.landed_at.isoformat(), _text(self.mark), _text(self.mark_before)]
         begins = None if self.begins is None else self.begins.value
@@ -163,7 +175,7 @@ class LandedPart:
 
     @classmethod
     def from_text(cls, window: str, batch_id: str, text: str) -> LandedPart:
-        """What ``to_text`` wrote of a file of ``batch_id`` in ``window``."""
+        """Parse what ``to_text`` wrote of a file of ``batch_id`` in ``window``."""
         epoch, path, rows, first, last, ordered, tables, landed_at, mark, before, begins = json.loads(text)
         return cls(
             *(batch_id, epoch, window, path, rows, Position.parse(first), Position.parse(last), ordered),
@@ -177,17 +189,32 @@ class LandedPart:
 
 @dataclass(frozen=True, slots=True)
 class EpochStanding:
-    """One epoch. ``start``: where its stream starts, by the epoch's record.
+    """Sums over the landed batches of one epoch.
 
-    Of all batches: ``chunks`` and ``files`` are how many of a kind, ``begun`` whether any has an event,
-    ``last_stream`` the highest name, ``last_file`` the furthest file of events, ``chunk_ordinal`` and
-    ``file_ordinal`` the highest ordinals. Of files of events: their ``order``, if events tell it, and
-    ``commit``, ``read`` and ``changed`` as of one; ``deliveries`` is how many files are none of events.
-    Of those that downstream may take: ``batches``, ``events``, ``out_of_range``, ``recoveries``,
-    ``streams``; ``mark`` is the highest watermark, ``stream_mark`` that of the last stream batch that has
-    one, ``marked`` the last batch that has one; ``last`` is the last in landing order, and ``end`` where the
-    unbroken chain ends, with the batch ``end_of``. ``break_at`` and ``break_before``: where the first batch
-    behind a break begins, and its name.
+    Attributes:
+        start: where its stream starts, by the epoch's record.
+        chunks: number of chunks.
+        files: number of input files.
+        begun: whether any batch has an event.
+        last_stream: highest name of a stream batch.
+        last_file: the file of events that the next one follows.
+        chunk_ordinal: highest ordinal of chunks.
+        file_ordinal: highest ordinal of files.
+        deliveries: number of files without events.
+        order: order of the files of events; it, ``commit``, ``read`` and ``changed`` are as in ``BatchLine``.
+        batches: number of batches that downstream may take; all that follow are of such batches.
+        events: their events.
+        out_of_range: their events with an impossible time.
+        recoveries: their batches that recovered.
+        streams: their stream batches.
+        mark: their highest watermark.
+        stream_mark: watermark of the last stream batch that has one.
+        marked: the last batch that has a watermark.
+        last: the last batch in landing order.
+        end: where the unbroken chain ends.
+        end_of: the batch that ends there.
+        break_at: where the first batch after a gap begins.
+        break_before: the name of that batch.
     """
 
     epoch: int
@@ -221,7 +248,7 @@ class EpochStanding:
 
     @classmethod
     def folded(cls, epoch: int, start: Lsn | None, lines: Iterable[BatchLine]) -> EpochStanding:
-        """Of ``lines``, every batch of ``epoch``, those of the stream as they rise."""
+        """Compute the sums of ``lines``: every batch of ``epoch``, those of the stream in ascending order."""
         standing = cls(epoch, start)
         for line in lines:
             following = standing.with_next(line)
@@ -231,7 +258,7 @@ class EpochStanding:
         return standing
 
     def with_next(self, line: BatchLine) -> EpochStanding | None:
-        """The standing with one batch more; None if it has to be folded afresh."""
+        """Return the sums with one batch more; None if they must be computed anew."""
         landed = replace(self, begun=self.begun or line.rows > 0)
         if line.kind == CHUNK:
             ordinal = _highest(self.chunk_ordinal, line.ordinal)
@@ -269,7 +296,7 @@ class EpochStanding:
                 taken, streams=self.streams + 1, end=line.ends, end_of=line.batch_id, stream_mark=mark
             )
         if line.begins < expected and self.streams:
-            # Of an overlap the lower one comes first, whichever landed first.
+            # Of overlapping batches the lower one comes first, whichever landed first.
             assert self.end_of is not None
             if line.batch_id < self.end_of:
                 return None
@@ -294,11 +321,12 @@ class EpochStanding:
         )
 
     def takes(self, begins: Lsn | None) -> bool:
-        """Whether downstream may take a batch of this epoch; ``begins``: of the stream, else None."""
+        """Whether downstream may take a batch of this epoch. ``begins``: where a stream batch begins, else
+        None."""
         return begins is None or self.break_at is None or begins < self.break_at
 
     def gap(self, newest_epoch: int) -> Gap | None:
-        """The break in the chain of the stream; None if there is none."""
+        """Return the gap in the chain of the stream; None if there is none."""
         if self.break_at is None or self.break_before is None:
             return None
         expected = self.end if self.streams else self.start
@@ -320,10 +348,10 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def further(one: BatchLine | None, other: BatchLine) -> BatchLine:
-    """The file of events that the next one follows.
+    """Return the file of events that the next one follows.
 
-    The landing clock may be set back, so it is told by what never falls within an epoch: the watermark and
-    the highest commit time.
+    The landing clock may be set back, so the watermark and the highest commit time decide: they never fall
+    within an epoch.
     """
     return other if one is None or _how_far(other) > _how_far(one) else one
 

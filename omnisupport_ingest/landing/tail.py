@@ -1,4 +1,4 @@
-"""Reading landed events back in the order of their positions, a batch at a time."""
+"""Read landed events back in the order of their positions, a batch at a time (``landing tail``)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _COLUMNS = list(LandedEvent._fields)
 
 
 def events_of(store: LandingStore, batch: Manifest, table: str | None = None) -> Iterator[LandedEvent]:
-    """The events of ``batch``, lowest position first; of ``table`` alone if given.
+    """Return the events of ``batch``, lowest position first; only those of ``table`` if given.
 
-    ``table`` is ``schema.table``; the schema may be left out.
-    ``DamagedBatch`` if a file is missing or cannot be read.
+    ``table`` is ``schema.table`` or the table alone. Raises ``DamagedBatch`` if a file is missing or cannot
+    be read.
     """
     files = [file for file in batch.files if any(_names(table, name) for name in file.rows_per_table)]
     return heapq.merge(*(_events_in(store, file, table) for file in files), key=_position)
@@ -36,7 +36,7 @@ def last_events(
     operations: frozenset[str],
     table: str | None = None,
 ) -> list[tuple[Manifest, LandedEvent]]:
-    """The last ``count`` events of ``batches`` with one of ``operations``, each with its batch.
+    """Return the last ``count`` events of ``batches`` with one of ``operations``, each with its batch.
 
     ``batches`` are in landing order; so is the result.
     """
@@ -53,7 +53,7 @@ def last_events(
 def _events_in(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
     try:
         rows = _rows(store, file, table)
-        # Only a file that somebody else wrote into the chain is without order.
+        # Only a file that another program wrote into the chain can be out of order.
         yield from rows if file.ordered else sorted(rows, key=_position)
     except (OSError, pa.ArrowException):
         store.verify_file(file)
@@ -70,7 +70,7 @@ def _rows(store: LandingStore, file: DataFile, table: str | None) -> Iterator[La
 
 
 def _names(table: str | None, full_name: str) -> bool:
-    """Whether ``table`` means the table ``full_name``; no table means all."""
+    """Whether ``table`` means the table ``full_name``; None means all."""
     return table in (None, full_name, full_name.partition(".")[2])
 
 

@@ -1,7 +1,7 @@
-"""How far the stream's commit times have come: the watermark, and the facts frozen at arrival.
+"""Compute the arrival facts of a batch: above all the watermark, how far the source's commit times have come.
 
-The watermark is a heuristic. PostgreSQL takes a commit's time before it writes the commit record,
-so an earlier event may still follow; it is then late, and its window is replayed.
+The watermark is a heuristic. PostgreSQL takes a commit's time before it writes the commit record, so an
+earlier event may still follow; it is then late, and its window is replayed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ def stream_facts(
     landed_at: datetime,
     max_clock_skew: timedelta,
 ) -> ArrivalFacts:
-    """The facts of a stream batch, or of a file of events, of ``epoch`` that arrives after ``previous``.
+    """Return the facts of a stream batch, or a file of events, of ``epoch`` that lands after ``previous``.
 
-    ``previous``: the last one of the source, of this epoch or the one before it.
-    ``commit_times``: of the batch; a time too far ahead of ``landed_at`` cannot be right and does
-    not count. ``confirmed_clock``: a server clock up to which everything is known to have landed
-    (the caller judges that), or null. The watermark is
-    ``min(max(highest commit time, confirmed_clock), landed_at) - max_clock_skew`` and never moves
-    back within an epoch. A new epoch starts afresh: its server may have been restored from a
-    backup, with clocks and commits in the past.
+    The watermark is ``min(max(highest commit time, confirmed_clock), landed_at) - max_clock_skew`` and never
+    moves back within an epoch. A new epoch starts without it: its server may be restored from a backup, with
+    clocks and commits in the past.
+
+    Args:
+        previous: the last batch of this kind of the source, of this epoch or the one before.
+        commit_times: of the batch; a time too far ahead of ``landed_at`` cannot be right and does not count.
+        confirmed_clock: a server clock up to which the caller knows that everything has landed; None: not
+            known.
     """
     before = previous.arrival if previous is not None else None
     same_epoch = previous is not None and previous.epoch == epoch
@@ -52,7 +54,7 @@ def stream_facts(
 
 
 def unchanged_facts(previous: Manifest | None, landed_at: datetime) -> ArrivalFacts:
-    """The facts of a chunk, or of a delivery of rows: it carries the watermark and never moves it."""
+    """Return the facts of a chunk, or of a delivery of rows: it keeps the watermark as it is."""
     if previous is None:
         return ArrivalFacts(landed_at, None, None, None, None)
     watermark, highest = previous.arrival.watermark, previous.arrival.highest_commit_ts

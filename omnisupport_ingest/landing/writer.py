@@ -1,8 +1,7 @@
-"""Writing one batch: events in, data files per window and a manifest out.
+"""Write one batch: events in; data files per window, and a manifest, out.
 
-Memory stays bounded however large a transaction is: buffers spill to Parquet row groups, which one
-thread makes and another writes while the caller goes on reading (NumPy and Arrow release the
-interpreter's lock).
+Memory stays bounded however large a transaction is. Buffers become Parquet row groups, which one thread makes
+and another writes while the caller goes on reading (NumPy and Arrow release the interpreter's lock).
 """
 
 from __future__ import annotations
@@ -42,9 +41,11 @@ from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 T = TypeVar("T")
 
 _EVENT_OVERHEAD = 100
-"""Bytes that an event costs beside its texts; an estimate."""
+"""Estimated bytes of an event besides its texts."""
 
 BLOCK_ROWS = 10_000
+"""Sizes at which an ``EventBlock`` should end: so large that work per block costs nothing per event, so small
+that the end of a batch does not wait long for it."""
 BLOCK_BYTES = 16 * 1024 * 1024
 """An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
 nothing, small enough that the end of a batch does not wait long for it."""
@@ -58,7 +59,7 @@ _QUEUED_GROUPS = 3
 
 @dataclass(frozen=True, slots=True)
 class WriterLimits:
-    """When buffers become row groups and files end. Sizes in bytes; texts count as characters."""
+    """When buffers become row groups, and when files end. Sizes in bytes; texts count as characters."""
 
     group_rows: int = 20_000
     group_bytes: int = 16 * 1024 * 1024
@@ -70,11 +71,14 @@ class WriterLimits:
 
 @dataclass(frozen=True, slots=True)
 class EventBlock:
-    """Events of one ``window``, made by ``table`` on a thread of the writer when their turn has come.
+    """Events of one ``window`` that a thread of the writer makes when it is their turn.
 
-    ``rows`` and ``bytes``: how many they are and how large, as good as that is known before.
-    ``highest_ts``: their highest commit time. ``table``: a table of ``EVENT_SCHEMA``, one row or more;
-    what it raises is raised from the writer's ``add_block`` or ``seal``.
+    Attributes:
+        rows: number of events, as far as it is known before.
+        bytes: size of the events, as far as it is known before.
+        highest_ts: their highest commit time.
+        table: makes them: a table of ``EVENT_SCHEMA``, at least one row. ``add_block`` or ``seal`` raises
+            what it raises.
     """
 
     window: str
@@ -113,10 +117,10 @@ def _one_table(events: list[LandedEvent], tables: list[pa.Table]) -> pa.Table:
 
 
 class BatchWriter:
-    """Writes the batch ``batch_id``. Ends with ``seal`` or ``abandon``; as a context manager, with
-    ``abandon`` unless it was sealed.
+    """Writes the batch ``batch_id``. End it with ``seal`` or ``abandon``; leaving its context abandons it
+    unless it was sealed.
 
-    What a crashed writer of the same batch left behind is cleared first.
+    It first removes what a crashed writer of the same batch left.
     """
 
     def __init__(
@@ -129,9 +133,9 @@ class BatchWriter:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: WriterLimits = WriterLimits(),
     ) -> None:
-        """Open the batch; ``ChainContested`` if it has landed or another writer has it open.
+        """Open the batch. Raises ``ChainContested`` if it has landed or another writer has it open.
 
-        ``clock`` gives the landing clock's time, timezone-aware.
+        ``clock`` returns the landing clock's time, timezone-aware.
         """
         self.batch_id = batch_id
         self.rows = 0
@@ -159,7 +163,7 @@ class BatchWriter:
         self._queued: deque[Future[None]] = deque()
 
     def add(self, event: LandedEvent) -> None:
-        """Take in one event, of any window. ``LandingFailed`` if writing an earlier one failed."""
+        """Add one event, of any window. Raises ``LandingFailed`` if writing an earlier one failed."""
         if event[4] is not self._current_ts:
             self._turn_to(event[4])
         buffer = self._current
@@ -199,7 +203,7 @@ class BatchWriter:
             self._bound_buffers()
 
     def add_to(self, window: str, event: LandedEvent) -> None:
-        """Take in one event in another window than its commit time's: the one where its position landed
+        """Add one event to another window than that of its commit time: the one in which its position landed
         first (``first_windows``). Errors as in ``add``."""
         self._turn_to(event.source_ts)
         self._current = self._buffers.setdefault(window, _Buffer(window))
@@ -207,9 +211,9 @@ class BatchWriter:
         self._current_ts = None
 
     def add_block(self, block: EventBlock) -> None:
-        """Take in many events at once, about as many as a row group has; errors as in ``add``.
+        """Add many events at once, about as many as a row group has; errors as in ``add``.
 
-        They are written now, after everything of their window that was added before.
+        They are written after everything of their window that was added before.
         """
         earlier = self._buffers.get(block.window)
         if earlier is not None and earlier.rows:
@@ -222,11 +226,11 @@ class BatchWriter:
         self._write(block.window, block.table)
 
     def window_of(self, moment: datetime) -> str:
-        """The window of a commit time. Times too far ahead are cut a minute coarse."""
+        """Return the window of a commit time. Times too far ahead are recognized to the minute."""
         return self._buffer_of(moment).window
 
     def finish(self) -> tuple[DataFile, ...]:
-        """Finish the data files, after which no event is taken in any more; errors as in ``seal``."""
+        """Finish the data files; no event may be added after that. Errors as in ``seal``."""
         if self._finished is None:
             self._finished = self._finish_files()
         return self._finished
@@ -243,11 +247,13 @@ class BatchWriter:
     ) -> Manifest:
         """Finish the files and land the batch: when this returns, it is durable.
 
-        Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit
-        its name. ``confirmed_clock`` and ``max_clock_skew`` bear on the watermark of a batch
-        of the stream or of a file of events (see ``watermark.stream_facts``). Raises ``LandingFailed``
-        when files could not be written and ``ChainContested`` when another writer landed the batch;
-        then call ``abandon``.
+        Exactly one of ``stream``, ``chunk`` and ``file`` says what the batch covers, and must fit its name.
+        ``confirmed_clock`` and ``max_clock_skew`` set the watermark of a stream batch or a file of events
+        (``watermark.stream_facts``).
+
+        Raises:
+            LandingFailed: files could not be written; then call ``abandon``.
+            ChainContested: another writer landed the batch; then call ``abandon``.
         """
         files = self.finish()
         manifest = Manifest(
@@ -304,9 +310,8 @@ class BatchWriter:
         self._note_time(self._current.window, moment)
 
     def _buffer_of(self, moment: datetime) -> _Buffer:
-        """Looked up by the minute: windows begin at whole minutes. The cut of times too far ahead is
-        a minute coarse for that, which nothing depends on.
-        """
+        """Return the buffer of ``moment``'s window, found by the minute, because windows begin at whole
+        minutes."""
         minute = moment.replace(second=0, microsecond=0)
         buffer = self._buffer_of_minute.get(minute)
         if buffer is None:
@@ -333,7 +338,7 @@ class BatchWriter:
         self._write(buffer.window, buffer.emptied())
 
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
-        # Here every event passes, whatever its way: so personal values are encrypted here, if they are.
+        # Every event passes here, so personal values are encrypted here, if the contract says so.
         as_landed = self._store.as_landed
         group = self._maker.submit(lambda: row_group(window, as_landed(table()), self.batch_id))
         self._queued.append(self._thread.submit(lambda: self._parts.write(group.result())))
@@ -366,18 +371,18 @@ class BatchWriter:
             ) from error
 
     def _stop_threads(self, *, cancel: bool) -> None:
-        # The writer first: it waits for what the maker has in hand.
+        # Stop the writer first: it waits for what the maker is working on.
         self._thread.shutdown(wait=True, cancel_futures=cancel)
         self._maker.shutdown(wait=True, cancel_futures=cancel)
 
     def _has_landed(self) -> bool:
-        """Whether a manifest names our files: an error may strike after it was created."""
+        """Whether a manifest names our files: an error may come after it was created."""
         try:
             if not self._store.exists(self.batch_id):
                 return False
             named = {self._store.folder / file.path for file in self._store.read(self.batch_id).files}
         except StorageUnreachable:
-            # It cannot be asked; what no manifest names goes when garbage is cleared.
+            # The store cannot be read; files that no manifest names go with the garbage later.
             return True
         return not named.isdisjoint(self._parts.paths)
 
@@ -396,7 +401,7 @@ class BatchWriter:
         elif file is not None and file.order is not None:
             previous = self._store.last_file(self._epoch)
             if file.order == CURSOR_ORDER or file.offsets is not None:
-                # Tables, or partitions, are read one after the other: the caller says how far all are.
+                # Tables, or partitions, are read one after the other; the caller knows how far all have come.
                 times = ()
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)

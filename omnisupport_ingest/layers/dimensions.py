@@ -29,10 +29,10 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current import current_type
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.stored import stored_type
-from omnisupport_ingest.cdc.table_ends import Carried, TableEnds
+from omnisupport_ingest.cdc.table_ends import AppliedTableEnds, TableEnds
 from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.load import TableContract
@@ -133,7 +133,7 @@ class _Update(KeyedUpdate):
     ) -> None:
         super().__init__(spark, contract, snapshot, net_changes)
         self._net_changes = net_changes
-        self._carried = Carried.parse(self._before.carried) if self._before is not None else None
+        self._carried = AppliedTableEnds.parse(self._before.carried) if self._before is not None else None
         changes = shown_since(self._before, net_changes)
         # A table without news is not opened for the keys of its files.
         quiet = changes is not None and not changes.windows and contract.purge_deleted_after is None
@@ -193,13 +193,13 @@ class _Update(KeyedUpdate):
         return self._carried_after.to_text()
 
     @cached_property
-    def _carried_after(self) -> Carried:
+    def _carried_after(self) -> AppliedTableEnds:
         """What the net changes tell, those of this update included."""
         return self._carried_before.with_more(tuple(keyless_in(self._added)))
 
     @property
-    def _carried_before(self) -> Carried:
-        return Carried() if self._whole or self._carried is None else self._carried
+    def _carried_before(self) -> AppliedTableEnds:
+        return AppliedTableEnds() if self._whole or self._carried is None else self._carried
 
     def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:
         before = self._before.checkpoint if self._before is not None else None
@@ -213,22 +213,22 @@ class _Update(KeyedUpdate):
         if not self._changes_rows:
             return FilesUpdated()
         contract, known, carried = self._contract, self._carried_before, self._carried_after
-        new_ends = TableEnds.told(carried.told - known.told)
-        gone_before = None if self._purged is None else columnar.micros_of(self._purged)
+        new_ends = TableEnds.collect(carried.applied - known.applied)
+        purge_deleted_before = None if self._purged is None else columnar.micros_of(self._purged)
         rules = UpdateRules(
-            shape=shape_of(contract),
+            table_columns=table_columns_of(contract),
             schema=arrow_schema(stored_type(contract), without=()),
             soft_delete_column=contract.soft_delete_column,
             ends=carried.ends,
             new_ends=new_ends,
-            gone_before=gone_before,
-            looks_back=contract.purge_deleted_after is not None and not self._whole,
+            purge_deleted_before=purge_deleted_before,
+            rows_may_be_purged=contract.purge_deleted_after is not None and not self._whole,
         )
         doubts = partial(_doubted, contract=contract)
         rows_per_file = contract.rows_per_file or ROWS_PER_FILE
         target = FilesToUpdate(self._files, self._order, draft, rules, rows_per_file, doubts=doubts)
         look_at_all = bool(self._files) and (
-            carried.told != known.told or self._purged != purged_of(self._before)
+            carried.applied != known.applied or self._purged != purged_of(self._before)
         )
         refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))

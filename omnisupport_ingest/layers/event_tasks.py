@@ -138,13 +138,13 @@ class Judged:
     def to_text(self) -> str:
         """The report as text, for ``parse``."""
         taken = [self.taken.events, self.taken.exactly, self.taken.rules_seconds]
-        return json.dumps([taken, self.broken.told(), [*self.groups.items()], self.seconds])
+        return json.dumps([taken, self.broken.to_text(), [*self.groups.items()], self.seconds])
 
     @classmethod
     def parse(cls, text: str) -> Judged:
         taken, broken, groups, seconds = json.loads(text)
         alike = Counter({Group(*group): events for group, events in groups})
-        return cls(Taken(*taken), BrokenRules.read(broken), alike, seconds)
+        return cls(Taken(*taken), BrokenRules.parse(broken), alike, seconds)
 
 
 def _protected_tables(judging_rules: JudgingRules) -> Callable[[str], bool]:
@@ -201,7 +201,7 @@ def _judge_rows(output: Output, file: LakeFile, marks: Marks, first: _First, loo
             for protected in protect_batches([kept], protections):
                 rows = pa.Table.from_batches([protected])
                 accepted = pc.equal(rows["verdict"], ACCEPTED)
-                output.add(columnar.kept_where(rows, accepted.to_numpy()))
+                output.add(columnar.filter_slices(rows, accepted.to_numpy()))
                 output.put_beside(rows.filter(pc.invert(accepted)), _QUARANTINE, QUARANTINE_BY)
         start += len(batch)
     return Judged(first.taken, broken, groups)

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW, fold_late
 from omnisupport_ingest.cdc.ordinary import Taken
-from omnisupport_ingest.cdc.ordinary_fold import whole_keys
+from omnisupport_ingest.cdc.ordinary_fold import integer_keys
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import TableContract
@@ -133,12 +133,12 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     if known is None:
         return None
     stretches, taken, moves = stretches_of(known), Taken(), set[str]()
-    shape = shape_of(contract)
+    table_columns = table_columns_of(contract)
     folded = fold_late(
-        of_share(known, share), partial(_images_at, [*files, *share.withheld]), shape, taken, moves
+        of_share(known, share), partial(_images_at, [*files, *share.withheld]), table_columns, taken, moves
     )
     kind = arrow_schema(folded_type(contract), without=())
-    names = ("window", *shape.columns, *STATE_NAMES)
+    names = ("window", *table_columns.names, *STATE_NAMES)
     try:
         typed = typed_batches(folded, contract.columns, names)
         rows = [pa.Table.from_batches([batch]).cast(kind) for batch in typed]
@@ -228,7 +228,7 @@ def of_share(known: pa.Table, share: Share) -> pa.Table:
     """The events of the keys of ``share``, in one chunk."""
     if share.count == 1:
         return known
-    keys = whole_keys(columnar.one_chunk(known["key"]))
+    keys = integer_keys(columnar.one_chunk(known["key"]))
     if keys is None:
         # Every task of the block meets them in the same order.
         codes = columnar.one_chunk(known["key"]).dictionary_encode().indices

@@ -22,8 +22,8 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.fold import partitions_for, shape_of
-from omnisupport_ingest.cdc.history import chosen_ends, history, history_type
+from omnisupport_ingest.cdc.fold import partitions_for, table_columns_of
+from omnisupport_ingest.cdc.history import distinct_table_events, history, history_type
 from omnisupport_ingest.cdc.history_rows import TableEvent
 from omnisupport_ingest.cdc.history_update import EVENT, HistoryRules
 from omnisupport_ingest.cdc.life import Position
@@ -146,7 +146,7 @@ class _Update(KeyedUpdate):
 
     def _reaches_all(self, news: EventNews) -> bool:
         """Whether the news may change any row, or most; notes what they change else."""
-        self._ends = chosen_ends(ends_in(news.added, self._contract))
+        self._ends = distinct_table_events(ends_in(news.added, self._contract))
         if any(end.position <= self._through for end in self._ends):
             return True
         if not news.judged_again:
@@ -171,7 +171,7 @@ class _Update(KeyedUpdate):
     def _updated(self, draft: Path) -> FilesUpdated:
         contract = self._contract
         rules = HistoryRules(
-            shape=shape_of(contract),
+            table_columns=table_columns_of(contract),
             columns=tuple(contract.columns),
             schema=arrow_schema(history_type(contract), without=()),
             event=arrow_schema(T.StructType([_EVENT]), without=()).field(0).type,

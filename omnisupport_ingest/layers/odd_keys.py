@@ -10,42 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current import current_state
-from omnisupport_ingest.cdc.event_fold import BOUNDARY, ENDED, KEY, TRUNCATE
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.fold import merge_rows, partitions_for
 from omnisupport_ingest.cdc.stored import STATE, state_of_fold, stored_type
-from omnisupport_ingest.cdc.table_ends import Told
+from omnisupport_ingest.cdc.table_ends import TABLE_END_COLUMNS, TableEnd, table_ends_in
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
 
-_TOLD = ("_cdc_kind", "_cdc_position", "_cdc_source_ts", "_cdc_doubt", "_cdc_scope")
 
-
-def keyless_in(files: Iterable[LakeFile]) -> Iterator[Told]:
-    """The truncates and boundaries among the rows of ``files``."""
+def keyless_in(files: Iterable[LakeFile]) -> Iterator[TableEnd]:
+    """The truncates and snapshot ends among the folded rows of ``files``."""
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:
             if _kinds(parquet) == {KEY}:
                 continue
-            rows = parquet.read(columns=list(_TOLD))
-        rows = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
-        yield from zip(
-            columnar.positions(rows["_cdc_position"]),
-            columnar.micros(rows["_cdc_source_ts"]),
-            columnar.positions(rows["_cdc_doubt"]),
-            rows["_cdc_scope"].to_pylist(),
-            strict=True,
-        )
+            yield from table_ends_in(parquet.read(columns=list(TABLE_END_COLUMNS)))
 
 
 def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:

@@ -48,17 +48,17 @@ def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> B
     """The rules that judged events break; None: there are none."""
     if judged is None:
         return BrokenRules()
-    look = partial(_told, contracts=tuple(contracts))
+    look = partial(_reports, contracts=tuple(contracts))
     reports = judged.mapInArrow(look, "report string").collect()
-    return sum((BrokenRules.read(each["report"]) for each in reports), BrokenRules())
+    return sum((BrokenRules.parse(each["report"]) for each in reports), BrokenRules())
 
 
-def _told(
+def _reports(
     batches: Iterable[pa.RecordBatch], contracts: tuple[TableContract, ...]
 ) -> Iterator[pa.RecordBatch]:
     lookout = RulesLookout(contracts)
     for batch in batches:
-        report = pa.array([lookout.found(batch).told()], pa.string())
+        report = pa.array([lookout.found(batch).to_text()], pa.string())
         yield pa.RecordBatch.from_arrays([report], names=["report"])
 
 

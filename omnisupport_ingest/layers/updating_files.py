@@ -143,7 +143,7 @@ class _Rows:
                 rows = rules.rows_of(rows_of([file], self.folded))
                 found.append(rows.filter(pa.array(between(order.values(rows), start, end))))
         found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
-        return columnar.joined(each.cast(kind) for each in found)
+        return columnar.concat(each.cast(kind) for each in found)
 
 
 def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:

@@ -201,7 +201,7 @@ def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
 
 def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) -> dict[str, Any]:
     """The outcome of a range whose rows ``made`` take the place of those it ``was`` reached with."""
-    kept = columnar.kept_where(of.rows, ~of.reached)
+    kept = columnar.filter_slices(of.rows, ~of.reached)
     files = write_rows(
         pa.concat_tables([kept, target.rules.ordered(made)]),
         target.order,

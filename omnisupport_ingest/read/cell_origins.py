@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Events, Shape, fold_groups
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Events, TableColumns, fold_groups
 from omnisupport_ingest.cdc.images import read_image, with_unsent
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Ending, Position, latest, life_begins
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds
 
 _NO_LIMIT = 1 << 62
 """More rows than are ever folded here: all go through the exact kernel, one group after another."""
@@ -129,7 +129,7 @@ class RowOrigins:
         return Role.IN_DOUBT
 
 
-def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins | None:
+def origins_of(events: Iterable[KeyEvent], key: str, table_columns: TableColumns) -> RowOrigins | None:
     """The origins of the row with ``key``; None if the fold has none.
 
     ``events``: all of ``key``, all of the keys it had before (``former_keys``), and the table's truncates and
@@ -142,14 +142,16 @@ def origins_of(events: Iterable[KeyEvent], key: str, shape: Shape) -> RowOrigins
     )
     counted = [each for each in ordered if not (each.withheld and each.position in voided)]
     ends = _ends(counted)
-    life = _life(ordered, counted, key, shape, ends, None)
+    life = _life(ordered, counted, key, table_columns, ends, None)
     if life is None:
         return None
     of_key = [each for each in counted if each.key == key and each.op not in _TABLE]
     last = max(of_key, key=lambda each: each.position)
     alive = max((each.position for each in of_key if each.op in _LIVING), default=None)
-    ending, begins = _bounds(of_key, ends.of(key), alive)
-    origins = {name: _origin(ordered, counted, life, name, shape, ends) for name in shape.plain}
+    ending, begins = _bounds(of_key, ends.reaching(key), alive)
+    origins = {
+        name: _origin(ordered, counted, life, name, table_columns, ends) for name in table_columns.non_key
+    }
     unresolved = life["_cdc_unresolved"] or ()
     return RowOrigins(
         key=key,
@@ -178,8 +180,8 @@ def _by_rank(events: Iterable[KeyEvent]) -> list[KeyEvent]:
 
 
 def _ends(events: Sequence[KeyEvent]) -> TableEnds:
-    return TableEnds.told(
-        (
+    return TableEnds.collect(
+        TableEnd(
             each.position,
             _micros(each.source_ts),
             each.position if each.withheld else None,
@@ -194,7 +196,7 @@ def _life(
     ordered: Sequence[KeyEvent],
     counted: Sequence[KeyEvent],
     key: str,
-    shape: Shape,
+    table_columns: TableColumns,
     ends: TableEnds,
     ended_at: Position | None,
 ) -> dict[str, Any] | None:
@@ -203,15 +205,15 @@ def _life(
     number = {id(each): index for index, each in enumerate(ordered)}
     numbered = [(number[id(each)], each) for each in counted if each.key == key and each.op not in _TABLE]
     numbered += [
-        (number[id(each)], replace(each, key=key, op=LEFT))
+        (number[id(each)], replace(each, key=key, op=OLD_KEY_ENDED))
         for each in counted
         if each.moved_from_key == key and not each.withheld
     ]
     if not numbered:
         return None
-    folded = fold_groups(_table(numbered, shape).to_batches(), shape, few=_NO_LIMIT)
+    folded = fold_groups(_table(numbered, table_columns).to_batches(), table_columns, few=_NO_LIMIT)
     batches = [batch for each in folded for batch in _with_typed_columns(each)]
-    for batch in current_groups(batches, shape, ends):
+    for batch in current_groups(batches, table_columns, ends):
         for row in batch.to_pylist():
             at = row["_cdc_ended_at"]
             ended = None if at is None else tuple(at.values())
@@ -225,7 +227,7 @@ def _origin(
     counted: Sequence[KeyEvent],
     life: Mapping[str, Any],
     column: str,
-    shape: Shape,
+    table_columns: TableColumns,
     ends: TableEnds,
 ) -> Origin:
     key, old_key = str(life["_cdc_key"]), False
@@ -242,7 +244,7 @@ def _origin(
             break
         seen.add((key, moved_at))
         old_key = True
-        current = _life(ordered, counted, key, shape, ends, moved_at)
+        current = _life(ordered, counted, key, table_columns, ends, moved_at)
     hiding = [each for each in counted if each.withheld and _hides(each, key, column)]
     newest = max(hiding, key=lambda each: each.position, default=None)
     return Origin(column, newest, False, old_key and newest is not None)
@@ -275,13 +277,13 @@ def _at(events: Sequence[KeyEvent], position: Position, key: str) -> KeyEvent | 
     return next((each for each in at_position if each.key == key), at_position[0] if at_position else None)
 
 
-def _table(numbered: Sequence[tuple[int, KeyEvent]], shape: Shape | None) -> pa.Table:
-    """The events as the fold takes them; with a ``shape`` each column holds its event's number, by the order
-    of which events of one position are ordered as by their content."""
+def _table(numbered: Sequence[tuple[int, KeyEvent]], table_columns: TableColumns | None) -> pa.Table:
+    """The events as the fold takes them. With ``table_columns`` each column holds the number of its event;
+    these numbers order events of one position as their content does."""
     events = [event for _, event in numbered]
     after: list[str | None] = [event.after for event in events]
-    if shape is not None:
-        after = [_numbered_image(event, number, shape) for number, event in numbered]
+    if table_columns is not None:
+        after = [_numbered_image(event, number, table_columns) for number, event in numbered]
     return pa.table(
         {
             "window": pa.array([each.window for each in events], pa.string()),
@@ -302,12 +304,14 @@ def _table(numbered: Sequence[tuple[int, KeyEvent]], shape: Shape | None) -> pa.
     )
 
 
-def _numbered_image(event: KeyEvent, number: int, shape: Shape) -> str | None:
-    if event.op not in _LIVING and event.op != LEFT:
+def _numbered_image(event: KeyEvent, number: int, table_columns: TableColumns) -> str | None:
+    if event.op not in _LIVING and event.op != OLD_KEY_ENDED:
         return event.after
     carried = event.carried()
     # The first entry is of no column: it orders the texts of events at one position by their numbers.
-    return json.dumps({"": f"{number:012d}"} | {n: str(number) for n in shape.plain if n in carried})
+    return json.dumps(
+        {"": f"{number:012d}"} | {n: str(number) for n in table_columns.non_key if n in carried}
+    )
 
 
 def _with_typed_columns(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

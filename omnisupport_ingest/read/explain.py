@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.envelope import QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.erasing import key_hash
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.lateness import is_late
 from omnisupport_ingest.cdc.stored import STATE
 from omnisupport_ingest.contracts.model import TableContract
@@ -161,7 +161,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
         contract=contract,
         key=key,
         events=tuple(sorted(events, key=lambda each: (each.position, each.withheld))),
-        origins=origins_of(events, key, shape_of(contract)) if _has_row(events, key) else None,
+        origins=origins_of(events, key, table_columns_of(contract)) if _has_row(events, key) else None,
         copies=copies,
         late=frozenset(_late(workspace, contract, events)),
         reviews={ref: history for ref in refs if (history := reviews.history(ref))},

@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.erasing import Span
-from omnisupport_ingest.cdc.event_fold import BOUNDARY, KEY, TRUNCATE
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.event_fold import KEY, SNAPSHOT_END, TRUNCATE
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.life import Position, just_below
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import TableEnds, table_ends_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -77,12 +76,12 @@ class KeyChange:
 def state_of(workspace: Workspace, contract: TableContract, key: str) -> RowState | None:
     """Return the state of ``key`` after folding all windows; None if no window has the key."""
     rows = _folded(workspace, contract, key)
-    ends = _table_ends(rows)
+    ends = TableEnds.collect(table_ends_in(rows))
     keyed = rows.filter(pc.equal(rows["_cdc_key"], key))
-    for batch in current_groups(keyed.combine_chunks().to_batches(), shape_of(contract), ends):
+    for batch in current_groups(keyed.combine_chunks().to_batches(), table_columns_of(contract), ends):
         for row in batch.to_pylist():
             if row["_cdc_kind"] == KEY:
-                return _row_state(row, contract, ends.of(key))
+                return _row_state(row, contract, ends.reaching(key))
     return None
 
 
@@ -147,25 +146,13 @@ def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table
     """The folded rows of ``key`` in every window, and those without a key."""
     schema = arrow_schema(folded_type(contract), without=(WINDOW,))
     net_changes = look(workspace.net_changes(contract))
-    where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, BOUNDARY])
+    where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, SNAPSHOT_END])
     parts = []
     for file in net_changes.all_files() if net_changes is not None else ():
         rows = pq.read_table(file.uri, schema=schema, filters=where, partitioning=None)
         parts.append(rows.append_column(WINDOW, pa.array([file.window] * rows.num_rows, pa.string())))
     empty = schema.append(pa.field(WINDOW, pa.string())).empty_table()
     return pa.concat_tables([empty, *parts])
-
-
-def _table_ends(rows: pa.Table) -> TableEnds:
-    whole = rows.filter(pc.is_in(rows["_cdc_kind"], pa.array([TRUNCATE, BOUNDARY])))
-    facts = zip(
-        columnar.positions(whole["_cdc_position"]),
-        columnar.micros(whole["_cdc_source_ts"]),
-        columnar.positions(whole["_cdc_doubt"]),
-        whole["_cdc_scope"].to_pylist(),
-        strict=True,
-    )
-    return TableEnds.told(facts)  # type: ignore[arg-type]
 
 
 def _rows(

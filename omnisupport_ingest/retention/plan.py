@@ -21,7 +21,7 @@ from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix
-from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, that_count
+from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
@@ -272,7 +272,7 @@ class _Looked:
         epoch = max(
             [*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)], default=0
         )
-        plans = that_count(SnapshotPlans(self._store.folder).all(epoch))
+        plans = plans_in_force(SnapshotPlans(self._store.folder).all(epoch))
         if not plans and not any(each.chunks for each in landed.epochs):
             return None
         batches = landed.around_snapshots(epoch)

@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar, late_images
 from omnisupport_ingest.cdc.current_rows import EXISTENCE, current_groups
-from omnisupport_ingest.cdc.event_fold import ENDED, KEY, Shape, fold_groups
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.event_fold import ENDED, KEY, TableColumns, fold_groups
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW
 from omnisupport_ingest.cdc.row_fold import merge_groups
-from omnisupport_ingest.cdc.table_ends import TableEnds
+from omnisupport_ingest.cdc.table_ends import TableEnds, table_ends_in
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
 
@@ -74,8 +74,8 @@ class Table:
     defaults: tuple[tuple[str, str | None], ...] = ()
 
     @property
-    def shape(self) -> Shape:
-        return Shape(tuple(self.types), self.key, self.defaults)
+    def shape(self) -> TableColumns:
+        return TableColumns(tuple(self.types), self.key, self.defaults)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def events_table(events: Iterable[Event], table: Table, windows: Mapping[tuple[i
     kept = [each for each in spoken if not (each.quarantined and (each.at, each.identity) in accepted)]
     rows = [_event_row(event, table, windows[event.at[:2]], number) for number, event in enumerate(kept)]
     left = [row for row in rows if row["moved_from_key"] is not None and not row["withheld"]]
-    rows += [{**row, "key": row["moved_from_key"], "op": LEFT} for row in left]
+    rows += [{**row, "key": row["moved_from_key"], "op": OLD_KEY_ENDED} for row in left]
     return pa.Table.from_pylist(rows, schema=EVENTS)
 
 
@@ -143,8 +143,7 @@ def current(rows: pa.Table, table: Table, cut: Cut = Cut()) -> Rows:
     """One row per key: columns of ``current.lives_type``, filled along key changes."""
     kinds = rows["_cdc_kind"].to_pylist()
     keyed = [row for row, kind in enumerate(kinds) if kind in (KEY, ENDED)]
-    whole = [row for row, kind in enumerate(kinds) if kind not in (KEY, ENDED)]
-    ends = _ends(rows.take(pa.array(whole, pa.int64())))
+    ends = TableEnds.collect(table_ends_in(rows))
     groups = cut.parts(rows.take(pa.array(keyed, pa.int64())), ("_cdc_key",))
     found = _run(groups, lambda part: current_groups(part, table.shape, ends))
     lives = found.to_pylist(maps_as_pydicts="strict") if found.num_rows else []
@@ -299,19 +298,6 @@ def _text(value: Any, kind: str) -> str | None:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     return {True: "t", False: "f"}[value] if kind == "boolean" else str(value)
-
-
-def _ends(keyless: pa.Table) -> TableEnds:
-    positions = columnar.positions(keyless["_cdc_position"]) if keyless.num_rows else []
-    doubts = columnar.positions(keyless["_cdc_doubt"]) if keyless.num_rows else []
-    told = zip(
-        positions,
-        columnar.micros(keyless["_cdc_source_ts"]),
-        doubts,
-        keyless["_cdc_scope"].to_pylist(),
-        strict=True,
-    )
-    return TableEnds.told(told)  # type: ignore[arg-type]
 
 
 def _position(value: Mapping[str, int] | None) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import history as history_module
 from omnisupport_ingest.cdc.current import current_state as current_rows
-from omnisupport_ingest.cdc.current import followed
+from omnisupport_ingest.cdc.current import follow_key_changes
 from omnisupport_ingest.cdc.current_rows import EXISTENCE
 from omnisupport_ingest.cdc.fold import fold_events
 from omnisupport_ingest.cdc.history import history
@@ -347,10 +347,10 @@ class TestPlantedMistakes:
         def from_the_last(lives: DataFrame, contract: TableContract) -> DataFrame:
             later = Window.partitionBy("_cdc_key").orderBy(F.desc("_cdc_ended_at"))
             taken = {*SHAPE.columns, "_cdc_unresolved"}
-            right = followed(lives, contract)
+            right = follow_key_changes(lives, contract)
             return right.select(
                 *(F.first(name).over(later).alias(name) if name in taken else name for name in right.columns)
             )
 
-        monkeypatch.setattr(history_module, "followed", from_the_last)
+        monkeypatch.setattr(history_module, "follow_key_changes", from_the_last)
         assert wrong_places(versions_of(spark, soups), soups)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_fold import fold_groups
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.images import is_whole, read_image
 from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
 from omnisupport_ingest.contracts.decision_table import (
@@ -70,7 +70,7 @@ def folded(found: pa.Table) -> pa.Table:
     """What was judged, folded as the layers do it: what is in quarantine is withheld."""
     held = pa.array([verdict == QUARANTINED for verdict in found["verdict"].to_pylist()])
     return pa.Table.from_batches(
-        fold_groups(found.append_column("withheld", held).to_batches(), shape_of(CONTRACT))
+        fold_groups(found.append_column("withheld", held).to_batches(), table_columns_of(CONTRACT))
     )
 
 

@@ -19,8 +19,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc import columnar, current_rows, event_fold, row_fold
-from omnisupport_ingest.cdc.key_changes import LEFT
-from omnisupport_ingest.cdc.ordinary_fold import whole_keys
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
+from omnisupport_ingest.cdc.ordinary_fold import integer_keys
 from omnisupport_ingest.layers.fold_tasks import Share, of_share, parts_agree, stretches_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut, State, Table
@@ -244,7 +244,7 @@ def test_withheld_events_and_key_changes_that_brought_all_are_folded_by_whole_co
         assert kernels.same_rows(kernels.fold(table, TABLE)) == rows
         assert kernels.same_rows(kernels.fold_late(table, TABLE)) == rows
     assert sum(row["_cdc_doubt"] is not None for _, rows in due for row in rows) > 10
-    assert sum(pc.sum(pc.equal(table["op"], LEFT)).as_py() or 0 for table, _ in due) > 20
+    assert sum(pc.sum(pc.equal(table["op"], OLD_KEY_ENDED)).as_py() or 0 for table, _ in due) > 20
 
 
 def _whole_move(event: Event) -> Event:
@@ -593,8 +593,8 @@ def _told(events: list[tuple[int, str | None]], window: str = "w1") -> str:
 
 
 def test_keys_are_whole_numbers_only_where_no_two_texts_are_one_number() -> None:
-    found = whole_keys(pa.array(['["10"]', '["-5"]', None, '["0"]']))
+    found = integer_keys(pa.array(['["10"]', '["-5"]', None, '["0"]']))
     assert found is not None
     assert found.tolist() == [10, -5, -(2**63), 0]
     for other in ('["01"]', '["-0"]', '["1","2"]', '["a"]', '["9999999999999999999"]', "[null]", '["1"]\n'):
-        assert whole_keys(pa.array(['["1"]', other])) is None
+        assert integer_keys(pa.array(['["1"]', other])) is None

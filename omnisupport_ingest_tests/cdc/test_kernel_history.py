@@ -150,7 +150,9 @@ def whole_table(events: Iterable[Event]) -> list[TableEvent]:
         for event in told
         if not (event.quarantined and event.at in accepted)
     ]
-    return sorted(found, key=lambda end: (end.position, end.op != "t", end.scope.text if end.scope else ""))
+    return sorted(
+        found, key=lambda end: (end.position, end.op != "t", end.key_range.text if end.key_range else "")
+    )
 
 
 def hashable(event: Event) -> Event:

@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.history_rows import history_groups
 from omnisupport_ingest.cdc.history_update import HistoryRules, only_changes
-from omnisupport_ingest.cdc.key_changes import LEFT
+from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.stored import with_hashes
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
 from omnisupport_ingest.contracts.model import Column, TableContract
@@ -109,7 +109,7 @@ def young(rows: pa.Table, before: int | None) -> pa.Table:
 
 def table_of(events: list[Event]) -> pa.Table:
     table = kernels.events_table(events, TABLE, {event.at[:2]: "w" for event in events})
-    return table.filter(pc.not_equal(table["op"], LEFT))
+    return table.filter(pc.not_equal(table["op"], OLD_KEY_ENDED))
 
 
 def tied(keys: set[str], events: list[Event]) -> set[str]:

@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.stored import STATE, stored_type
-from omnisupport_ingest.cdc.table_ends import TableEnds, Told
+from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds, table_ends_in
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, MERGE, SET, Updated, UpdateRules, update_rows
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.lake.contenthash import ContentHash
@@ -47,20 +46,20 @@ class Held:
         self.content = ContentHash()
         self.refolded = 0
         self.parts: list[pa.Table] = []
-        self._told: set[Told] = set()
+        self._applied: set[TableEnd] = set()
 
     def take(self, part: pa.Table) -> None:
         """Update the rows by the folded rows of one more part."""
         self.parts.append(part)
-        told = set(_told(part))
+        table_ends = set(table_ends_in(part))
         rules = UpdateRules(
             TABLE.shape,
             SCHEMA,
             few=self.few,
-            ends=TableEnds.told(self._told | told),
-            new_ends=TableEnds.told(told - self._told),
+            ends=TableEnds.collect(self._applied | table_ends),
+            new_ends=TableEnds.collect(table_ends - self._applied),
         )
-        self._told |= told
+        self._applied |= table_ends
         keyed = _of_kind(part, KEY)
         odd = {
             row["_cdc_key"]
@@ -119,19 +118,6 @@ class Held:
 
 def _of_kind(rows: pa.Table, kind: str) -> pa.Table:
     return rows.filter(pc.equal(rows["_cdc_kind"], kind))
-
-
-def _told(part: pa.Table) -> list[Told]:
-    rows = part.filter(pc.invert(pc.is_in(part["_cdc_kind"], pa.array([KEY, ENDED]))))
-    return list(
-        zip(
-            columnar.positions(rows["_cdc_position"]),
-            columnar.micros(rows["_cdc_source_ts"]),
-            columnar.positions(rows["_cdc_doubt"]),
-            rows["_cdc_scope"].to_pylist(),
-            strict=True,
-        )  # type: ignore[arg-type]
-    )
 
 
 def _stored(row: dict[str, Any]) -> dict[str, Any]:

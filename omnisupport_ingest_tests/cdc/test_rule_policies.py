@@ -171,7 +171,7 @@ def test_each_event_gets_what_the_policies_of_its_broken_rules_say(
     withheld = [bool(set(broken) - WARN) for broken in due]
     assert first.column("reason").to_pylist() == ["row_rule" if each else None for each in withheld]
 
-    found = BrokenRules.read(RulesLookout([CONTRACT]).found(first).told())
+    found = BrokenRules.parse(RulesLookout([CONTRACT]).found(first).to_text())
     assert found.counts == Counter((*PLACE, rule) for broken in due for rule in broken)
     rejecting = defaultdict(set)
     for broken, batch in zip(due, batches, strict=True):

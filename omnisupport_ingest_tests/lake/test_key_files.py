@@ -44,8 +44,8 @@ def test_the_rows_that_stay_are_those_of_a_filter(most, monkeypatch):
     for share in (0.0, 0.1, 0.5, 1.0):
         held = rows(list(range(50)))
         kept = rng.random(50) < share
-        assert columnar.kept_where(held, kept).equals(held.filter(pa.array(kept)))
-    assert columnar.kept_where(rows([]), np.zeros(0, np.bool_)).num_rows == 0
+        assert columnar.filter_slices(held, kept).equals(held.filter(pa.array(kept)))
+    assert columnar.filter_slices(rows([]), np.zeros(0, np.bool_)).num_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omnisupport_ingest.landing.damage import look_through
+from omnisupport_ingest.landing.damage import check_landing
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest_tests.landing.batches import land
 
@@ -13,7 +13,7 @@ from omnisupport_ingest_tests.landing.batches import land
 def told(store: LandingStore) -> list[tuple[str, str | None]]:
     # A store keeps what it has read; damage is looked for in the files.
     fresh = LandingStore(store.folder.parent, store.source)
-    return [(each.kind, each.batch_id) for each in look_through(fresh).damage if each.kind != "epoch"]
+    return [(each.kind, each.batch_id) for each in check_landing(fresh).damage if each.kind != "epoch"]
 
 
 def chain(store: LandingStore, ends: tuple[int, ...] = (100, 200, 300, 400)) -> list[str]:
@@ -23,7 +23,7 @@ def chain(store: LandingStore, ends: tuple[int, ...] = (100, 200, 300, 400)) -> 
 
 def test_an_unharmed_chain_has_no_damage(store: LandingStore) -> None:
     chain(store)
-    found = look_through(store)
+    found = check_landing(store)
     assert (found.batches, found.files, told(store)) == (4, 4, [])
 
 
@@ -55,5 +55,5 @@ def test_a_manifest_that_counts_other_rows_than_its_file_has(store: LandingStore
 
 def test_batches_of_an_epoch_without_a_record_are_told(store: LandingStore) -> None:
     chain(store, (100,))
-    (damage,) = look_through(store).damage
+    (damage,) = check_landing(store).damage
     assert (damage.kind, "Epoch 1" in damage.problem) == ("epoch", True)

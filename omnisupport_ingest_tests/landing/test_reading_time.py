@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.reading_time import ReadingTime
+from omnisupport_ingest.landing.snapshot_progress import ReadingTime
 from omnisupport_ingest_tests.landing.landed_chunks import landed_chunk
 
 HOUR = 3600

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.reading_time import ReadingTime
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
-from omnisupport_ingest.landing.snapshot_progress import SnapshotProgress, progress
+from omnisupport_ingest.landing.snapshot_progress import ReadingTime, SnapshotProgress, progress
 from omnisupport_ingest_tests.landing.landed_chunks import at, landed_chunk
 
 HOUR = 3600

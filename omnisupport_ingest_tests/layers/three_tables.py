@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from omnisupport_ingest.cdc.table_ends import Carried
+from omnisupport_ingest.cdc.table_ends import AppliedTableEnds
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.commit import WindowChange
@@ -95,7 +95,7 @@ class ThreeTables(Story):
         checkpoint = replace(state.checkpoint, upstream_version=folded.version)
         commit(
             self.workspace.dimension(contract),
-            [replace(state, checkpoint=checkpoint, carried=Carried().to_text())],
+            [replace(state, checkpoint=checkpoint, carried=AppliedTableEnds().to_text())],
         )
 
     def state(self, window: str, versions: tuple[str, ...], above: str | None, closed: bool) -> WindowState:

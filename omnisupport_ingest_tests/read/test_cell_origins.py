@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnisupport_ingest.cdc.event_fold import Shape
+from omnisupport_ingest.cdc.event_fold import TableColumns
 from omnisupport_ingest.read.cell_origins import KeyEvent, Role, origins_of
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.test_kernel_fold import TABLE, drawn, oracle_states
@@ -19,7 +19,7 @@ from omnisupport_ingest_tests.oracle.oracle import current_state
 randoms = st.integers(0, (1 << 32) - 1).map(Random)
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-NOTES = Shape(("id", "title", "body"), ("id",))
+NOTES = TableColumns(("id", "title", "body"), ("id",))
 
 
 def told(events, table) -> list[KeyEvent]:  # type: ignore[no-untyped-def]

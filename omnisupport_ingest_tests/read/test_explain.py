@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.cell_origins import KeyEvent, origins_of
@@ -69,7 +69,7 @@ def test_a_row_whose_source_marks_it_as_deleted_names_what_marked_it(tmp_path: P
     marked = replace(event(20, "a"), after='{"id": "1", "title": "one", "body": "2026-01-01"}')
 
     def told(*events: KeyEvent) -> Explanation:
-        origins = origins_of(events, KEY, shape_of(contract))
+        origins = origins_of(events, KEY, table_columns_of(contract))
         return Explanation(
             contract, KEY, events, origins, (), frozenset(), {}, (), {}, (), shown=None, waiting=()
         )

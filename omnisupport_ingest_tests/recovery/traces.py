@@ -10,7 +10,7 @@ from enum import Enum
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from omnisupport_ingest.cdc.fold import shape_of
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake import layout
@@ -119,7 +119,7 @@ def _content(table: LakeTable, folded: TableContract | None) -> Content:
     assert len(held) == sum(each.rows for each in found)
     if folded is not None:
         found = tuple(replace(each, rows=0) for each in found)
-        merged = merge_groups(held.combine_chunks().to_batches(), shape_of(folded), few=held.num_rows)
+        merged = merge_groups(held.combine_chunks().to_batches(), table_columns_of(folded), few=held.num_rows)
         # A merged row has no hash before Spark computes it.
         held = pa.Table.from_batches(merged, held.schema).drop_columns("_cdc_row_hash")
     # Windows of the quarantine without rows may or may not have been committed.

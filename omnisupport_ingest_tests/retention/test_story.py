@@ -12,7 +12,7 @@ import pytest
 
 from omnisupport_ingest.checks.lake_checks import counts_add_up
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.landing.damage import look_through
+from omnisupport_ingest.landing.damage import check_landing
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
@@ -80,7 +80,7 @@ def take_all(story: Story, spark) -> None:  # type: ignore[no-untyped-def]
 
 def damaged(store: LandingStore, expected: Callable[[LandedPart], bool] = lambda _: True) -> int:
     """How many data files `landing verify` finds damaged. (A told source has no record of its epoch.)"""
-    return sum(each.kind == "file" for each in look_through(store, expected).damage)
+    return sum(each.kind == "file" for each in check_landing(store, expected).damage)
 
 
 def shown(story: Story) -> str:

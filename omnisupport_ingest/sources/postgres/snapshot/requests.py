@@ -20,7 +20,7 @@ from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.names import chunk_prefix
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, that_count
+from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.store import LandingStore
 
 _FOLDER = "snapshot_requests"
@@ -148,7 +148,7 @@ class DueSnapshots:
         """Return the tables, and ranges of keys, that are begun and not finished, requested, or never
         read.
         """
-        plans = that_count(self._plans.all(self._epoch))
+        plans = plans_in_force(self._plans.all(self._epoch))
         begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
         requests = self._requests.read()
         read = self._read_before()

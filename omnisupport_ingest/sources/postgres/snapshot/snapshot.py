@@ -29,7 +29,7 @@ from omnisupport_ingest.landing.snapshot_plans import (
     SnapshotPlan,
     SnapshotPlans,
     newest_of_each,
-    that_count,
+    plans_in_force,
 )
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
@@ -165,7 +165,7 @@ class Snapshots:
         For tables whose snapshot the stream has passed. Call it until it finds nothing. Returns and raises as
         ``take`` does.
         """
-        plans = that_count(self._plans.all(self._epoch))
+        plans = plans_in_force(self._plans.all(self._epoch))
         high = self._moved.run(self._tables, plans, self._landing, stop)
         if high is not None:
             self._have_flushed(high)

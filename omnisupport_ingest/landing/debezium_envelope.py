@@ -1,6 +1,6 @@
-"""A landed event in the envelope that Debezium's PostgreSQL connector writes.
+"""Show a landed event in the envelope that Debezium's PostgreSQL connector writes (``landing events``).
 
-Only the envelope is translated. Values stay the text that landed, where Debezium would type them.
+Only the envelope is translated. Values stay the text that landed, where Debezium would give them types.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from omnisupport_ingest.landing.rows import LandedEvent
 
 OPERATIONS = frozenset("crudtm")
-"""Operations that Debezium has too. The boundary of a snapshot (``b``) is ours alone."""
+"""Operations that Debezium has too. The end of a snapshot (``b``) is ours alone."""
 
 UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium puts in the place of a value that was not sent (its ``unavailable.value.placeholder``)."""
+"""What Debezium writes for a value that was not sent (its ``unavailable.value.placeholder``)."""
 
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The facts of the source that every envelope of a batch repeats.
+    """Facts of the source that every envelope of a batch repeats.
 
-    ``database`` is empty for deliveries of files, whose ``connector`` is ``file``. ``version`` is
-    that of this program. ``landed_at`` is when the batch landed.
+    ``version`` is that of this program. ``database`` is empty for deliveries of files, whose ``connector`` is
+    ``file``.
     """
 
     version: str
@@ -37,12 +37,15 @@ class Origin:
 
 
 def envelope(event: LandedEvent, origin: Origin) -> dict[str, Any]:
-    """``event`` as the value of a Debezium record; ``ValueError`` for an operation it does not have.
+    """Return ``event`` as the value of a Debezium record.
 
-    ``ts_ms`` is when the batch landed, ``source.ts_ms`` the commit time. ``before`` has the columns
-    that the source sent (under the default replica identity: the key), and nothing made up for the
-    rest. A column that was not sent is ``UNAVAILABLE`` in ``after``. A key-changing update is a
-    ``d`` and a ``c``, as in Debezium; the old row stands in the ``d`` alone.
+    ``ts_ms`` is when the batch landed, ``source.ts_ms`` the commit time. ``before`` has only the columns that
+    the source sent (under the default replica identity: the key). A column that was not sent is
+    ``UNAVAILABLE`` in ``after``. A key-changing update is a ``d`` and a ``c``, as in Debezium; the old row is
+    in the ``d`` alone.
+
+    Raises:
+        ValueError: Debezium does not have the operation.
     """
     if event.op not in OPERATIONS:
         raise ValueError(f"Debezium has no operation {event.op!r}")
@@ -70,7 +73,7 @@ def envelope(event: LandedEvent, origin: Origin) -> dict[str, Any]:
 
 def _source(event: LandedEvent, origin: Origin) -> dict[str, Any]:
     committed = _microseconds(event.source_ts)
-    # A snapshot row has no LSN of its own: it stands at the point of its snapshot.
+    # A snapshot row has no LSN of its own; it takes that of its snapshot.
     lsn = event.lsn if event.lsn is not None else event.commit_lsn or None
     return {
         "version": origin.version,
@@ -93,9 +96,9 @@ def _source(event: LandedEvent, origin: Origin) -> dict[str, Any]:
 
 
 def _sequence(event: LandedEvent, lsn: int | None) -> str | None:
-    """A commit LSN and the event's own, both as text.
+    """Return a commit LSN and the event's own LSN, both as text.
 
-    The first is the commit of the event's own transaction; Debezium has the one before it, which an
+    The first is the commit of the event's own transaction. Debezium writes the commit before it, which an
     event does not know. Both rise with the stream.
     """
     if lsn is None:

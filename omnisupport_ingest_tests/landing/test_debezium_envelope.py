@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.landing.debezium_shape import OPERATIONS, UNAVAILABLE, Origin, envelope
+from omnisupport_ingest.landing.debezium_envelope import OPERATIONS, UNAVAILABLE, Origin, envelope
 from omnisupport_ingest.landing.rows import LandedEvent
 
 RECORDED = [
