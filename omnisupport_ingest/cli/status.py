@@ -62,7 +62,7 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
               are in quarantine; else healthy
     windows   open, closed, and late ones, which wait for a replay
     source    every log, and every source that is read by cursors or from topics, with how far it is behind
-    changed   schema changes that ask for something; files of a log that its capture does not go by yet
+    changed   schema changes that need an action; files of a log that its capture does not use yet
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
@@ -100,7 +100,7 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
 
 
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
-    """Everything that is shown, of the sources that are asked for, as JSON values."""
+    """Return everything that is shown of the selected sources, as JSON values."""
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast
@@ -142,7 +142,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
 
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
-    """Schema changes of captured tables that ask for something."""
+    """Return the schema changes of captured tables that need an action."""
     from omnisupport_ingest.cli.contracts_changes import changes_of, document_of
     from omnisupport_ingest.errors import IngestError
 

@@ -329,7 +329,7 @@ def _placed(
 
 
 def _told(made: Made | None) -> Judged:
-    return sum(map(Judged.read, made.told if made is not None else ()), Judged())
+    return sum(map(Judged.read, made.results if made is not None else ()), Judged())
 
 
 def _judged(

@@ -307,7 +307,7 @@ def _stage(
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
             if made is None:
                 continue
-            told = [Told.parse(each) for each in made.told]
+            told = [Told.parse(each) for each in made.results]
             each_told = iter(told)
             of_blocks = [of_block(next(each_told).stretches for _ in block) for block in blocks]
             if parts_agree(of_blocks):
