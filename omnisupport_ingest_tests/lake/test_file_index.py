@@ -328,7 +328,7 @@ def test_a_snapshot_of_the_parent_lists_by_a_connection_of_the_child(table: Lake
     if child == 0:
         # What another thread of the parent held at the fork is never let go here.
         signal.alarm(10)
-        found = (held.windows(), table.open().again().windows())
+        found = (held.windows(), table.open().renewed().windows())
         os._exit(0 if found == ([W1], [W1]) and table.index is not index else 1)
     _, status = os.waitpid(child, 0)
     done.set()
