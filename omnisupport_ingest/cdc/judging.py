@@ -153,11 +153,17 @@ def judge_unprotected(
     *,
     few: int = FEW,
     taken: Taken | None = None,
+    readable: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept."""
+    """Judge as ``judge_batches`` does, for verdicts alone: personal values stay, so nothing of it is kept.
+
+    ``readable``: the caller has seen that no image landed encrypted.
+    """
     judge = _Judge(judging_rules, few, taken or Taken())
     for landed in batches:
-        batch, asked = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
+        batch, asked = landed, landed
+        if not readable:
+            batch, asked = decrypt(landed, judging_rules.contracts, judging_rules.secrets.subjects)
         kept = [name for name in batch.schema.names if name not in MARKS]
         yield pa.RecordBatch.from_arrays(
             [*(batch.column(name) for name in kept), *judge.judged(asked)], names=[*kept, *ADDED]

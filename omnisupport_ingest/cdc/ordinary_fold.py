@@ -203,12 +203,16 @@ class _Found:
     def _decide(self) -> None:
         """Find the event that decides each column: of most groups the last living one decides them all."""
         alive, plain = self._alive, self._plain
+        self._texts, self._image, sent = self._images()
         newest = alive[self.ordinary & (alive >= 0)]
-        self._read = newest
-        self._texts, sent = self._images(newest)
+        self._refuse_unproven(newest)
+        self._add_defaults(newest, sent)
         incomplete = np.zeros(len(self._groups), np.bool_)
         if plain:
-            incomplete[self._groups.group[newest]] = ~np.logical_and.reduce([sent[name] for name in plain])
+            of_newest = self._image[newest]
+            incomplete[self._groups.group[newest]] = ~np.logical_and.reduce(
+                [sent[name][of_newest] for name in plain]
+            )
         self._decided = {name: alive.copy() for name in plain}
         if not incomplete.any():
             return
@@ -218,34 +222,59 @@ class _Found:
             self._living & incomplete[group] & (numbers >= self._begins[group]) & (numbers != alive[group])
         )
         older = np.flatnonzero(below)
-        texts, sent_before = self._images(older)
-        self._read = np.concatenate([newest, older])
+        self._refuse_unproven(older)
+        self._add_defaults(older, sent)
+        looked_at = np.concatenate([newest, older])
         for name in plain:
-            self._texts[name] = pa.concat_arrays([self._texts[name], texts[name]])
             bringing = np.zeros(len(numbers), np.bool_)
-            bringing[newest], bringing[older] = sent[name], sent_before[name]
+            bringing[looked_at] = sent[name][self._image[looked_at]]
             self._decided[name] = self._groups.latest(bringing)
 
-    def _images(self, numbers: Rows) -> tuple[dict[str, pa.StringArray], dict[str, Mask]]:
-        """The texts of these events' images, and what was sent; where one is not proven, its group is odd."""
+    def _images(self) -> tuple[dict[str, pa.StringArray], Rows, dict[str, Mask]]:
+        """The texts of the images in the order in which they were read; for each event the number of its
+        image, or -1 if it was not read; and what each image brings, nothing if it was not read."""
         if not self._plain:
-            return {}, {}
-        images = read_flat(columnar.texts(self._groups.events["after"], pa.array(numbers)), self._plain)
-        self.ordinary[self._groups.group[numbers[~_mask(images.proven)]]] = False
-        sent = {name: _mask(each) for name, each in images.sent.items()}
+            return {}, np.zeros(0, np.int64), {}
+        after = columnar.one_chunk(self._groups.events["after"])
+        if pa.types.is_dictionary(after.type):
+            read, numbers = after.dictionary, pc.fill_null(after.indices, -1).to_numpy().astype(np.int64)
+        else:
+            needed = np.flatnonzero(self._groups.needed_images())
+            read, numbers = after.take(pa.array(needed)), np.full(len(after), -1)
+            numbers[needed] = np.arange(len(needed))
+        images = read_flat(read, self._plain)
+        self._proven = np.append(_mask(images.proven), False)
+        return (
+            images.texts,
+            numbers,
+            {name: np.append(_mask(each), False) for name, each in images.sent.items()},
+        )
+
+    def _refuse_unproven(self, numbers: Rows) -> None:
+        """A group of which one of these events has an image that is not proven is odd."""
+        if self._plain:
+            self.ordinary[self._groups.group[numbers[~self._proven[self._image[numbers]]]]] = False
+
+    def _add_defaults(self, numbers: Rows, sent: dict[str, Mask]) -> None:
+        """Give what these events leave out the defaults of columns that were added later."""
         for name, text in self._defaults:
-            lacking = self._starts[numbers] & ~sent[name]
+            images = self._image[numbers]
+            lacking = self._starts[numbers] & self._proven[images] & ~sent[name][images]
             # Which columns were not sent, though the table had them, is for the exact kernel.
             self.ordinary[self._groups.group[numbers[lacking & self._groups.unsent[numbers]]]] = False
+            if not lacking.any():
+                continue
+            defaulted = np.zeros(len(sent[name]), np.bool_)
+            defaulted[images[lacking]] = True
+            sent[name] |= defaulted
             default = pa.scalar(text, pa.string())
-            images.texts[name] = pc.if_else(pa.array(lacking), default, images.texts[name])
-            sent[name] = sent[name] | lacking
-        return images.texts, sent
+            self._texts[name] = pc.if_else(pa.array(defaulted[:-1]), default, self._texts[name])
 
     def values(self) -> dict[str, pa.StringArray]:
         """The texts of the plain columns; of what was withheld nothing is known."""
-        stands = np.full(len(self._withheld) + 1, -1)
-        stands[self._read] = np.where(self._withheld[self._read], -1, np.arange(len(self._read)))
+        if not self._plain:
+            return {}
+        stands = np.append(np.where(self._withheld, -1, self._image), -1)
         # The last is nobody's: -1 leads to it.
         return {name: _take(self._texts[name], stands[self._decided[name]]) for name in self._plain}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -36,6 +37,9 @@ _QUERIES = 1_000
 
 _WORD = re.compile("[A-Za-z0-9_]+")
 _FIRST = 64
+_SAMPLE = 16
+"""Of so many images among the first ones the form of most is tried next."""
+
 _FORMS = 4
 _FEW_ALIKE = 8
 """A form that fewer than this part of the images have is the last that is tried."""
@@ -113,7 +117,7 @@ def _by_usual_names(
     sent = {name: np.zeros(len(images), np.bool_) for name in columns}
     left, others = np.arange(len(images)), images
     for _ in range(_FORMS):
-        names = _names_of_first(others)
+        names = _names_of_most(others)
         if not names:
             break
         alike = pc.fill_null(pc.match_substring_regex(others, _object_of(names)), False)
@@ -130,14 +134,15 @@ def _by_usual_names(
     return proven, sent, left, others
 
 
-def _names_of_first(images: pa.StringArray) -> tuple[str, ...]:
-    """The names in the first image, if it is proven and they stand in it once, as plain words; else none."""
+def _names_of_most(images: pa.StringArray) -> tuple[str, ...]:
+    """The names that most of the first images have, if each stands there once, as a plain word; else none."""
     some = images.slice(0, _FIRST)
-    first = pc.fill_null(pc.match_substring_regex(some, _COMPACT), False).index(True).as_py()
-    if first < 0:
-        return ()
-    pairs: list[tuple[str, str | None]] = json.loads(some[first].as_py(), object_pairs_hook=list)
-    names = tuple(name for name, _ in pairs)
+    proven = some.filter(pc.fill_null(pc.match_substring_regex(some, _COMPACT), False))
+    forms = Counter(
+        tuple(name for name, _ in json.loads(image, object_pairs_hook=list))
+        for image in proven.slice(0, _SAMPLE).to_pylist()
+    )
+    [(names, _)] = forms.most_common(1) or [((), 0)]
     plain = len(names) <= _MOST_NAMES and all(_WORD.fullmatch(name) for name in names)
     return names if plain and len(set(names)) == len(names) else ()
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.cdc.images import read_image
+from omnisupport_ingest.contracts import flat_images
 from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest_tests.examples import examples
 
@@ -87,6 +88,23 @@ def test_images_of_many_forms_are_read_as_those_of_one() -> None:
         assert [_row(found.texts, found.sent, row) for row in range(few)] == [
             {name: row[name] for name in COLUMNS if name in row} for row in written[:few]
         ]
+
+
+def test_a_rare_form_that_comes_first_sends_no_other_image_the_slow_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow: list[int] = []
+    exact = flat_images.are_flat
+
+    def counted(images: pa.StringArray) -> pa.BooleanArray:
+        slow.append(len(images) - images.null_count)
+        return exact(images)
+
+    monkeypatch.setattr(flat_images, "are_flat", counted)
+    usual = [orjson.dumps({"id": str(number), "0": "x"}).decode() for number in range(200)]
+    rare = [orjson.dumps({"id": "0"}).decode()]
+    assert read_flat(pa.array(rare + usual), COLUMNS).proven.true_count == 201
+    assert sum(slow) == 0
 
 
 @pytest.mark.parametrize(
