@@ -17,7 +17,7 @@ from bench.bulk import Bulk
 from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import STORING
 from omnisupport_ingest.settings import Settings
@@ -55,11 +55,7 @@ class ManyTables:
             done = run_windows(
                 self.instance,
                 self.definitions,
-                SOURCE,
-                windows,
-                None if replay else cursor,
-                replay=tags,
-                tables=tables,
+                WindowRun(SOURCE, windows, None if replay else cursor, replay=tags, tables=tables),
             )
         if not done.succeeded:
             raise RuntimeError(str(done.failures))

@@ -1,8 +1,9 @@
 """The code location: what Dagster loads. Loading reads settings and contracts, and starts nothing."""
 
-from __future__ import annotations
+from typing import Any
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 
 from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.in_force import record_in_force, settings_of_home
@@ -15,17 +16,48 @@ from omnisupport_ingest.defs.jobs import JobContent, build_jobs
 from omnisupport_ingest.defs.kafka_sensors import topics_sensor
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
 from omnisupport_ingest.defs.lost_runs import run_executor
-from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.defs.query_sensors import comparison, cursor_sensor
 from omnisupport_ingest.defs.report import build_report
-from omnisupport_ingest.defs.resources import build_resources
 from omnisupport_ingest.defs.retention import build_retention
 from omnisupport_ingest.defs.review_job import build_review_job
 from omnisupport_ingest.defs.sensors import wal_batches_sensor
 from omnisupport_ingest.defs.source_health import source_health_check, source_health_sensor
 from omnisupport_ingest.defs.targets import build_targets
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.spark import session, session_conf
 from omnisupport_ingest.settings import Settings, require_known_variables
+from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
+
+
+class SparkResource(LazyPySparkResource):
+    """dagster-pyspark's lazy session, opened where the platform runs Spark.
+
+    A step's first use chooses between the warm Spark Connect server and a JVM in this process. Loading the
+    definitions must not choose: it must neither need Java nor fix an address.
+    """
+
+    workspace: dg.ResourceDependency[Workspace]
+
+    def _init_session(self) -> None:
+        # dagster-pyspark would build a session from its configuration alone; on Connect the builder needs the
+        # server's address, which is known only now.
+        if self._spark_session is None:
+            self._spark_session = session(self.workspace.settings)
+
+
+def build_resources(workspace: Workspace) -> dict[str, Any]:
+    """The resources of the code location; neither opens anything before it is used."""
+    return {
+        "workspace": workspace,
+        "pyspark": SparkResource(spark_config=session_conf(workspace.settings), workspace=workspace),
+    }
+
+
+def window_partitions(grid: WindowGrid) -> dg.TimeWindowPartitionsDefinition:
+    """Return the windows of ``grid`` as Dagster partitions with the same keys, the open window included."""
+    return dg.TimeWindowPartitionsDefinition(
+        start=grid.first, fmt=KEY_FORMAT, cron_schedule=grid.size.cron, timezone="UTC", end_offset=1
+    )
 
 
 def build_definitions(workspace: Workspace) -> dg.Definitions:

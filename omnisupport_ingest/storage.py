@@ -325,7 +325,7 @@ def replace(path: Path, content: bytes) -> None:
     storage_of(path).replace(path, content)
 
 
-def place_at_hand(path: str) -> str:
+def path_at_hand(path: str) -> str:
     """The same of a path as text, as files of tables have it."""
     storage = storage_of(path)
     return path if storage.is_local else os.fspath(storage.at_hand(Path(path)))

@@ -1,4 +1,4 @@
-"""The arrows between the rooms: who may import whom, read from the source of every module."""
+"""Who may import whom: the imports of every module against the table of packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = Path(omnisupport_ingest.__file__).parent
 
 VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values"}
 FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "tracing", "home", "locks", "processes"}
-FLOOR_1 |= {"storage", "bucket"}
+FLOOR_1 |= {"storage", "bucket", "sqlite_index"}
 
 LAKE_SIDE = {"layers", "read", "review", "checks"}
 
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": FLOOR_1 | {"contracts", "landing", "lake", "sources", "demo", "runtime", "defs"} | LAKE_SIDE,
     "tuning": FLOOR_1 | {"contracts", "landing", "layers", "sources", "demo", "runtime", "report", "verify"},
 }
-"""Room → rooms it may import besides itself. ``cli`` may import everything."""
+"""Package → packages it may import besides itself. ``cli`` may import everything."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -64,22 +64,22 @@ def imported(module: Path) -> set[str]:
     return found
 
 
-def room_of(module: Path) -> str:
+def package_of(module: Path) -> str:
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_arrows_point_down(module):
-    room = room_of(module)
-    if room in ("cli", "__init__"):
+    package = package_of(module)
+    if package in ("cli", "__init__"):
         return
     ours = {name.split(".")[1] for name in imported(module) if name.startswith("omnisupport_ingest.")}
-    assert ours - {room, "__version__"} <= MAY_IMPORT[room]
+    assert ours - {package, "__version__"} <= MAY_IMPORT[package]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_dagster_stays_above_the_layers(module):
-    if room_of(module) in ("cli", "defs", "definitions"):
+    if package_of(module) in ("cli", "defs", "definitions"):
         return
     assert not {name for name in imported(module) if name.split(".")[0].startswith("dagster")}
 
@@ -92,7 +92,7 @@ def test_words_for_a_terminal_are_the_command_lines_alone():
     assert not {
         (str(module.relative_to(PACKAGE)), name)
         for module in MODULES
-        if room_of(module) != "cli"
+        if package_of(module) != "cli"
         for name in imported(module)
         if name.split(".")[0] in TERMINAL
     }

@@ -141,14 +141,23 @@ def test_without_the_library_the_setting_is_refused(monkeypatch: pytest.MonkeyPa
     assert Settings(_env_file=None).traces_endpoint is None
 
 
-def test_a_collector_that_is_away_fails_no_run() -> None:
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"OTEL_BSP_MAX_QUEUE_SIZE": "10"}],
+    ids=["no collector", "setting refused by the library"],
+)
+def test_traces_that_cannot_be_sent_fail_no_run(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     tracing.send_to("http://127.0.0.1:9/v1/traces")
     try:
         with tracing.run(RUN, "ingest"), tracing.span("table"):
             done = True
     finally:
         tracing.export_by(None)
-    assert done
+    assert done and failpoints._watcher is None
 
 
 def _slow_collector(listening: socket.socket, *, answers: bool) -> None:
@@ -204,14 +213,3 @@ def test_the_library_does_not_tell_the_endpoint(caplog: pytest.LogCaptureFixture
         tracing.export_by(None)
     assert caplog.records and "s3cret" not in caplog.text
     assert "s3cret" not in str(Settings(traces_endpoint=endpoint, _env_file=None))
-
-
-def test_what_the_library_refuses_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
-    tracing.send_to("http://127.0.0.1:9/v1/traces")
-    try:
-        with tracing.run(RUN, "ingest"), tracing.span("table"):
-            done = True
-    finally:
-        tracing.export_by(None)
-    assert done and failpoints._watcher is None

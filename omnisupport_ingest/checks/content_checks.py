@@ -14,7 +14,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 
 
 def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
-    """Whether the dimension has one row per key."""
+    """Check that the dimension has one row per key."""
     rows = _rows_of(workspace, spark, contract)
     per_key = rows.groupBy("_cdc_key").count().agg(F.sum("count"), F.count_if(F.col("count") > 1))
     total, repeated = per_key.collect()[0]
@@ -25,23 +25,24 @@ def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContra
 
 
 def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
-    """Whether every cell of the live rows is known; an unknown one is never passed off as NULL."""
+    """Check that no cell of the live rows is unresolved. (An unresolved cell is never shown as plain
+    NULL.)"""
     live = _live(_rows_of(workspace, spark, contract))
     unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
     rows, cells = live.agg(F.count_if(unresolved > 0), F.sum(F.greatest(unresolved, F.lit(0)))).collect()[0]
     numbers: dict[str, int | float] = {"rows_unresolved": rows, "cells_unresolved": cells or 0}
     if rows:
-        return CheckFinding(False, f"{cells} cells of {rows} live rows are not known.", numbers)
-    return CheckFinding(True, "Every cell of the live rows is known.", numbers)
+        return CheckFinding(False, f"{cells} cells of {rows} live rows are unresolved.", numbers)
+    return CheckFinding(True, "No cell of the live rows is unresolved.", numbers)
 
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
-    """Whether the live rows whose cells are all known pass the contract's pandera schema."""
+    """Check that the live rows without unresolved cells pass the contract's pandera schema."""
     broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
-        told = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
-        return CheckFinding(False, f"Broken: {told}.", numbers)
+        named = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
+        return CheckFinding(False, f"Broken: {named}.", numbers)
     return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)
 
 

@@ -1,4 +1,4 @@
-"""What a check found, as a value: passed or not, one sentence, and the numbers behind it."""
+"""The result of a check as a value: passed or not, a summary, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """``summary`` is one sentence for a person, ``numbers`` name what was counted (never row values).
+    """The result of a check.
 
-    ``severity``: that of a finding that has one of its own, as of ``contracts.quality``; null: its check's.
-    ``samples``: by rule or reference, a few keys of rows, of tables whose key is no personal data.
+    ``summary``: for a person. ``numbers``: counts by name, never values of rows. ``severity``: a severity of
+    ``contracts.quality`` that overrides the check's; None for the check's own. ``samples``: a few keys of
+    rows by rule or reference, for tables whose key is no personal data.
     """
 
     passed: bool

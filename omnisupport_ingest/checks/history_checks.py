@@ -1,7 +1,7 @@
 """Checks on the rows of a history, on Spark; numbers and names only, never row values.
 
-After a run they look at the files that it wrote, which hold all versions of the keys it touched; all of the
-history is looked at where that is asked for, or where a part of it seems wrong.
+After a run they read only the files that it wrote, which hold all versions of the keys it changed. They read
+the whole history on request (``whole``), or if a part of it seems wrong.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NOT_YET = CheckFinding(
 def open_rows_are_current_state(
     workspace: Workspace, spark: SparkSession, contract: TableContract, *, whole: bool = False
 ) -> CheckFinding:
-    """Whether the open versions are the rows of the dimension that have not ended, cell by cell.
+    """Check that the open versions equal the rows of the dimension that have not ended, cell by cell.
 
-    Compared are the keys in files of the last run whose rows have not moved on since; with ``whole``, or
-    where some of them differ, all keys. If the two were made from different events, the events that the
-    history was made from are folded then and compared instead.
+    Compares the keys in files of the last run whose rows have not changed since; with ``whole``, or if some
+    of them differ, all keys. If history and dimension were made from different events, the history is
+    compared with a fold of its own events instead.
     """
-    history = _look(workspace, contract)
+    history = _current_history(workspace, contract)
     if history is None:
         return _NOT_YET
     found = None if whole else _of_last_run(workspace, spark, contract, history)
@@ -61,8 +61,8 @@ def open_rows_are_current_state(
     if current is None:
         return CheckFinding(
             True,
-            "Not compared: the dimension was made from other events, and those of the history are "
-            "swept away. The next history will be compared.",
+            "Not compared: the dimension was made from other events, and the files of the history's events "
+            "were swept. The next history will be compared.",
             {"compared": 0},
         )
     state = history.state(WHOLE_TABLE)
@@ -78,11 +78,11 @@ def open_rows_are_current_state(
 def versions_do_not_overlap(
     workspace: Workspace, spark: SparkSession, contract: TableContract, *, whole: bool = False
 ) -> CheckFinding:
-    """Whether each version ends above its beginning, and below the next version of its key.
+    """Check that each version ends after it begins, and not after the next version of its key begins.
 
-    Looked at are the files of the last run, with ``whole`` all.
+    Reads the files of the last run; with ``whole``, all files.
     """
-    history = _look(workspace, contract)
+    history = _current_history(workspace, contract)
     if history is None:
         return _NOT_YET
     files = history.files(WHOLE_TABLE) if whole else _files_of_last_run(history)
@@ -100,15 +100,15 @@ def versions_do_not_overlap(
     return CheckFinding(True, f"None of {versions} versions overlaps another of its key.", numbers)
 
 
-def _look(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:
-    """The history; None if it has not been made, or not since its contract or this program changed."""
+def _current_history(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:
+    """Return the history; None if it was not made since its contract or this program changed."""
     history = look(workspace.history(contract))
     state = history.state(WHOLE_TABLE) if history is not None else None
     return history if state is not None and state.versions == versions_of(contract) else None
 
 
 def _files_of_last_run(history: TableSnapshot) -> tuple[LakeFile, ...]:
-    """The files that the last run wrote: all versions of each key in them, but for sealed ones."""
+    """Return the files that the last run wrote: they hold all versions of their keys, sealed files apart."""
     state = history.state(WHOLE_TABLE)
     assert state is not None, "the history has been made"
     return tuple(file for file in history.files(WHOLE_TABLE) if generation_of(file.path) == state.generation)
@@ -117,7 +117,7 @@ def _files_of_last_run(history: TableSnapshot) -> tuple[LakeFile, ...]:
 def _of_last_run(
     workspace: Workspace, spark: SparkSession, contract: TableContract, history: TableSnapshot
 ) -> CheckFinding | None:
-    """The finding about the keys in files of the last run; None where all must be compared to tell."""
+    """Check the keys in files of the last run; None if only a comparison of all keys can decide."""
     state, written = history.state(WHOLE_TABLE), _files_of_last_run(history)
     dimension, order = look(workspace.dimension(contract)), order_of(contract)
     if state is None or dimension is None:
@@ -143,17 +143,17 @@ def _of_last_run(
     both = _side_by_side(rows, current.where(~F.col("_moved_on")), contract)
     open_rows, wrong = both.agg(F.count("here._cdc_key"), F.count_if(_differs(contract))).collect()[0]
     if wrong:
-        # A late event that one of the two does not have yet, or a mistake: that takes all of it to tell.
+        # Either one of the two lacks a late event, or it is a fault: only a comparison of all keys decides.
         return None
     return CheckFinding(
         True,
-        "The open versions of the last run are the rows of the dimension, but for those that have moved on.",
+        "The open versions of the last run equal the rows of the dimension that have not changed since.",
         {"open_versions": open_rows, "keys_different": 0, "compared": 1},
     )
 
 
 def _meets(of: KeyRange, ranges: Sequence[KeyRange], chosen: Sequence[int]) -> bool:
-    """Whether ``of`` and one of the ``chosen`` of ``ranges`` have keys in common."""
+    """Return whether ``of`` overlaps one of the ``chosen`` of ``ranges``."""
     return any(
         (of.end is None or ranges[n].start is None or ranges[n].start < of.end)  # type: ignore[operator]
         and (of.start is None or ranges[n].end is None or of.start < ranges[n].end)  # type: ignore[operator]
@@ -171,22 +171,22 @@ def _in_ranges(
 
 
 def _is_above(cursor: str) -> Column:
-    """Whether the last event of a row of the dimension is above ``cursor``."""
+    """Whether the last event of a dimension's row is above ``cursor``."""
     if not cursor:
         return F.lit(True)
     last = Position.parse(cursor)
-    place = F.struct(
+    position = F.struct(
         F.lit(last.epoch).cast("int").alias("_cdc_epoch"),
         F.lit(last.commit_lsn.value).cast("long").alias("_cdc_commit_lsn"),
         F.lit(last.ordinal).cast("long").alias("_cdc_ordinal"),
     )
-    return F.struct("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal") > place
+    return F.struct("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal") > position
 
 
 def _current(
     workspace: Workspace, spark: SparkSession, contract: TableContract, history: TableSnapshot
 ) -> tuple[DataFrame | None, str]:
-    """The current state of the events that the history was made from, and what it was taken from."""
+    """Return the current state of the events that the history was made from, and a name for its origin."""
     state = history.state(WHOLE_TABLE)
     assert state is not None, "the history has been made"
     dimension = look(workspace.dimension(contract))
@@ -218,7 +218,7 @@ def _made_from(workspace: Workspace, contract: TableContract, state: WindowState
 def _shows(
     workspace: Workspace, contract: TableContract, dimension: TableSnapshot, files: EventFiles
 ) -> bool:
-    """Whether the dimension was made from exactly the events in ``files``."""
+    """Return whether the dimension was made from exactly the events in ``files``."""
     net_changes, state = look(workspace.net_changes(contract)), dimension.state(WHOLE_TABLE)
     if net_changes is None or state is None:
         return False
@@ -240,21 +240,21 @@ def _shows(
 
 
 def _side_by_side(rows: DataFrame, current: DataFrame, contract: TableContract) -> DataFrame:
-    """Open versions as ``here`` and rows that have not ended as ``there``, by key.
+    """Join open versions (``here``) with rows of the dimension that have not ended (``there``), by key.
 
-    A row that a soft delete marks has not ended; where the mark of a deleted row is not set, it has.
+    A row that is marked by a soft delete has not ended; a deleted row without the mark has.
     """
-    # A deleted row with the mark may have ended too: it is compared where the history has it open.
+    # A deleted row with the mark may have ended too: it is compared if the history has it open.
     not_ended = ~F.col("_cdc_is_deleted") | is_marked(contract)
     there = current.where(not_ended).alias("there")
     return rows.alias("here").join(there, F.col("here._cdc_key") == F.col("there._cdc_key"), "full_outer")
 
 
 def _differs(contract: TableContract) -> Column:
-    """Whether the two rows of a key say different things.
+    """Whether the two rows of a key differ.
 
-    Where a key change was folded across windows whose times run against the log, the row of the dimension may
-    leave a column unresolved that the history, which has every event, knows.
+    After a key change across windows whose commit times run against the order of the log, the dimension may
+    leave a column unresolved that the history, which has every event, resolves.
     """
     unknown = F.coalesce(F.col("there._cdc_unresolved"), F.array().cast("array<string>"))
     unknown_here = F.coalesce(F.col("here._cdc_unresolved"), F.array().cast("array<string>"))
@@ -274,7 +274,7 @@ def _differs(contract: TableContract) -> Column:
     both = F.col("here._cdc_key").isNotNull() & F.col("there._cdc_key").isNotNull()
     last = F.struct("there._cdc_epoch", "there._cdc_commit_lsn", "there._cdc_ordinal")
     begins = F.col("here._cdc_valid_from_position")
-    # An update that changed nothing opens no version, where the contract wants it so.
+    # With ``changed_only`` in the contract, an update that changed nothing opens no version.
     moved_on = (begins > last) if contract.changed_only else (begins != last)
     moved_on = moved_on & ~F.array_contains(unknown, EXISTENCE)
     return missing | too_many | (both & (cells | more_unknown | doubt | deleted | moved_on))

@@ -1,7 +1,7 @@
-"""Checks that landing and the tables' logs can answer: none of them starts Spark.
+"""Checks that need only landing and the logs of the tables; none starts Spark.
 
-They read the records that a commit left, not what a run reported, so an old backfill or a lost
-event log cannot make them green.
+They read the records of commits, not what a run reported, so an old backfill or a lost event log cannot make
+them pass.
 """
 
 from __future__ import annotations
@@ -42,19 +42,17 @@ from omnisupport_ingest.review.quarantine_stock import rises_of
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
-"""How far watermark and dimensions may stay behind the clock before they count as stale."""
-
 RISES_WITHIN = timedelta(days=1)
-"""What the quarantine of now is held against: the one of so long ago."""
+"""The quarantine is compared with that of this long ago."""
 
 _NAMED = 3
-"""How many windows or reasons a summary names before it only counts them."""
+"""Number of windows or reasons that a summary names; it counts the others."""
 
 _REVIEW = "Review them: omnisupport-ingest quarantine list --source {source} --reason {reason}"
 
 
 def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every stream batch continues the one before it; a gap is named with both LSNs."""
+    """Check that every stream batch continues the one before it; the summary names a gap with both LSNs."""
     landed = workspace.landing(source).landed()
     numbers: dict[str, int | float] = {"batches": landed.count}
     if landed.gap is not None:
@@ -64,7 +62,7 @@ def chain_unbroken(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every landed event has a commit time that a window can hold."""
+    """Check that every landed event has a commit time within the range of windows."""
     events = sum(each.out_of_range for each in workspace.landing(source).landed().epochs)
     if events:
         summary = (
@@ -78,10 +76,10 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
 def tables_complete(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Whether the stream has passed the table's snapshot, and the dimension shows it.
+    """Check that the stream has passed each table's snapshot and the dimension shows it.
 
-    By name of the contract, of those in ``names`` or all. Until then the dimension is no state that the
-    source ever had.
+    Returns a finding by contract name, for the tables in ``names`` (None: all). Until a table is complete,
+    its dimension is no state that the source ever had.
     """
     store = workspace.landing(source)
     landed = store.landed()
@@ -89,18 +87,18 @@ def tables_complete(
         [*(each.number for each in store.epochs()), *(each.epoch for each in landed.epochs)], default=0
     )
     batches = landed.around_snapshots(epoch)
-    # After the batches, so that none is overlooked.
+    # Read after the batches, so that none is missed.
     lost = LostChanges(store.folder, epoch).all()
-    # Before the tables are opened: a window that is settled then has all of its batches in them.
+    # Read before the tables are opened: a window that is settled by then has all of its batches in them.
     windows = standing_of_windows(workspace, source).unsettled
-    stood = _Stood(landed, batches, epoch, lost, windows)
-    return _of_each_table(workspace, source, names, lambda each: _table_complete(workspace, each, stood))
+    facts = _LandingFacts(landed, batches, epoch, lost, windows)
+    return _of_each_table(workspace, source, names, lambda each: _table_complete(workspace, each, facts))
 
 
 @dataclass(frozen=True, slots=True)
-class _Stood:
-    """What has ``landed``, the ``batches`` around the snapshots of ``epoch``, the ``lost`` stretches of its
-    stream, and the ``windows`` in which a table may lack a batch."""
+class _LandingFacts:
+    """What is known of a source: what ``landed``, the ``batches`` around the snapshots of ``epoch``, the
+    missed changes of its stream (``lost``), and the ``windows`` in which a table may lack a batch."""
 
     landed: Landed
     batches: Sequence[Manifest]
@@ -109,58 +107,61 @@ class _Stood:
     windows: Collection[str]
 
 
-def _table_complete(workspace: Workspace, contract: TableContract, stood: _Stood) -> CheckFinding:
+def _table_complete(workspace: Workspace, contract: TableContract, facts: _LandingFacts) -> CheckFinding:
     if (waiting := waits(workspace, contract)) is not None:
         return CheckFinding(False, f"{waiting.problem} Fix: {waiting.fix}")
-    if not stood.landed.captured:
+    if not facts.landed.captured:
         return CheckFinding(
-            True, "Deliveries land whole." if stood.landed.count else "Nothing has landed yet."
+            True, "A delivery lands as a whole." if facts.landed.count else "Nothing has landed yet."
         )
-    incomplete = incomplete_now(stood.batches, contract.name, stood.epoch, stood.lost)
+    incomplete = incomplete_now(facts.batches, contract.name, facts.epoch, facts.lost)
     if incomplete is not None:
         behind = incomplete.bytes_behind
         numbers: dict[str, int | float] = {} if behind is None else {"bytes_behind": behind}
         return CheckFinding(False, f"{incomplete.problem} Fix: {incomplete.fix}", numbers)
-    missing = _not_shown(workspace, contract, stood)
+    missing = _unshown_batches(workspace, contract, facts)
     if missing:
         summary = (
             f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
-            "stream below it. The sensor asks for their windows."
+            "stream below it. The sensor requests runs of their windows."
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
     return CheckFinding(
-        True, f"The stream has passed the snapshot of epoch {stood.epoch}.", {"batches_missing": 0}
+        True, f"The stream has passed the snapshot of epoch {facts.epoch}.", {"batches_missing": 0}
     )
 
 
-def _not_shown(workspace: Workspace, contract: TableContract, stood: _Stood) -> int:
-    """How many of the batches that the completeness of the table rests on the net changes, or of its chunks
-    the dimension, have not taken."""
+def _unshown_batches(workspace: Workspace, contract: TableContract, facts: _LandingFacts) -> int:
+    """Count the batches that the table needs to be complete and does not show yet.
+
+    These are the batches that the net changes have not consumed, and the snapshot chunks that the dimension
+    does not show.
+    """
     net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-    shown, epoch = Shown.of(net_changes, dimension), stood.epoch
-    chunks = chunks_of(stood.batches, contract.name, epoch)
+    shown, epoch = Shown.of(net_changes, dimension), facts.epoch
+    chunks = chunks_of(facts.batches, contract.name, epoch)
     high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
     names = {each.batch_id for each in chunks}
     missing: set[str] = set()
-    for window in stood.windows:
+    for window in facts.windows:
         state = net_changes.state(window) if net_changes is not None else None
-        for part in stood.landed.untaken(window, frozenset(state.batches if state is not None else ())):
+        for part in facts.landed.untaken(window, frozenset(state.batches if state is not None else ())):
             in_stream = part.epoch == epoch and part.begins is not None and part.begins < high
             if contract.full_name in part.rows_per_table and (in_stream or part.batch_id in names):
                 missing.add(part.batch_id)
     if net_changes is None or dimension is None:
         return max(1, len(missing | names))
-    # A batch of the stream may leave the content as it was; then the dimension stays as it is.
+    # A batch of the stream may change nothing; then the dimension is not written again.
     unshown = {each.batch_id for each in chunks if not shown.has(each, contract.full_name)}
     return len(missing | unshown)
 
 
 def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
-    """Whether the newest stream batch's watermark is near ``now`` (timezone-aware)."""
+    """Check that the watermark of the newest stream batch is close to ``now`` (timezone-aware)."""
     epochs = workspace.landing(source).landed().epochs
     marks = [each.stream_mark for each in epochs if each.stream_mark is not None]
     if not marks:
-        return CheckFinding(True, "Nothing of a stream has landed, so there is no watermark to be stale.")
+        return CheckFinding(True, "Nothing of a stream has landed, so there is no watermark.")
     lag = (now - marks[-1]).total_seconds()
     numbers: dict[str, int | float] = {"watermark_lag_seconds": round(lag, 1)}
     if lag > FRESH_WITHIN.total_seconds():
@@ -173,26 +174,26 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
 def tables_fresh(
     workspace: Workspace, source: str, now: datetime, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Whether the dimension shows what was committed until shortly before ``now`` (timezone-aware).
+    """Check that each dimension shows what was committed until shortly before ``now`` (timezone-aware).
 
-    By name of the contract, of those in ``names`` or all. A contract may say how far behind is too far, and
-    how long ago the table must have been found equal to its source: its service level. Unlike
-    ``watermark_fresh`` this is of what people read.
+    Returns a finding by contract name, for the tables in ``names`` (None: all). The service level of a
+    contract may set the allowed lag, and how recently the table must have been verified against its source.
+    Unlike ``watermark_fresh``, this checks what people read.
     """
     landing = workspace.landing(source)
     landed = landing.landed()
-    # Before the tables are opened: a window that is settled then has all of its batches in them.
+    # Read before the tables are opened: a window that is settled by then has all of its batches in them.
     unsettled = standing_of_windows(workspace, source).unsettled
 
     def fresh(contract: TableContract) -> CheckFinding:
         net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
-        asked = contract.quality.freshness
-        # What a table takes nothing in for that waits for a person does not make a window unsettled.
+        expectation = contract.quality.freshness
+        # A table that waits for a person consumes nothing, which does not make a window unsettled.
         windows = unsettled if waits(workspace, contract) is None else None
         behind = freshness(contract, net_changes, dimension, landing, landed, windows)
         level = service_level(contract, behind, verified_of(workspace.home, contract), now)
         found = _table_fresh(behind, level)
-        return found if asked is None else replace(found, severity=asked.severity)
+        return found if expectation is None else replace(found, severity=expectation.severity)
 
     return _of_each_table(workspace, source, names, fresh)
 
@@ -203,7 +204,8 @@ def _of_each_table(
     names: Collection[str] | None,
     find: Callable[[TableContract], CheckFinding],
 ) -> dict[str, CheckFinding]:
-    """``find`` for the tables with ``names``, or all. One that cannot be read is a finding of its own."""
+    """Call ``find`` for the tables in ``names`` (None: all); a table that cannot be read is a failed
+    finding."""
     found = {}
     for contract in workspace.contracts.of_source(source):
         if names is not None and contract.name not in names:
@@ -215,7 +217,7 @@ def _of_each_table(
         except DeltaError as error:
             # Its message may quote statistics, and so values of rows.
             problem = f"A log of {contract.name} in the lake cannot be read ({type(error).__name__})."
-            fix = "Restore the table's folder from a backup, or delete it: it is made again from the events."
+            fix = "Restore the table's folder from a backup, or delete it: it is rebuilt from the events."
             found[contract.name] = CheckFinding(False, f"{problem} Fix: {fix}")
     return found
 
@@ -242,22 +244,21 @@ def _table_fresh(found: Freshness, level: ServiceLevel) -> CheckFinding:
 
 
 def _help(found: Freshness, level: ServiceLevel) -> str:
-    """Where to look, and the command that helps."""
+    """Return where to look, and the command that helps."""
     if level.lag is None or level.lag <= level.within:
         return "See: omnisupport-ingest verify --checksums"
     if found.unshown_batches:
         return (
-            f"{found.unshown_batches} batches with changes of it have landed and are not shown: look at the "
-            "runs (omnisupport-ingest status)."
+            f"{found.unshown_batches} batches with changes of the table have landed and are not shown: look "
+            "at the runs (omnisupport-ingest status)."
         )
-    return "It shows all that has landed: is capture running (omnisupport-ingest source status)?"
+    return "The table shows all that has landed: is capture running (omnisupport-ingest source status)?"
 
 
 def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether ``raw = deduped + duplicates + quarantined`` in every window, and raw agrees.
+    """Check that ``raw = deduped + duplicates + quarantined`` in every window, and that raw agrees.
 
-    A window that raw holds and deduped has not judged yet is ordinary work and left out, and so is
-    one in which raw is further than deduped.
+    Windows that deduped has not judged yet, or not up to where raw is, are left out: that is ordinary work.
     """
     standing = standing_of_windows(workspace, source)
     total, wrong = standing.counts, list(standing.wrong)
@@ -277,7 +278,7 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every event that shares a position with another content was reviewed."""
+    """Check that every event that shares its position with an event of other content was reviewed."""
     standing = standing_of_windows(workspace, source)
     rows = Counter(standing.held)
     numbers: dict[str, int | float] = {f"quarantined_{reason}": rows[reason] for reason in sorted(rows)}
@@ -288,17 +289,17 @@ def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
             f"Neither copy was accepted. {_REVIEW.format(source=source, reason=COLLISION)}"
         )
         return CheckFinding(False, summary, {**numbers, "collisions_unreviewed": len(left)})
-    reviewed = f"all {rows[COLLISION]} collided ones reviewed" if rows[COLLISION] else "none of a collision"
+    reviewed = f"all {rows[COLLISION]} collisions reviewed" if rows[COLLISION] else "none for a collision"
     return CheckFinding(True, f"{rows.total()} events are in quarantine, {reviewed}.", numbers)
 
 
 def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every event of an older epoch that landed after a newer one had begun was reviewed."""
+    """Check that every event of an older epoch that landed after a newer epoch began was reviewed."""
     left = _unreviewed(workspace, source, OLDER_EPOCH, standing_of_windows(workspace, source))
     numbers: dict[str, int | float] = {"events": len(left)}
     if left:
         summary = (
-            f"{len(left)} events of an older epoch landed after a newer one had begun, in "
+            f"{len(left)} events of an older epoch landed after a newer one began, in "
             f"{_windows_of(left)}. They are in quarantine. "
             f"{_REVIEW.format(source=source, reason=OLDER_EPOCH)}"
         )
@@ -307,7 +308,7 @@ def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> CheckFinding:
-    """Whether no reason keeps more events in quarantine, not discarded, than a day before ``now``."""
+    """Check that no reason holds more undiscarded events in quarantine than a day before ``now``."""
     rises = rises_of(workspace, source, now - RISES_WITHIN)
     total = sum(rise.events for rise in rises)
     numbers: dict[str, int | float] = {"events": total}
@@ -320,17 +321,18 @@ def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> C
         if others > 0:
             named += f" and {others} more reasons"
         summary = (
-            f"{more} events more than a day ago are in quarantine and not discarded: {named}. See them: "
+            f"The quarantine holds {more} more undiscarded events than a day ago: {named}. See them: "
             f"omnisupport-ingest quarantine list --source {source}"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(
-        True, f"{total} events are in quarantine, for no reason more than a day ago.", numbers
+        True, f"{total} events are in quarantine; no reason has more than a day ago.", numbers
     )
 
 
 def _unreviewed(workspace: Workspace, source: str, reason: str, standing: Standing) -> list[Quarantined]:
-    """Events in quarantine for ``reason`` that somebody must look at, or whose decision waits for a run."""
+    """Return the events in quarantine for ``reason`` that wait for a review, or whose decision waits for a
+    run."""
     windows = standing.left[reason]
     if not windows:
         return []

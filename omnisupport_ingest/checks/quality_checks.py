@@ -1,7 +1,7 @@
-"""Checks of what contracts say: rules kept, events as many as expected, references that lead somewhere, and
-columns as the source has them. Counts, and a few keys where the key is no personal data.
+"""Checks of what contracts promise: rules, volumes, references, and columns that match the source.
 
-Rules and volumes are read from checkpoints, so they cost no Spark; references look into the dimensions.
+Findings hold counts, and a few keys where the key is no personal data. Rules and volumes are read from
+checkpoints, without Spark; references are checked in the dimensions, on Spark.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_chan
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
 LEAST_WINDOWS = 8
-"""Earlier numbers that are needed to learn."""
+"""Number of earlier windows that are needed to learn a range."""
 
-_LEAST = 0.05
+_MIN_SPREAD = 0.05
+"""A learned range allows at least this share of the median as one spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``low`` to ``high``, both included; null: without an end."""
+    """From ``low`` to ``high``, both inclusive; None for no bound."""
 
     low: float | None
     high: float | None
@@ -49,7 +50,8 @@ class Range:
 
 
 def range_of(expected: Expected, earlier: Sequence[float]) -> Range | None:
-    """The range that ``expected`` gives, or that is learned from the ``earlier`` numbers; None: too few."""
+    """Return the range that ``expected`` gives, or that the ``earlier`` numbers teach; None if they are too
+    few."""
     if not expected.learned:
         return Range(expected.at_least, expected.at_most)
     numbers = earlier[-expected.windows :]
@@ -57,17 +59,20 @@ def range_of(expected: Expected, earlier: Sequence[float]) -> Range | None:
         return None
     middle = median(numbers)
     distance = median([abs(number - middle) for number in numbers])
-    width = expected.spread * max(distance, _LEAST * middle, 1.0)
+    width = expected.spread * max(distance, _MIN_SPREAD * middle, 1.0)
     return Range(max(0.0, round(middle - width, 3)), round(middle + width, 3))
 
 
 def quiet_stretches(counts: Sequence[int]) -> tuple[list[int], int]:
-    """The lengths of the stretches of windows without events between windows that have some (0: none between
-    two), and the length of the one that ``counts`` end with."""
+    """Return the lengths of quiet stretches, and the length of the quiet stretch that ``counts`` end with.
+
+    ``counts``: events by window. A quiet stretch is the windows without events between two windows with
+    events; it has length 0 where the two are neighbours.
+    """
     runs = [(busy, len(list(of))) for busy, of in groupby(counts, key=bool)]
     now = runs.pop()[1] if runs and not runs[-1][0] else 0
     if runs and not runs[0][0]:
-        # Before its first event the table was not known.
+        # Before its first event the table was unknown.
         runs = runs[1:]
     lengths: list[int] = []
     for busy, length in runs:
@@ -76,21 +81,21 @@ def quiet_stretches(counts: Sequence[int]) -> tuple[list[int], int]:
 
 
 WINDOWS = 24
-"""The newest windows with events in which broken rules are counted."""
+"""Number of newest windows with events in which broken rules are counted."""
 
 _SAMPLES = 3
 
 _CHANGES_NAMED = 3
-"""Schema changes that a summary names."""
+"""Number of schema changes that a summary names."""
 
 
 def rules_kept(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Whether the events of the newest windows keep every rule of their contract.
+    """Check that the events of the newest windows keep every rule of their contract.
 
-    By name of the contract, of those in ``names`` or all. Red where a broken rule keeps rows out, a
-    warning where all let them pass.
+    Returns a finding by contract name, for the tables in ``names`` (None: all). An error if a broken rule
+    withholds rows, a warning if all broken rules let rows pass.
     """
     deduped = look(workspace.deduped(source))
     broken: Counter[str] = Counter()
@@ -144,10 +149,10 @@ def _rules_of(
 def volume_expected(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Whether the newest closed window has as many events of the table as its contract expects.
+    """Check that the newest closed window has as many events of the table as its contract expects.
 
-    By name of the contract, of those in ``names`` or all that expect something; a window in
-    which nothing landed has none.
+    Returns a finding by contract name, for the tables in ``names`` (None: all) with such an expectation. A
+    window in which nothing landed has 0 events.
     """
     found = {}
     for contract in _chosen(workspace, source, names):
@@ -160,31 +165,32 @@ def volume_expected(
 
 def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[int]) -> CheckFinding:
     expected = contract.quality.volume
-    assert expected is not None, "asked for a contract that expects a volume"
+    assert expected is not None, "called for a contract that expects a volume"
     if not windows:
         return CheckFinding(True, "No window is closed yet.")
     between, events = range_of(expected, counts[:-1]), counts[-1]
     numbers: dict[str, int | float] = {"events": events, "windows_before": len(counts) - 1}
     if between is None:
-        return CheckFinding(True, f"It is learned yet: {len(counts) - 1} windows are closed.", numbers)
+        return CheckFinding(
+            True, f"The expectation is still learning: {len(counts) - 1} windows are closed.", numbers
+        )
     numbers |= {
         name: bound for name, bound in (("low", between.low), ("high", between.high)) if bound is not None
     }
-    told = f"Window {windows[-1]} has {events} events; expected are {between}"
+    summary = f"Window {windows[-1]} has {events} events; expected are {between}."
     if between.holds(events):
-        return CheckFinding(True, f"{told}.", numbers)
+        return CheckFinding(True, summary, numbers)
     return CheckFinding(
-        False, f"{told}. Look at the source, or at the expectation.", numbers, severity=expected.severity
+        False, f"{summary} Look at the source, or at the expectation.", numbers, severity=expected.severity
     )
 
 
 def not_quiet(
     workspace: Workspace, source: str, names: Collection[str] | None = None
 ) -> dict[str, CheckFinding]:
-    """Whether the table has events as often as it used to.
+    """Check that the table has events as often as it used to, by its closed windows without events.
 
-    By name of the contract, of those in ``names`` or all that have the expectation; counted
-    are closed windows without events.
+    Returns a finding by contract name, for the tables in ``names`` (None: all) with such an expectation.
     """
     found = {}
     for contract in _chosen(workspace, source, names):
@@ -196,14 +202,14 @@ def not_quiet(
         between = range_of(freshness.quiet, stretches)
         numbers: dict[str, int | float] = {"windows_quiet": now, "windows": len(counts)}
         if between is None or between.high is None:
-            found[contract.name] = CheckFinding(True, "It is learned yet.", numbers)
+            found[contract.name] = CheckFinding(True, "The expectation is still learning.", numbers)
             continue
         numbers["high"] = between.high
-        told = f"The last {now} closed windows have no event; usual are at most {between.high:g}"
+        summary = f"The last {now} closed windows have no event; usual are at most {between.high:g}."
         passed = now <= between.high
         found[contract.name] = CheckFinding(
             passed,
-            f"{told}." if passed else f"{told}. Is the source silent, or its capture?",
+            summary if passed else f"{summary} Is the source silent, or its capture?",
             numbers,
             severity=freshness.severity,
         )
@@ -211,9 +217,10 @@ def not_quiet(
 
 
 def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[list[str], list[int]]:
-    """The newest closed windows, at most ``most`` in order, and the events of the table in each.
+    """Return the newest closed windows, at most ``most`` and in order, and the table's events in each.
 
-    Windows in which nothing landed are among them; from the first on that a run has not closed yet, none is.
+    Windows in which nothing landed are included. The list ends before the first window that no run has
+    closed.
     """
     net_changes, deduped = look(workspace.net_changes(contract)), look(workspace.deduped(contract.source))
     landing, known = workspace.landing(contract.source), _of_time(deduped)
@@ -239,10 +246,10 @@ def _of_time(snapshot: TableSnapshot | None) -> list[str]:
 
 
 def references_kept(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
-    """Whether every living row names living rows of the tables that it refers to.
+    """Check that every live row refers to live rows of the tables that its contract references.
 
-    Nothing is kept back for it: tables are brought up to date one after another, so for a moment a row may be
-    there before the one that it names.
+    A broken reference withholds no rows: tables are updated one after another, so a row may appear shortly
+    before the row that it refers to.
     """
     numbers: dict[str, int | float] = {}
     samples: dict[str, tuple[str, ...]] = {}
@@ -261,21 +268,22 @@ def references_kept(workspace: Workspace, spark: SparkSession, contract: TableCo
             continue
         severity = ERROR if reference.severity == ERROR else severity
         problems.append(
-            f"{found[0]} rows name no living row of {reference.table} by {', '.join(reference.columns)}, "
-            f"{found[1]} of them one that was deleted"
+            f"{found[0]} rows refer to no live row of {reference.table} by {', '.join(reference.columns)}, "
+            f"{found[1]} of them to a deleted row"
         )
         if not hidden:
             first = orphans.orderBy("_cdc_key").limit(_SAMPLES).collect()
             samples[reference.name] = tuple(row["_cdc_key"] for row in first)
     if problems:
         return CheckFinding(False, f"{'; '.join(problems)}.", numbers, severity=severity, samples=samples)
-    return CheckFinding(True, "Every reference leads to a living row.", numbers)
+    return CheckFinding(True, "Every reference leads to a live row.", numbers)
 
 
 def _orphans(
     workspace: Workspace, spark: SparkSession, contract: TableContract, reference: Reference
 ) -> DataFrame | str:
-    """Rows whose ``reference`` leads nowhere, or to a row that was ``deleted``; or why that is not known."""
+    """Return rows whose ``reference`` leads to no row or to a ``deleted`` row; or why this cannot be
+    checked."""
     other = next(
         (each for each in workspace.contracts.of_source(contract.source) if each.name == reference.table),
         None,
@@ -283,7 +291,7 @@ def _orphans(
     if other is None:
         return f"{reference.name} refers to {reference.table}, which has no contract"
     if len(other.key) != len(reference.columns):
-        return f"{reference.name} has not as many columns as the key of {other.name}"
+        return f"{reference.name} and the key of {other.name} differ in their number of columns"
     here, there = look(workspace.dimension(contract)), look(workspace.dimension(other))
     if here is None or there is None:
         return f"{reference.name} waits for dim_{(contract if here is None else other).name}"
@@ -311,9 +319,10 @@ def _text(name: str) -> Column:
 def schemas_as_contracted(
     workspace: Workspace, source: str, names: Collection[str]
 ) -> dict[str, CheckFinding]:
-    """Whether every schema change of the tables ``names`` at their source has been looked after.
+    """Check that no schema change of the tables ``names`` at their source waits for an edit of a contract.
 
-    By name of the contract. Names of columns and types only; `contracts changes` has the rest.
+    Returns a finding by contract name, with names of columns and types only; `contracts changes` shows the
+    rest.
     """
     changes = judged_changes(workspace, source)
     found = {}
@@ -328,14 +337,14 @@ def schemas_as_contracted(
             "rows_affected": sum(each.change.rows or 0 for each in open_ones),
         }
         if not open_ones:
-            found[contract.name] = CheckFinding(True, "The contract says what the source does.", numbers)
+            found[contract.name] = CheckFinding(True, "The contract matches the source.", numbers)
             continue
-        told = "; ".join(
+        named = "; ".join(
             f"{each.what} (before {each.change.below}, {each.compatibility}): {each.edit}"
             for each in open_ones[:_CHANGES_NAMED]
         )
         more = f"; and {len(open_ones) - _CHANGES_NAMED} more" if len(open_ones) > _CHANGES_NAMED else ""
         found[contract.name] = CheckFinding(
-            False, f"{told}{more}. See: omnisupport-ingest contracts propose {contract.name}", numbers
+            False, f"{named}{more}. See: omnisupport-ingest contracts propose {contract.name}", numbers
         )
     return found

@@ -15,7 +15,7 @@ _NAMED = 3
 
 
 def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every window that the watermark has passed is closed, and no late event waits."""
+    """Check that every window that the watermark has passed is closed, and that no late event waits."""
     standing = standing_of_windows(workspace, source)
     late, closing = standing.late, standing.closing
     numbers: dict[str, int | float] = {
@@ -27,7 +27,7 @@ def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
     }
     if late:
         summary = (
-            f"Late events wait for the replay of {_named(late)}; the sensor late_arrivals_{source} asks for "
+            f"Late events wait for the replay of {_named(late)}; the sensor late_arrivals_{source} requests "
             f"it, or: omnisupport-ingest replay --source {source} --from {late[0]} --to {late[-1]}"
         )
         return CheckFinding(False, summary, numbers)
@@ -40,7 +40,7 @@ def windows_settled(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether every replay that changed a window's content says why."""
+    """Check that every replay that changed a window's content has a reason for the change."""
     standing = standing_of_windows(workspace, source)
     changed = standing.changed
     windows = list(_unexplained(workspace, source, standing.unexplained))
@@ -48,8 +48,8 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
     numbers: dict[str, int | float] = {"changed": changed, "unexplained": unexplained}
     if unexplained:
         summary = (
-            f"The last replay of {_named(windows)} came to another content although nothing beneath had "
-            "changed. Compare the versions of the table, and report it with both."
+            f"The last replay of {_named(windows)} gave another content although its inputs had not changed. "
+            "Compare the versions of the table, and report it with both."
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(
@@ -58,7 +58,7 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
 
 
 def _unexplained(workspace: Workspace, source: str, windows: Iterable[str]) -> Iterator[str]:
-    """The tables and windows among ``windows`` whose last replay has no reason."""
+    """Yield the tables and windows among ``windows`` whose last replay has no reason."""
     for table in _partitioned(workspace, source) if windows else ():
         snapshot = look(table)
         for window in windows:

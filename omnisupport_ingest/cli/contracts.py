@@ -237,7 +237,7 @@ def retype(name: str, yes: bool) -> int:
 @click.argument("tables", nargs=-1, metavar="[TABLE]...")
 @_as_json
 def changes(tables: tuple[str, ...], as_json: bool) -> int:
-    """Show the schema changes of captured tables, and what each asks of the contract.
+    """Show the schema changes of captured tables, and the edit of the contract that each needs.
 
     Capture sees a change when it starts, within ten seconds while it runs, and before the first row with the
     new schema lands. Each has the time, its place in the WAL, the rows that the table had, and whether the
@@ -271,7 +271,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
 
     Each step is judged: additive (a column more), widening (a value more), breaking (a column less, or other
     values). Additive and widening raise the minor version, breaking the major one. What the contract says on
-    purpose stays. A column that seems to be personal data is noted in x-cdc.pii, for you to decide.
+    purpose stays. A column that seems to be personal data is added to x-cdc.pii, for you to decide.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
 
 
 def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
-    """Print the changes, the oldest first, each that asks for something with what."""
+    """Print the changes, the oldest first, each with the action that it needs."""
     for source, each in judged:
         change = each.change
         position = change.first_commit or change.below
@@ -106,7 +106,7 @@ def propose(
 
 
 def is_in_file(contract: TableContract, proposal: NextContract) -> bool:
-    """Whether the file of ``contract`` says what is proposed."""
+    """Return whether the file of ``contract`` has the proposed content already."""
     same: bool = read_document(Path(contract.path), ContractError) == proposal.document
     return same
 

@@ -36,7 +36,7 @@ class Compared:
 
     @property
     def matters(self) -> bool:
-        """Whether there is a finding that is more than a note."""
+        """Whether a finding blocks or warns."""
         return any(
             finding.severity is not Severity.NOTES for _, findings in self.tables for finding in findings
         )

@@ -214,7 +214,7 @@ def run(demo: Demo) -> int:
 
 
 def start_the_cluster(demo: Demo) -> Demo:
-    """Start a master and workers of Spark, if they are asked for; return the demo that runs on them."""
+    """Start a Spark master and workers, if requested; return the demo that runs on them."""
     from omnisupport_ingest.runtime.standalone import start_standalone
 
     if demo.workers is None:

@@ -108,7 +108,7 @@ def _java(settings: Settings) -> Iterator[Diagnosis]:
 
     if settings.spark_remote is not None:
         return
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     with tempfile.TemporaryDirectory() as scratch:
         try:
             java = find_java(Path(scratch))
@@ -246,7 +246,7 @@ def days_left(facts: list[SourceFacts], free: int, now: datetime) -> float | Non
 
 
 def permissions(home: Path) -> Iterator[Diagnosis]:
-    """Whether this user may write the home, and nobody else may read what it holds."""
+    """Check that this user may write the home, and that no other user may read it."""
     if not os.access(home, os.W_OK | os.X_OK):
         yield Diagnosis(
             "permissions", Level.PROBLEM, f"This user may not write {home}.", f"chown -R $(id -un) {home}"

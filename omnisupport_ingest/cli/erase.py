@@ -62,7 +62,7 @@ def erase(
     source, in landing, raw, or a backup of them; the row may live. It cannot be taken back, and what the
     source sends of the subject later lands without its values. Give the same command again once the windows
     it names are judged again and the history has run: it sweeps former versions at once and completes the
-    certificate, a JSON file that says what went and what remains.
+    certificate, a JSON file that lists what is gone and what remains.
 
     \b
     Examples:

@@ -232,7 +232,7 @@ def _origins(explanation: Explanation, column: str | None) -> list[Origin]:
     if explanation.origins is None:
         return []
     names = explanation.contract.column_names if column is None else (column,)
-    # The key stands in every event; that of the last one is as good as any.
+    # Every event has the key; the last event's is used.
     return [
         explanation.origins.columns.get(name) or Origin(name, explanation.origins.last, resolved=True)
         for name in names

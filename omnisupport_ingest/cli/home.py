@@ -72,7 +72,7 @@ def settings(as_json: bool) -> None:
 def sweep(hours: int) -> None:
     """Delete files of the lake that no table needs: leftovers of crashed runs, and replaced versions.
 
-    The platform may run meanwhile. Afterwards, table versions older than the given hours can no longer be
+    The platform may keep running. Afterwards, table versions older than the given hours can no longer be
     read. Quarantined events that a window still refers to always stay.
 
     \b

@@ -107,7 +107,7 @@ def _last(log: ServiceLog, count: int, errors: bool) -> Iterable[str]:
 
 
 class _Following:
-    """The logs that are followed, also those that appear meanwhile."""
+    """The logs that are followed, including those that appear later."""
 
     def __init__(
         self,

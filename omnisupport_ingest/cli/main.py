@@ -163,7 +163,7 @@ def main() -> None:
     # Read before parsing, so that an error of the parsing is shown in full as well.
     debug = "--debug" in sys.argv[1:]
     if not debug:
-        # Warnings of libraries are for developers; what a person should know, we say ourselves.
+        # Warnings of libraries are for developers; the commands print what a user has to know.
         warnings.simplefilter("ignore")
     try:
         outcome = cli(standalone_mode=False)

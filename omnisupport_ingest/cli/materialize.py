@@ -3,7 +3,7 @@
 ``ingest-run`` is the process that each of their runs has, and those of ``sync`` and ``replay``.
 
 ``rebuild`` makes a home of an earlier format one of this format. Landing, ``raw_cdc_staging``,
-``deduped_events``, quarantine and the decisions of people keep their form. The earlier ``dim_<table>`` held
+``deduped_events``, quarantine and the decisions of people keep their format. The earlier ``dim_<table>`` held
 net changes and goes first, as the current state takes its name; the earlier ``published/<table>`` stays for
 its readers until the new dimensions are whole. If the command is interrupted, the next one goes on.
 """
@@ -118,7 +118,7 @@ class NotRebuilt(IngestError):
 
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:
-    """Raise ``NotRebuilt`` if an earlier table has no dimension in its place: it is the only copy."""
+    """Raise ``NotRebuilt`` if an earlier table has no dimension that replaces it: it is the only copy."""
     from omnisupport_ingest.layers.looking import look
 
     contracts = {(each.source, each.name): each for each in workspace.contracts}
@@ -174,7 +174,7 @@ def ingest_run(
     import dagster as dg
 
     from omnisupport_ingest.definitions import build_definitions
-    from omnisupport_ingest.defs.direct_run import run_windows
+    from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
     from omnisupport_ingest.defs.lost_runs import end_lost_runs
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.windows import WindowRange
@@ -186,11 +186,13 @@ def ingest_run(
         run = run_windows(
             instance,
             definitions,
-            source,
-            WindowRange(first, last),
-            cursor,
-            replay=json.loads(replay) if replay is not None else None,
-            tables=json.loads(tables) if tables is not None else None,
+            WindowRun(
+                source,
+                WindowRange(first, last),
+                cursor,
+                replay=json.loads(replay) if replay is not None else None,
+                tables=json.loads(tables) if tables is not None else None,
+            ),
         )
     click.echo(json.dumps(asdict(run)))
 

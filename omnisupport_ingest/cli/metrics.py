@@ -1,7 +1,7 @@
 """Prometheus metrics: what ``status`` says, as numbers that a monitoring system reads again and again.
 
 ``METRICS`` is the list of all of them, from which the page of the documentation is made. Everything comes
-from the document of ``status``, so a metric and the command cannot say different things.
+from the document of ``status``, so a metric and the command cannot disagree.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def sources_in_use(workspace: Workspace) -> list[str]:
 
 
 def source_dsn_or_error(settings: Settings, home: Home | None) -> str | IngestError:
-    """The connection string of the source, or the error that says why there is none now."""
+    """The connection string of the source, or the error that explains why there is none now."""
     from omnisupport_ingest.sources.postgres.session.connection import with_silence
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
     from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable

@@ -161,7 +161,7 @@ def hash_value(value: str) -> None:
 @pii.command()
 @click.argument("value")
 def token(value: str) -> None:
-    """Print the token that stands for VALUE (`-`: read from standard input). Gives none that is not there.
+    """Print the token that stands for VALUE (`-`: read from standard input). Creates no new token.
 
     \b
     Example:
@@ -192,9 +192,9 @@ def lookup(token: str) -> None:
 @pii.command()
 @click.argument("token")
 def forget(token: str) -> None:
-    """Take TOKEN and its value out of the map: nobody can look it up any more.
+    """Remove TOKEN and its value from the map: its value can no longer be looked up.
 
-    The token stays in the lake, wherever the value was, and says nothing. While landing or
+    The token stays in the lake, wherever the value was, without a meaning. While landing or
     raw_cdc_staging have the value, a replay gives it another token.
 
     \b

@@ -1,4 +1,4 @@
-"""``preflight``: check that a source is set up, and print the SQL for everything that is not."""
+"""``preflight``: check that a source is set up, and print the SQL for what is missing."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ _PLAIN = ("name", "path")
 
 
 def settings_page(before: str) -> str:
-    """The page ``before`` with its table made anew; ``ValueError`` if a mark is missing."""
+    """Return the page ``before`` with its table written again; ``ValueError`` if a mark is missing."""
     head, _, rest = before.partition(_BEGIN)
     _, end, tail = rest.partition(_END)
     if not end:

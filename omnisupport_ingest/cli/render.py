@@ -198,7 +198,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Colle
     console.width = max(console.width, needed)
     with console.capture() as captured:
         console.print(shown, crop=False)
-    # The last column is padded; nobody sees that but a script.
+    # Rich pads the last column, which would only disturb scripts.
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

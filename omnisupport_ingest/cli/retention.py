@@ -35,11 +35,11 @@ def retention() -> None:
 @_of_source
 @_as_json
 def show(source: str | None, as_json: bool) -> None:
-    """List every layer with how long it is kept, and who says so.
+    """List how long every layer is kept, and which contract decides it.
 
     Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window (of a version in the
     history: after its own end): landing, raw, quarantine (values of withheld events),
-    history and old_files. Without a word all is kept for ever, but old files for a day.
+    history and old_files. Without them, old files are kept for a day and all else forever.
 
     \b
     Example:

@@ -28,8 +28,8 @@ def sources() -> None:
 def list_(as_json: bool) -> None:
     """List every source of the home: its kind, its connection by name, its tables, what has landed.
 
-    The list also has sources that contracts name and nobody has defined. The one that the settings name is
-    read by its log; any other comes as files.
+    The list includes sources that contracts name and that have no definition. The one that the settings name
+    is read by its log; any other comes as files.
 
     \b
     Example:
@@ -109,7 +109,7 @@ def new(
     settings = open_settings()
     folder = sources_folder(settings)
     if folder == program_file("contracts/sources"):
-        # What came with the program is not ours to write to; the definition stands beside new contracts.
+        # Files of the installed program are not written to; the definition goes beside new contracts.
         folder = own_folder(settings).parent / "sources"
     path = folder / f"{name}.json"
     document: dict[str, Any] = {
@@ -144,7 +144,7 @@ def new(
 @sources.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def validate(as_json: bool) -> int:
-    """Check every definition: its form, its tables against the contracts, its connection by name.
+    """Check every definition: its format, its tables against the contracts, its connection by name.
 
     The command connects to nothing.
 
@@ -176,8 +176,8 @@ def diff(name: str | None, as_json: bool) -> int:
     """Show where definitions, home and databases differ.
 
     Listed are sources from which nothing has landed, folders in landing that no definition and no contract
-    names, for query sources every table that does not exist, lacks a column or an index, or has another
-    type of cursor, and for a log that is captured now what its files say otherwise than its capture goes by.
+    names, for query sources every table that does not exist, lacks a column or an index, or has another type
+    of cursor, and for a log that is captured now the settings in its files that its capture does not use yet.
 
     \b
     Example:

@@ -67,7 +67,7 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def health(document: dict[str, Any]) -> dict[str, Any]:
-    """The level of the worst thing that the document of ``status`` says, and a reason for each such thing."""
+    """Return the worst level in the document of ``status``, and the reasons for it."""
     broken, warned = list(_broken(document)), list(_warned(document))
     level = BROKEN if broken else WARNING if warned else HEALTHY
     return {"level": level, "reasons": broken + warned}

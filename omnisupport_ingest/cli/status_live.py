@@ -69,7 +69,7 @@ class WalGrowth:
 
 
 def _text(show: Callable[[Document], None], document: Document, seconds: float) -> str:
-    """What ``show`` prints, with a line above that says that it is alive."""
+    """Return what ``show`` prints, below a line that shows that the view is alive."""
     written = io.StringIO()
     with redirect_stdout(written):
         show(document)

@@ -1,7 +1,7 @@
 """How far sources are read that have no log: tables by their cursors, partitions of Kafka topics by offsets.
 
 ``source status NAME`` shows one of them, ``status`` all. A cluster is asked on a thread of its own
-(``ReadingLooks``), so one that does not answer holds up nobody.
+(``ReadingLooks``), so one that does not answer delays nothing else.
 """
 
 from __future__ import annotations

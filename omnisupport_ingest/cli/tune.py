@@ -127,7 +127,7 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
 
     A PostgreSQL, a slot and a home of its own take the demo's traffic with each setting in turn, in a folder
     beside the home, so on its disk. The home, the source and the slot of the settings are not touched, and
-    everything is removed at the end, after Ctrl-C too. Other programs should rest meanwhile.
+    everything is removed at the end, after Ctrl-C too. No other program should be busy during that time.
 
     Of the intervals that keep every bound, the rule takes those whose p95 is at most a tenth above the
     lowest, and of these the one with the fewest batches. Sizes show the curve; none is recommended, as with

@@ -162,7 +162,7 @@ def platform_runs(home: Home) -> bool:
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.running import running_services
 
-    # In a home that nobody holds, the pid files are those of a killed platform.
+    # Without a lock on the home, its pid files are left over from a killed platform.
     return in_use(home) and DAEMON in running_services(home.run)
 
 

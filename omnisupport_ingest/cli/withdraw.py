@@ -29,7 +29,7 @@ _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_drop_data
 @_yes
 def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
-    """Withdraw the table NAME: its contract, its assets, its place in the publication. Says all of it first.
+    """Withdraw the table NAME: its contract, its assets, its entry in the publication. Prints the plan first.
 
     Also for a table that has left the publication, or is gone at the source. The contract is moved to the
     folder `withdrawn` beside the contracts; put it back and have the table read again (`source snapshot`) to
@@ -72,7 +72,7 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
 @_drop_data
 @_yes
 def retire(name: str, drop_data: bool, yes: bool) -> None:
-    """Retire the source NAME: its contracts, its definition, its slot and publication. Says all of it first.
+    """Retire the source NAME: its contracts, its definition, its slot and publication. Prints the plan first.
 
     Contracts and definition are moved to the folder `withdrawn` beside the contracts. Of a log that is
     captured, slot and publication are dropped as `source drop` does; what cannot be dropped is named with its
@@ -109,7 +109,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
                 click.echo(f"Stays: {each}")
         if not yes:
             click.confirm("Retire it?", abort=True)
-        # The slot while the definition still says where it is; and before the contracts are gone.
+        # The slot first, while the definition still names its server and the contracts still exist.
         if log is not None and dsn is not None:
             leave(dsn, log, home)
         for moved in withdrawal.take_out_contracts(settings, home, plan):

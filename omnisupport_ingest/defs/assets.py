@@ -1,8 +1,8 @@
 """The asset graph: one landing, raw and deduped asset per source, a dimension per contract.
 
-The tables are data (``LakeTable``), and one factory makes an asset of each. Its body calls the layer for
-the windows of the run, however many, and mirrors the checkpoints into Dagster. A layer that finds nothing
-to do returns its checkpoints all the same, so every partition of a run is materialized.
+The tables are data (``LakeTable``), and one factory makes an asset of each. The asset's body calls the layer
+for all windows of the run and reports the checkpoints to Dagster. A layer that finds nothing to do returns
+its checkpoints too, so every partition of a run is materialized.
 """
 
 import time
@@ -41,7 +41,7 @@ _LAKE_KINDS = {"spark", "deltalake"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """What a run tells a layer. ``windows``: none where the table is not partitioned."""
+    """What a layer gets from a run. ``windows``: empty for a table that is not partitioned."""
 
     workspace: Workspace
     spark: SparkSession
@@ -55,11 +55,13 @@ class LayerRun:
 class LakeTable:
     """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
-    ``contract``: whose columns it has; None of a table that holds the events of all ``contracts``.
+    ``upstream``: the asset it is made from. ``contract``: whose columns it has; None for a table that holds
+    the events of all ``contracts``. ``make``: runs the layer. ``extra_metadata``: what every materialization
+    shows besides the checkpoint of its window.
     """
 
     key: dg.AssetKey
-    above: dg.AssetKey
+    upstream: dg.AssetKey
     group: str
     spec: TableSpec
     description: str
@@ -69,14 +71,13 @@ class LakeTable:
     partitions: dg.PartitionsDefinition[str] | None
     lineage: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[[LayerRun], Sequence[Checkpoint]]
-    more: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
-    """What every materialization says besides its window's checkpoint."""
+    extra_metadata: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
 
 
 def build_assets(
     workspace: Workspace, partitions: dg.PartitionsDefinition[str], sources: Sources
 ) -> list[dg.AssetSpec | dg.AssetsDefinition]:
-    """Every asset of every source that has contracts."""
+    """Return every asset of every source that has contracts."""
     found: list[dg.AssetSpec | dg.AssetsDefinition] = []
     for source in workspace.contracts.sources():
         found.append(landing_asset(workspace=workspace, definition=sources.find(source)))
@@ -88,7 +89,7 @@ def build_assets(
 
 
 def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.AssetSpec:
-    """What capture writes: not materialized by Dagster, observed by the sensor."""
+    """Return the asset of what capture writes: a sensor observes it, and Dagster does not materialize it."""
     source = definition.name
     kinds = {"postgres", "parquet"} if definition.kind is SourceKind.LOG else {"file", "parquet"}
     return dg.AssetSpec(
@@ -105,13 +106,13 @@ def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.A
 def _tables_of_source(
     workspace: Workspace, source: str, partitions: dg.PartitionsDefinition[str]
 ) -> list[LakeTable]:
-    """The layers that hold the events of every table of ``source``."""
+    """Return the layers that hold the events of every table of ``source``."""
     contracts = workspace.contracts.of_source(source)
     raw_spec, deduped_spec = workspace.raw(source).spec, workspace.deduped(source).spec
     return [
         LakeTable(
             key=keys.raw_key(source),
-            above=keys.landing_key(source),
+            upstream=keys.landing_key(source),
             group=keys.RAW,
             spec=raw_spec,
             description=raw_spec.description,
@@ -124,7 +125,7 @@ def _tables_of_source(
         ),
         LakeTable(
             key=keys.deduped_key(source),
-            above=keys.raw_key(source),
+            upstream=keys.raw_key(source),
             group=keys.DEDUPED,
             spec=deduped_spec,
             description=f"{deduped_spec.description} Events not accepted are in the table quarantine beside "
@@ -142,11 +143,12 @@ def _tables_of_source(
 def _dimension(
     workspace: Workspace, contract: TableContract, partitions: dg.PartitionsDefinition[str]
 ) -> LakeTable:
-    """``dim_<table>``, the current state: a window is in it once its net changes are merged in."""
+    """Return ``dim_<table>``, the current state: it shows a window once the window's net changes are
+    merged."""
     spec = workspace.dimension(contract).spec
     return LakeTable(
         key=keys.dimension_key(contract),
-        above=keys.deduped_key(contract.source),
+        upstream=keys.deduped_key(contract.source),
         group=keys.DIMENSIONS,
         spec=spec,
         description=f"{contract.description} {spec.description}",
@@ -163,20 +165,20 @@ def _dimension(
             run.run_id,
             replay=run.replay,
         ),
-        more=lambda opened: dimension_metadata(opened, contract),
+        extra_metadata=lambda opened: dimension_metadata(opened, contract),
     )
 
 
 def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
-    """The asset of one table of the lake."""
+    """Return the asset of one table of the lake."""
     contract = table.contract
 
     @dg.asset(
         key=table.key,
-        # Where a table waits for a person nothing is made, and no other table's step or run fails for it.
+        # A table that waits for a person makes nothing, and fails no other table's step or run.
         output_required=contract is None,
         dagster_type=keys.NO_VALUE,
-        deps=[table.above],
+        deps=[table.upstream],
         partitions_def=table.partitions,
         backfill_policy=dg.BackfillPolicy.single_run() if table.partitions is not None else None,
         description=table.description,
@@ -216,7 +218,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
                     merge_now=keys.MERGE_NOW_TAG in context.run.tags,
                 )
             )
-        _mirror(context, done, started, table.more(workspace))
+        _mirror(context, done, started, table.extra_metadata(workspace))
         yield dg.Output(None)
 
     return materialize
@@ -224,7 +226,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
 
 @contextmanager
 def _one_task(workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool) -> Iterator[SparkSession]:
-    """The session; a run over what is new has the small works of its layers done by one task of Spark."""
+    """Yield the session; in an ingest run one standing Spark task does the layers' small pieces of work."""
     spark = pyspark.spark_session
     if replay or not has_slot_to_spare(workspace.settings):
         yield spark
@@ -237,7 +239,7 @@ def _waits(context: dg.AssetExecutionContext, workspace: Workspace, contract: Ta
     found = waits(workspace, contract)
     if found is None:
         return False
-    # The check of the table says so too.
+    # The table's check reports it too.
     context.log.error(f"{found.problem} Fix: {found.fix}")
     return True
 
@@ -259,8 +261,8 @@ def _mirror(
 
 
 def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:
-    """Raise if the run's windows may not be made again: ``BackfillsRefused`` where the decision table forbids
-    it, ``WindowSealed`` if all of them are sealed.
+    """Raise if the run's windows may not be rebuilt: ``BackfillsRefused`` if the decision table forbids it,
+    ``WindowSealed`` if all of them are sealed.
     """
     if _by_hand(context):
         refuse_backfill(workspace.decisions)
@@ -269,7 +271,7 @@ def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, r
 
 
 def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> None:
-    """Name the sealed windows of a replay, which stay as they are; ``WindowSealed`` if it has no other."""
+    """Warn of the sealed windows of a replay, which are not rebuilt; ``WindowSealed`` if all are sealed."""
     source, windows = context.asset_key.path[0], context.partition_keys
     sealed = sorted(Removed.open(workspace, source).sealed.intersection(windows))
     if len(sealed) == len(windows):
@@ -280,7 +282,7 @@ def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> No
 
 
 def _by_hand(context: dg.AssetExecutionContext) -> bool:
-    """Whether somebody asked for the run; the sensors' runs take in what is new, or what came late."""
+    """Return whether a person started the run, not a sensor for new batches or late events."""
     return not {keys.TAKE_NEW_TAG, keys.LATE_TAG} & context.run.tags.keys()
 
 
@@ -289,6 +291,6 @@ def _owners(contracts: Sequence[TableContract]) -> list[str]:
 
 
 def _code_version(contracts: Sequence[TableContract]) -> str:
-    """Changes when the logic or any of ``contracts`` does."""
-    prints: list[Any] = [LOGIC_VERSION, *(contract.fingerprint for contract in contracts)]
-    return f"{LOGIC_VERSION}-{sha256(repr(prints).encode()).hexdigest()[:12]}"
+    """Return a version that changes when the logic or any of ``contracts`` changes."""
+    parts: list[Any] = [LOGIC_VERSION, *(contract.fingerprint for contract in contracts)]
+    return f"{LOGIC_VERSION}-{sha256(repr(parts).encode()).hexdigest()[:12]}"

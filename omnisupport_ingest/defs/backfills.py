@@ -1,7 +1,7 @@
-"""Partition backfills without the web server. The private imports of Dagster here are of that.
+"""Launches partition backfills without the web server, by private names of Dagster.
 
-Dagster has no public Python call that launches a backfill; a test runs this against the installed
-version, so that an upgrade which moves something fails there and not at a customer's.
+Dagster has no public Python call for this. A test runs this module against the installed version, so an
+upgrade that moves a private name fails there and not in production.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _SUCCEEDED = (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS)
 
 
 class BackfillRefused(IngestError):
-    """The backfill that was asked for names no window that Dagster knows, or does not exist."""
+    """Raised for a backfill whose windows Dagster does not know, and for a backfill id that does not
+    exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillStatus:
-    """How far a backfill is: Dagster's word for it, and what it means."""
+    """The state of a backfill. ``status``: Dagster's word; ``finished`` and ``succeeded``: what it means."""
 
     backfill_id: str
     status: str
@@ -47,15 +48,15 @@ class BackfillStatus:
     succeeded: bool
     run_ids: tuple[str, ...]
     error: str | None
-    asked_at: datetime
+    requested_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
     """A replay of ``windows`` through every layer of ``source``.
 
-    ``reason`` becomes its title and a tag. With ``dimension`` that one alone is made again, after the layers
-    above it.
+    ``reason`` becomes its title and a tag. ``dimension``: rebuild only this one, after the layers upstream;
+    None for all.
     """
 
     source: str
@@ -73,10 +74,10 @@ def launch_backfill(
     *,
     backfill_id: str | None = None,
 ) -> str:
-    """Have the Dagster daemon carry out ``wanted``, one run per gapless range; returns the backfill's id.
+    """Request ``wanted`` from the Dagster daemon, one run per range without a gap; return the backfill's id.
 
-    ``graph``: the assets that the code location defines. With ``backfill_id`` the backfill is launched once,
-    however often this is called. ``BackfillRefused`` if a window is not a partition.
+    ``graph``: the assets of the code location. With a ``backfill_id``, repeated calls launch one backfill.
+    Raises ``BackfillRefused`` if a window is not a partition.
     """
     if backfill_id is not None and instance.get_backfill(backfill_id) is not None:
         return backfill_id
@@ -124,7 +125,7 @@ def launch_backfill(
 
 
 def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus:
-    """Where the backfill stands now; ``BackfillRefused`` if there is none of this id."""
+    """Return the state of the backfill; ``BackfillRefused`` if there is none of this id."""
     backfill = instance.get_backfill(backfill_id)
     if backfill is None:
         raise BackfillRefused(
@@ -139,17 +140,17 @@ def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillS
         succeeded=backfill.status in _SUCCEEDED,
         run_ids=tuple(run.run_id for run in runs),
         error=backfill.error.message if backfill.error is not None else None,
-        asked_at=datetime.fromtimestamp(backfill.backfill_timestamp, UTC),
+        requested_at=datetime.fromtimestamp(backfill.backfill_timestamp, UTC),
     )
 
 
 def find_backfill(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus | None:
-    """``backfill_status``, None if there is no backfill of this id."""
+    """Return the state of the backfill; None if there is none of this id."""
     return None if instance.get_backfill(backfill_id) is None else backfill_status(instance, backfill_id)
 
 
 def windows_in_backfills(instance: dg.DagsterInstance, source: str) -> frozenset[str]:
-    """The windows of ``source`` that a backfill which has not ended covers."""
+    """Return the windows of ``source`` that unfinished backfills cover."""
     unfinished = [status for status in BulkActionStatus if status not in _FINISHED]
     found: set[str] = set()
     for backfill in instance.get_backfills(BulkActionsFilter(statuses=unfinished)):

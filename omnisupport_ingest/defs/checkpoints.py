@@ -1,7 +1,7 @@
-"""Filling an empty Dagster instance from the lake: partitions as materialized, with their checkpoints.
+"""Fills an empty Dagster instance from the lake: reports the materialized partitions with their checkpoints.
 
-The tables' own logs are the truth and materialization metadata mirrors them, so an event log that
-was purged or deleted loses nothing but the history of runs.
+The tables' own logs are the truth, and materialization metadata repeats them. So purging or deleting
+Dagster's event log loses only the history of runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 
 def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace) -> int:
-    """Report what the lake holds and ``instance`` does not know of; returns how many were reported.
+    """Report to ``instance`` the windows of the lake that it does not know; return how many.
 
     The sentinel window is left out: it is no partition.
     """
@@ -43,7 +43,7 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
                         each.key,
                         partition=partition,
                         description="Read from the table's own log.",
-                        metadata={**checkpoint_metadata(checkpoint), **each.told},
+                        metadata={**checkpoint_metadata(checkpoint), **each.extra_metadata},
                     )
                 )
             reported += 1
@@ -52,16 +52,17 @@ def rebuild_materializations(instance: dg.DagsterInstance, workspace: Workspace)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asset:
-    """An asset and the table that has its checkpoints. ``without``: windows that are not in it yet.
+    """An asset and the table that has its checkpoints.
 
-    ``told``: what every materialization says besides its checkpoint.
+    ``without``: windows that it does not show yet. ``extra_metadata``: what every materialization shows
+    besides its checkpoint.
     """
 
     key: dg.AssetKey
     table: LakeTable
     partitioned: bool = True
     without: frozenset[str] = frozenset()
-    told: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
+    extra_metadata: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
 
 def _assets(workspace: Workspace) -> Iterator[_Asset]:
@@ -74,14 +75,14 @@ def _assets(workspace: Workspace) -> Iterator[_Asset]:
             key=keys.dimension_key(contract),
             table=net_changes,
             without=_not_merged(workspace, contract),
-            told=dimension_metadata(workspace, contract),
+            extra_metadata=dimension_metadata(workspace, contract),
         )
         yield _Asset(key=keys.history_key(contract), table=workspace.history(contract), partitioned=False)
 
 
 def _not_merged(workspace: Workspace, contract: TableContract) -> frozenset[str]:
-    """The windows that the dimension should show and does not; those that may wait for their merge were
-    materialized like others."""
+    """Return the windows that the dimension should show and does not. Windows that wait for a delayed merge
+    are not among them: they were materialized like others."""
     folded, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
     state = dimension.state(WHOLE_TABLE) if dimension is not None else None
     if folded is not None and waiting_merge(contract, state, folded) is not None:

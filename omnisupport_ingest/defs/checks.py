@@ -1,8 +1,9 @@
-"""Asset checks: which finding belongs to which asset. None blocks a run; each keeps its own colour.
+"""Asset checks: which finding belongs to which asset. No check blocks a run.
 
-Dagster makes a check depend on its asset, and skips it where that is not made. One table that waits or fails
-would so take the checks of all layers, and of every other table, with it. These depend on the events alone,
-and wait by themselves until the run has tried every table (``_after_tables``).
+Dagster makes a check depend on its asset, and skips the check if the asset was not made. So one table that
+waits or fails would disable the checks of all layers and of every other table. The checks of layers and
+tables therefore depend on the deduped events alone, and wait until the run has tried every table
+(``_after_tables``).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -34,16 +35,16 @@ _ENDS = {
 }
 
 _LAST = {"dagster/priority": "-1"}
-"""The steps of a run are taken one by one; those with it after those that make tables."""
+"""A run takes its steps one by one; steps with this priority come after those that make tables."""
 
-LOOKS_AGAIN_SECONDS = 15.0
-"""How long a run that waits for another one, which writes its table, leaves its last checks alone."""
+RETRY_SECONDS = 15.0
+"""How often a run tries its last checks again while it waits for another run that writes its table."""
 
-_LOOKS = 100_000
+_MAX_RETRIES = 100_000
 
 
 def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
-    """The checks of one source that read landing and logs alone, cheap enough for every run.
+    """Return the checks of one source that read only landing and logs, cheap enough for every run.
 
     ``contracts``: those of the source.
     """
@@ -75,7 +76,7 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
 
 
 def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
-    """The checks of one dimension that read its rows with Spark."""
+    """Return the checks of one dimension that read its rows with Spark."""
     listed = [
         ("keys_unique", content_checks.keys_unique),
         ("no_unresolved_cells", content_checks.no_unresolved_cells),
@@ -109,7 +110,7 @@ def _layers_check(
     finding: Callable[[Workspace, str], CheckFinding],
     severity: dg.AssetCheckSeverity,
 ) -> dg.AssetChecksDefinition:
-    """A check of the deduped events that looks at every layer; it would find the later ones pending else."""
+    """Return a check of the deduped events that reads every layer, so it runs after the later ones."""
     deduped = keys.deduped_key(source)
 
     def findings(workspace: Workspace, _: _CheckKeys) -> Iterator[dg.AssetCheckResult]:
@@ -125,7 +126,7 @@ def _layers_check(
 
 
 def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """The checks of every dimension, and those that its contract asks for; landing is read once for all."""
+    """Return the checks of every dimension, contract expectations included; landing is read once for all."""
     asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
@@ -170,9 +171,9 @@ def _after_tables(
     specs: Sequence[dg.AssetCheckSpec],
     findings: Callable[[Workspace, _CheckKeys], Iterator[dg.AssetCheckResult]],
 ) -> dg.AssetChecksDefinition:
-    """One step with checks that a run makes when it has tried each of its tables, made or not.
+    """Return one step with checks that a run makes after it has tried each of its tables.
 
-    ``findings`` makes those of the checks that the run is to make.
+    ``findings``: yields the results of the given checks.
     """
     events = "events"
     dimensions = {keys.dimension_key(contract) for contract in contracts}
@@ -186,9 +187,9 @@ def _after_tables(
     def evaluate(
         context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
-        if _to_come(context.instance, context.run_id, source, dimensions):
-            # Another run writes the table. This one could not go on if the step slept.
-            raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=LOOKS_AGAIN_SECONDS)
+        if _tables_unfinished(context.instance, context.run_id, source, dimensions):
+            # Another run writes the table. If this step slept, the run could do nothing else.
+            raise dg.RetryRequested(max_retries=_MAX_RETRIES, seconds_to_wait=RETRY_SECONDS)
         yield from findings(workspace, context.selected_asset_check_keys)
 
     made: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
@@ -200,10 +201,12 @@ def _after_tables(
     return made
 
 
-def _to_come(instance: dg.DagsterInstance, run_id: str, source: str, tables: set[dg.AssetKey]) -> bool:
-    """Whether a step of the run that makes one of ``tables`` has not ended, or not begun.
+def _tables_unfinished(
+    instance: dg.DagsterInstance, run_id: str, source: str, tables: set[dg.AssetKey]
+) -> bool:
+    """Return whether a step of the run that makes one of ``tables`` has not ended yet.
 
-    Where raw or deduped events were not made, Dagster begins no step of a table, and records nothing of it.
+    If raw or deduped events failed, Dagster starts no step of a table and records nothing about it.
     """
     events = {keys.raw_key(source), keys.deduped_key(source)}
     planned = [
@@ -238,17 +241,17 @@ def _content_check(
 
 
 def _watermark_fresh_now(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether the watermark of what has landed is near the clock; old backfills do not move it."""
+    """Check that the watermark of landing is close to the clock; old backfills do not move it."""
     return checks.watermark_fresh(workspace, source, datetime.now(UTC))
 
 
 def _tables_fresh_now(workspace: Workspace, source: str, names: Collection[str]) -> dict[str, CheckFinding]:
-    """Whether the dimension shows what was committed until shortly before the clock."""
+    """Check that the dimension shows what was committed until shortly before now."""
     return checks.tables_fresh(workspace, source, datetime.now(UTC), names)
 
 
 def _quarantine_not_rising_now(workspace: Workspace, source: str) -> CheckFinding:
-    """Whether no reason keeps more events in quarantine, not discarded, than a day ago."""
+    """Check that no reason holds more undiscarded events in quarantine than a day ago."""
     return checks.quarantine_not_rising(workspace, source, datetime.now(UTC))
 
 

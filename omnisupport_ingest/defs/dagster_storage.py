@@ -1,14 +1,14 @@
-"""Dagster's records in SQLite, by connections that stay open.
+"""Dagster's SQLite storage with connections that stay open.
 
-Dagster's own storage opens its databases for each statement and closes them after it. The last one that
-closes a database writes its log back into it and waits for the disk, and so does every commit: an event
-costs some ten milliseconds, and a run has more than a hundred. Here a process keeps its connections, and a
-commit waits for no disk: killed processes lose nothing, and a machine that loses power loses at most the last
-records, never the order in which they were made. Nothing rests on them: sensors ask the lake what is missing.
-Tables, files and their places are Dagster's own, so homes of before are read on.
+Dagster's own storage opens a database for each statement and closes it afterwards. The last process to close
+a database writes the log back into it and waits for the disk, and every commit waits too: an event costs
+about ten milliseconds, and a run has more than a hundred. Here a process keeps its connections, and a commit
+does not wait for the disk. A killed process loses nothing; a power loss loses at most the last records, never
+their order. No data depends on them: sensors read from the lake what is missing. Tables, files and paths are
+Dagster's own, so existing homes stay readable.
 
-The classes below are private names of Dagster's; ``dagster.yaml`` names ours, so every process that opens
-the instance fails loudly should one have moved.
+The imports below are private names of Dagster. ``dagster.yaml`` names our classes, so every process that
+opens the instance fails with an error if one has moved.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
 _BUSY_SECONDS = 30.0
-"""How long a statement waits for a database that another process writes to; Dagster waits as long."""
+"""How long a statement waits for a database that another process writes to; the same as Dagster's."""
 
-_KEPT = 10
-"""Of so many databases connections stay open; the least used close. A run's events have one of their own."""
+_OPEN_DATABASES = 10
+"""Number of databases whose connections stay open, the last used ones. Each run has a database of events."""
 
 
-class Kept:
-    """The connections of an instance: a pool per database, of which those last used stay open."""
+class OpenConnections:
+    """The connections of an instance: a pool per database; those of the last used databases stay open."""
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
@@ -48,16 +48,16 @@ class Kept:
 
     @contextmanager
     def transaction(self, url: str) -> Iterator[Connection]:
-        """A connection to the database at ``url``, in a transaction that is committed at the end."""
+        """Yield a connection to the database at ``url``, in a transaction that is committed at the end."""
         with self.engine(url).connect() as connection, connection.begin():
             yield connection
 
     def engine(self, url: str) -> Engine:
-        """The pool of the database at ``url``."""
+        """Return the pool of the database at ``url``."""
         with self._lock:
             engine = self._engines.pop(url, None)
             if engine is None:
-                # As many as threads ask at once, of which one stays open.
+                # One connection for each thread that needs one now; one of them stays open.
                 engine = create_engine(
                     url,
                     poolclass=QueuePool,
@@ -65,31 +65,31 @@ class Kept:
                     max_overflow=-1,
                     connect_args={"timeout": _BUSY_SECONDS},
                 )
-                event.listen(engine, "connect", _wait_for_no_disk)
-            # The last of the dictionary is the last used.
+                event.listen(engine, "connect", _commit_without_sync)
+            # The last entry of the dictionary is the last used.
             self._engines[url] = engine
-            closed = [self._engines.pop(each) for each in list(self._engines)[:-_KEPT]]
+            closed = [self._engines.pop(each) for each in list(self._engines)[:-_OPEN_DATABASES]]
         for each in closed:
             each.dispose()
         return engine
 
     def close(self) -> None:
-        """Close all connections; the next question opens one again."""
+        """Close all connections; the next query opens one again."""
         with self._lock:
             closed, self._engines = list(self._engines.values()), {}
         for each in closed:
             each.dispose()
 
 
-def _wait_for_no_disk(connection: Any, _record: object) -> None:
+def _commit_without_sync(connection: Any, _record: object) -> None:
     # SQLite documentation, PRAGMA synchronous: in WAL mode a commit then does not sync the log.
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
 class KeptRunStorage(SqliteRunStorage):
-    """Runs, backfills and what daemons note of themselves."""
+    """Runs, backfills and heartbeats of daemons."""
 
-    def __init__(self, conn_string: str, kept: Kept) -> None:
+    def __init__(self, conn_string: str, kept: OpenConnections) -> None:
         self._kept = kept
         super().__init__(conn_string)
 
@@ -104,9 +104,9 @@ class KeptRunStorage(SqliteRunStorage):
 
 
 class KeptScheduleStorage(SqliteScheduleStorage):
-    """Ticks and cursors of sensors and schedules. An instance that is closed does not tell it."""
+    """Ticks and cursors of sensors and schedules. Closing an instance does not dispose of this storage."""
 
-    def __init__(self, conn_string: str, kept: Kept) -> None:
+    def __init__(self, conn_string: str, kept: OpenConnections) -> None:
         self._kept = kept
         super().__init__(conn_string)
 
@@ -117,18 +117,18 @@ class KeptScheduleStorage(SqliteScheduleStorage):
 
 
 class KeptEventLogStorage(SqliteEventLogStorage):
-    """What runs tell: a database per run, and one of all that concerns assets."""
+    """The events of runs: a database per run, and one for all events of assets."""
 
-    def __init__(self, base_dir: str, kept: Kept) -> None:
+    def __init__(self, base_dir: str, kept: OpenConnections) -> None:
         self._kept = kept
         self._watcher: SqlPollingEventWatcher | None = None
         super().__init__(base_dir)
 
     def watch(self, run_id: str, cursor: str | None, callback: EventHandlerFn) -> None:
-        """Tell ``callback`` each new event of a run, which the page of a run in the UI lives on.
+        """Call ``callback`` with each new event of a run, as the run's page in the UI needs.
 
-        Dagster's own looks whether the file of the database changes. While a connection stays open, new
-        events are in SQLite's log beside it; so the database is asked.
+        Dagster's own storage watches the database file for changes. While a connection stays open, new events
+        are in SQLite's log beside that file, so this storage queries the database instead.
         """
         if self._watcher is None:
             self._watcher = SqlPollingEventWatcher(self)
@@ -149,13 +149,14 @@ class KeptEventLogStorage(SqliteEventLogStorage):
                 yield connection
 
     def _make(self, shard: str, url: str) -> None:
-        """Have Dagster make or check the database of ``shard``, once in a process: it reads migrations."""
+        """Let Dagster create or check the database of ``shard``, once per process: it reads its
+        migrations."""
         file = self.path_for_shard(shard)
         if file in _checked and _checked[file] == _number(file):
             return
         self._initdb(self._kept.engine(url))
         number = _number(file)
-        assert number is not None, "Dagster has made it"
+        assert number is not None, "Dagster has created it"
         _checked[file] = number
         while len(_checked) > _CHECKED:
             _checked.pop(next(iter(list(_checked))), None)
@@ -168,10 +169,10 @@ class KeptEventLogStorage(SqliteEventLogStorage):
 
 
 _CHECKED = 100
-"""Databases of events that a process knows to be made; each run has one."""
+"""Number of event databases that a process remembers as checked; each run has one."""
 
 _checked: dict[str, int] = {}
-"""These, with the numbers of their files."""
+"""The checked databases, with the inodes of their files."""
 
 
 def _number(file: str) -> int | None:
@@ -182,24 +183,24 @@ def _number(file: str) -> int | None:
 
 
 _made: dict[str, tuple[int, int]] = {}
-"""The folders whose databases this process has had made, with the file numbers of two of them."""
+"""The folders whose databases this process has checked, with the inodes of two of them."""
 
 
 def _make(base_dir: str) -> None:
-    """Have Dagster's own storage make or check the databases of the instance, once in a process.
+    """Let Dagster's own storage create or check the databases of the instance, once per process.
 
-    It reads every one of its migrations for that: 30 ms of processor time, and each tick of a sensor opens
-    an instance.
+    It reads all of its migrations for that, 30 ms of processor time, and each tick of a sensor opens an
+    instance.
     """
     if base_dir not in _made or _made[base_dir] != _numbers(base_dir):
         DagsterSqliteStorage(base_dir)
         numbers = _numbers(base_dir)
-        assert numbers is not None, "Dagster's own storage has made them"
+        assert numbers is not None, "Dagster's own storage has created them"
         _made[base_dir] = numbers
 
 
 def _numbers(base_dir: str) -> tuple[int, int] | None:
-    """The file numbers of the databases of runs and schedules; None if one is not there."""
+    """Return the inodes of the databases of runs and schedules; None if one does not exist."""
     runs = Path(sqlite_storage._runs_directory(base_dir), "runs.db")
     schedules = Path(sqlite_storage._schedule_directory(base_dir), "schedules.db")
     try:
@@ -209,11 +210,11 @@ def _numbers(base_dir: str) -> tuple[int, int] | None:
 
 
 class KeptSqliteStorage(DagsterSqliteStorage):
-    """All three, in the files where ``DagsterSqliteStorage`` has them."""
+    """The three storages together, in the files where ``DagsterSqliteStorage`` has them."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         """``base_dir``: the folder of the instance."""
-        self.base_dir, self._inst_data, self.kept = base_dir, inst_data, Kept()
+        self.base_dir, self._inst_data, self.kept = base_dir, inst_data, OpenConnections()
         runs, schedules = (
             create_db_conn_string(folder, name)
             for folder, name in (
@@ -227,7 +228,7 @@ class KeptSqliteStorage(DagsterSqliteStorage):
             sqlite_storage._event_logs_directory(base_dir), self.kept
         )
         self._schedule_storage = KeptScheduleStorage(schedules, self.kept)
-        # Of Dagster's class only the constructor is left out, which makes its own three.
+        # Skips the constructor of Dagster's class, which would create its own three storages.
         super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
 
     @classmethod

@@ -1,7 +1,7 @@
-"""A run of the ingest job in this process, recorded like one that the sensor asked for.
+"""Runs the ingest job in this process, recorded like a run that the sensor requested.
 
-For commands that make one pass without daemon and code server: the instance, the job and the tags
-are the same, so runs, materializations and checkpoints show in the UI afterwards.
+For commands that make one pass without daemon and code server. Instance, job and tags are the same, so runs,
+materializations and checkpoints show in the UI afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OURS = "omnisupport_ingest."
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """A step that failed: the table it makes, and problem and fix as its error told them."""
+    """A step that failed: the table it makes, and problem and fix from its error."""
 
     step: str
     problem: str
@@ -39,41 +39,38 @@ class DirectRun:
     failures: tuple[StepFailure, ...]
 
 
-def run_windows(
-    instance: dg.DagsterInstance,
-    definitions: dg.Definitions,
-    source: str,
-    windows: WindowRange,
-    cursor: str | None,
-    *,
-    replay: Mapping[str, str] | None = None,
-    tables: Collection[str] | None = None,
-) -> DirectRun:
-    """Take ``windows`` of ``source`` through every layer; a table that fails does not stop the others.
+@dataclass(frozen=True, slots=True)
+class WindowRun:
+    """A run over ``windows`` of ``source``.
 
-    ``cursor``: the newest landed batch, as the sensor's requests name it. ``replay``: tags of a run
-    that makes the windows again; it moves no cursor. ``tables``: the only ones that are visited, by the
-    names of their contracts, after the layers above them; None for all.
+    ``cursor``: the newest landed batch, as in the sensor's requests. ``replay``: tags of a run that rebuilds
+    the windows, which moves no cursor; None for an ingest run. ``tables``: visit only these, by the names of
+    their contracts, after the layers upstream; None for all.
     """
-    if replay is not None:
-        return _run(instance, definitions, keys.replay_job_name(source), source, windows, replay, tables)
-    attempt = RunHistory(instance, source).attempts(cursor, windows.first, windows.last) + 1
-    tags = {keys.CURSOR_TAG: cursor or "", keys.ATTEMPT_TAG: str(attempt), keys.MERGE_NOW_TAG: "true"}
-    return _run(instance, definitions, keys.ingest_job_name(source), source, windows, tags, tables)
+
+    source: str
+    windows: WindowRange
+    cursor: str | None = None
+    replay: Mapping[str, str] | None = None
+    tables: Collection[str] | None = None
 
 
-def _run(
-    instance: dg.DagsterInstance,
-    definitions: dg.Definitions,
-    job_name: str,
-    source: str,
-    windows: WindowRange,
-    tags: Mapping[str, str],
-    tables: Collection[str] | None,
-) -> DirectRun:
+def run_windows(instance: dg.DagsterInstance, definitions: dg.Definitions, wanted: WindowRun) -> DirectRun:
+    """Take the windows through every layer; a table that fails does not stop the others."""
+    source, windows = wanted.source, wanted.windows
+    if wanted.replay is not None:
+        job_name, tags = keys.replay_job_name(source), wanted.replay
+    else:
+        attempt = RunHistory(instance, source).attempts(wanted.cursor, windows.first, windows.last) + 1
+        job_name = keys.ingest_job_name(source)
+        tags = {
+            keys.CURSOR_TAG: wanted.cursor or "",
+            keys.ATTEMPT_TAG: str(attempt),
+            keys.MERGE_NOW_TAG: "true",
+        }
     job = definitions.resolve_job_def(job_name)
-    if tables is not None:
-        content = JobContent.of_job(source, job).visiting(tables)
+    if wanted.tables is not None:
+        content = JobContent.of_job(source, job).visiting(wanted.tables)
         job = job.get_subset(asset_selection=content.assets, asset_check_selection=content.checks)
     with failpoint("dagster.run", source):
         result = job.execute_in_process(
@@ -95,9 +92,9 @@ def _run(
 
 
 def step_failure(event: dg.DagsterEvent) -> StepFailure:
-    """Return problem and fix of the error of ours that made a step fail.
+    """Return problem and fix of the ``IngestError`` that made a step fail.
 
-    Of any other error only the class is named, as its message may quote a row.
+    For any other error only the class is named, because its message may quote a row.
     """
     chain = []
     error = event.step_failure_data.error

@@ -1,7 +1,8 @@
-"""Are source and dimensions equal? An asset check of every dimension, its job, and a schedule that is off.
+"""Compares source and dimensions: an asset check of every dimension, its job, and a schedule that is off.
 
-The check asks the source, so no ingest run makes it. Red is a key that differs at two LSNs one after another;
-what cannot be compared now, under traffic say, leaves the check as it was for an hour and is a warning then.
+The check queries the source, so no ingest run makes it. It fails if a key differs at two LSNs one after
+another. A table that cannot be compared now, for example under heavy traffic, keeps its last result for an
+hour; after that the check warns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,10 @@ from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, 
 CHECK = "equal_to_source"
 
 STALE_AFTER = timedelta(hours=1)
-"""How long a table may not be comparable before the check warns."""
+"""How long a table may be impossible to compare before the check warns."""
 
-_CADENCE_MINUTES = 5
-"""Of the schedule where no setting says another one: somebody has turned it on."""
+_DEFAULT_MINUTES = 5
+"""Interval of the schedule if a person turns it on without setting OMNISUPPORT_VERIFY_MINUTES."""
 
 _KEYS_SHOWN = 20
 
@@ -42,7 +43,7 @@ _UNFINISHED = [
 def build_equality(
     settings: Settings, definition: SourceDefinition, contracts: Sequence[TableContract]
 ) -> dg.Definitions:
-    """Checks, job and schedule of a captured source, for the tables that can ever be compared."""
+    """Return checks, job and schedule of a captured source, for the tables that can be compared at all."""
     contracts = [each for each in contracts if not protected_key(each)]
     if not contracts:
         return dg.Definitions()
@@ -97,7 +98,7 @@ def _checked(
     except SourceUnavailable as error:
         why = f"the source does not answer: {error.problem}"
     except PreflightFailed as error:
-        # No slot is free, say: that is no fault of the tables, and perhaps soon over.
+        # For example no slot is free: not a fault of the tables, and perhaps soon over.
         why = f"the source is not set up for it: {error.problem}"
     found = [not_comparable(own, each, why) for each in contracts]
     for each in found:
@@ -108,7 +109,7 @@ def _checked(
 def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
     note, contract = checked.note, checked.contract
     through = note.through
-    # Net changes that may wait keep a table from being compared for as long.
+    # With a delayed merge a table cannot be compared until the merge is due.
     waits = contract.delayed_merge.max_age if contract.delayed_merge is not None else timedelta(0)
     waits_long = note.waits_since is not None and now - note.waits_since > STALE_AFTER + waits
     metadata: dict[str, dg.MetadataValue] = {
@@ -142,7 +143,7 @@ def _capital(text: str) -> str:
 
 
 def _schedule(settings: Settings, source: str, job: str) -> dg.ScheduleDefinition:
-    minutes = settings.verify_minutes or _CADENCE_MINUTES
+    minutes = settings.verify_minutes or _DEFAULT_MINUTES
     on = dg.DefaultScheduleStatus.RUNNING
     off = dg.DefaultScheduleStatus.STOPPED
 

@@ -1,4 +1,4 @@
-"""Histories in Dagster: an asset per table with its checks, and the job that makes those of a source.
+"""Histories in Dagster: an asset per table with its checks, and a job that updates the histories of a source.
 
 No ingest run waits for a history: the job runs every hour, and whenever a person launches it.
 """
@@ -21,7 +21,7 @@ from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 
 def build_history(workspace: Workspace, source: str) -> dg.Definitions:
-    """The history asset of every table of ``source``, their checks, job and hourly schedule."""
+    """Return the history assets of the tables of ``source``, their checks, job and hourly schedule."""
     contracts = workspace.contracts.of_source(source)
     checks = [check for contract in contracts for check in history_asset_checks(contract)]
     job = dg.define_asset_job(
@@ -35,7 +35,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
     hourly = dg.ScheduleDefinition(
         name=f"hourly_{job.name}",
         job=job,
-        # Between two audits.
+        # Halfway between two audits.
         cron_schedule="35 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=f"Updates the histories of {source} at minute 35 of every hour.",
@@ -53,7 +53,7 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
     spec = workspace.history(contract).spec
     return LakeTable(
         key=keys.history_key(contract),
-        above=keys.deduped_key(contract.source),
+        upstream=keys.deduped_key(contract.source),
         group=keys.HISTORY,
         spec=spec,
         description=f"{contract.description} {spec.description}",
@@ -62,7 +62,7 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
         contract=contract,
         partitions=None,
         lineage=source_lineage(contract),
-        # A click on Materialize makes it again, whether or not anything has changed.
+        # A click on Materialize rebuilds it, whether or not anything has changed.
         make=lambda run: [
             history.materialize(run.workspace, run.spark, contract, run.run_id, replay=run.replay)
         ],
@@ -70,7 +70,7 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
 
 
 def history_asset_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
-    """The checks of one history, which read its rows with Spark: those of the last run, or all."""
+    """Return the checks of one history, which read its rows with Spark: those of the last run, or all."""
     return [
         _check(contract=contract, finding=finding)
         for finding in (
@@ -90,7 +90,7 @@ def _check(*, contract: TableContract, finding: Callable[..., CheckFinding]) -> 
         pyspark: LazyPySparkResource,
     ) -> dg.AssetCheckResult:
         with named_spark_errors(workspace.settings):
-            # A person who launches the check, or has all of the history made again, asks for all of it.
+            # A check that a person launches, or of a rebuilt history, covers the whole history.
             whole = keys.TAKE_NEW_TAG not in context.run.tags
             found = finding(workspace, pyspark.spark_session, contract, whole=whole)
         return dg.AssetCheckResult(

@@ -1,8 +1,7 @@
-"""Jobs: ``ingest_<source>`` takes new batches through every layer, ``replay_<source>`` makes windows
-again, ``audit_<source>`` runs every check.
+"""Jobs: ``ingest_<source>`` takes new batches through every layer, ``replay_<source>`` rebuilds windows,
+``audit_<source>`` runs every check.
 
-Each runs in one process, so that a run opens Spark once. A run over a range of windows updates each
-dimension once.
+A run is one process, so it opens Spark once. A run over a range of windows updates each dimension once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 
 
 def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
-    """The tables of ``source`` in the order that data flows through them."""
+    """Return the tables of ``source`` in the order in which data flows through them."""
     of_source = contracts.of_source(source)
     return [
         keys.raw_key(source),
@@ -44,12 +43,12 @@ class JobContent:
     def of_ingest(
         cls, contracts: Contracts, source: str, log_checks: Sequence[dg.AssetChecksDefinition]
     ) -> JobContent:
-        """Of the ingest job of ``source``, which ``build_jobs`` makes of the same."""
+        """Return the content of the ingest job that ``build_jobs`` builds from the same arguments."""
         checks = frozenset(key for each in log_checks for key in each.check_keys)
         return cls(source, frozenset(table_keys(contracts, source)), checks)
 
     def visiting(self, tables: Collection[str]) -> JobContent:
-        """The same without the dimensions of other tables than these, by name, and without their checks."""
+        """Return the content without dimensions, and their checks, of tables that are not in ``tables``."""
         visited = self.assets & set(keys.paths_to_tables(self.source, tables))
         idle = self.assets - visited
         return JobContent(
@@ -64,10 +63,10 @@ def build_jobs(
     log_checks: Sequence[dg.AssetChecksDefinition],
     audit_checks: Sequence[dg.AssetChecksDefinition],
 ) -> dg.Definitions:
-    """The jobs of ``source``, and the hourly schedule of its audit.
+    """Return the jobs of ``source``, and the hourly schedule of its audit.
 
-    Checks that read logs alone run with every ingest. Those that read rows or ask the server run in the
-    audit only, so that a small batch does not pay for them.
+    Checks that only read logs run with every ingest. Checks that read rows or query the server run only in
+    the audit, so that a small batch does not pay for them.
     """
     tables = dg.AssetSelection.assets(*table_keys(contracts, source)).without_checks()
     ingest = dg.define_asset_job(
@@ -80,7 +79,7 @@ def build_jobs(
     replay = dg.define_asset_job(
         keys.replay_job_name(source),
         selection=tables,
-        description=f"Makes windows of {source} again through every layer, from what has landed. The forward "
+        description=f"Rebuilds windows of {source} through every layer, from what has landed. The forward "
         f"cursor does not move. Say why in the tag {keys.REASON_TAG}.",
         executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},

@@ -10,10 +10,10 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import TableContract
 
 TAKE_NEW_TAG = "omnisupport/take-new"
-"""Run tag: take in what is new. A run without it (a backfill, a click on Materialize) replays."""
+"""Run tag: ingest new batches. A run without it (a backfill, a click on Materialize) replays."""
 
 MERGE_NOW_TAG = "omnisupport/merge-now"
-"""Run tag: no net changes wait for their merge, whatever the contracts say: nobody comes after this run."""
+"""Run tag: merge all net changes now, whatever delay the contracts allow: no run may follow this one."""
 
 SOURCE_TAG = "omnisupport/source"
 CURSOR_TAG = "omnisupport/cursor"
@@ -31,7 +31,7 @@ HISTORY, TARGETS = "history", "targets"
 """Asset groups, one per layer."""
 
 NO_VALUE: Any = dg.Nothing
-"""Type of an asset that yields its output by hand: it has no value, so no IO manager is asked to keep one."""
+"""Type of an asset that yields its output by hand: it has no value, so no IO manager stores one."""
 
 
 def landing_key(source: str) -> dg.AssetKey:
@@ -51,7 +51,7 @@ def dimension_key(contract: TableContract) -> dg.AssetKey:
 
 
 def paths_to_tables(source: str, names: Iterable[str]) -> list[dg.AssetKey]:
-    """The assets that the rows of some contracts' tables go through, dimensions included."""
+    """Return the assets that the rows of the tables ``names`` pass through, dimensions included."""
     dimensions = (dg.AssetKey([source, f"dim_{name}"]) for name in names)
     return [raw_key(source), deduped_key(source), *dimensions]
 
@@ -65,7 +65,7 @@ def target_key(contract: TableContract) -> dg.AssetKey:
 
 
 def pool_of(key: dg.AssetKey) -> str:
-    """The pool that keeps two writers of one table apart; conflicts are safe, but cost a retry."""
+    """Return the pool that keeps two writers of one table apart; a conflict is safe, but costs a retry."""
     return "/".join(key.path)
 
 

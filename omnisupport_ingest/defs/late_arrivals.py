@@ -1,7 +1,7 @@
 """Sensor ``late_arrivals_<source>``: replays closed windows that received events, by a partition backfill.
 
-The backfill's id follows from the late batches and their windows, and it is asked for before the tick
-answers. So a daemon that dies in between asks for the same one again, which Dagster has already.
+The backfill's id depends on the late batches and their windows, and it is launched before the tick answers.
+So a daemon that dies in between requests the same backfill again, which Dagster already has.
 """
 
 from datetime import UTC, datetime
@@ -18,11 +18,11 @@ from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 
 INTERVAL_SECONDS = 30
-"""A replay takes about as long; every tick costs, and nothing is late most of the time."""
+"""A replay takes about this long. A tick has a cost, and late events are rare."""
 
 
 def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
-    """The sensor of one source; running unless somebody stops it."""
+    """Return the sensor of one source; it runs unless a person stops it."""
 
     @dg.sensor(
         name=f"late_arrivals_{source}",
@@ -52,7 +52,7 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
 
         def find(backfill_id: str) -> Attempt | None:
             known = find_backfill(context.instance, backfill_id)
-            return None if known is None else Attempt(known.finished, known.asked_at)
+            return None if known is None else Attempt(known.finished, known.requested_at)
 
         replay = LateReplay(source, due)
         attempt, waiting = next_attempt(replay, find, datetime.now(UTC))
@@ -71,7 +71,7 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
                 + (" …" if len(replay.windows) > 5 else "")
                 + f"; batches {replay.named_batches}.",
                 tags={
-                    # As runs that a sensor requested bear it: the backfills page names who launched it.
+                    # The tag of runs that a sensor requested: the backfills page then names the sensor.
                     "dagster/sensor_name": f"late_arrivals_{source}",
                     keys.LATE_TAG: str(replay.events),
                     keys.LATE_BATCHES_TAG: replay.named_batches,

@@ -1,10 +1,9 @@
-"""Runs that Dagster still takes for started although their process is gone.
+"""Ends runs that Dagster still records as started although their process is gone.
 
-Dagster's default launcher cannot tell (it has no health check), and the code server that would have
-told may have died with the run. Left alone, such a run would keep the sensor waiting and the pools
-of its tables taken for good. A live run that is taken for a lost one is worse: its pools are freed
-while it still writes. So a run names its process by what no clock moves (``processes``), before its
-first step.
+Dagster's default launcher has no health check, and the code server that would have reported the end may have
+died with the run. Such a run would block the sensor and hold the pools of its tables forever. To end a live
+run by mistake is worse: its pools would be freed while it still writes. So before its first step a run
+records its process by an identity that does not depend on the clock (``processes``).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _STARTED = [
     dg.DagsterRunStatus.CANCELING,
 ]
 _PROCESS = re.compile(r"\(pid: (\d+)\)")
-"""How Dagster's engine events name the process that a run was given."""
+"""How Dagster's engine events name the process of a run."""
 
 
 class _NamesItsProcess(dg.Executor):
@@ -67,11 +66,12 @@ run_executor = dg.ExecutorDefinition(
 
 
 def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs failed whose process has ended, and free their pools; returns their ids.
+    """Mark the runs whose process has ended as failed, and free their pools; return their ids.
 
-    A run whose process nobody recorded yet is left alone: it is only just being started. Where only a number
-    is recorded (by an earlier version, or by Dagster before the run's first step), the process that has it at
-    the first look is taken for the run's, and recorded: one that is given the number later is not.
+    A run without a recorded process is left alone: it is just being started. If only a process number is
+    recorded (by an earlier version, or by Dagster before the run's first step), the process that has the
+    number at the first call counts as the run's and is recorded; a later process with that number does not
+    count.
     """
     ended = []
     for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED)):
@@ -84,12 +84,12 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
             _record(instance, run.run_id, found)
         if process.lives():
             continue
-        # The pools first: a run that is marked failed is not looked at again.
+        # The pools first: a run that is marked failed is not visited again.
         with failpoint("dagster.pool", run.run_id):
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
         with failpoint("dagster.run_failed", run.run_id):
             instance.report_run_failed(
-                run, f"Its process ({process.pid}) is gone, and nobody had told of its end."
+                run, f"Its process ({process.pid}) is gone, and nobody had reported its end."
             )
         ended.append(run.run_id)
     return ended
@@ -101,7 +101,7 @@ def _record(instance: dg.DagsterInstance, run_id: str, process: ProcessIdentity)
 
 
 def _process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> ProcessIdentity | None:
-    """The process of this machine that ``run`` was executed by; None if nothing names it."""
+    """Return the process of this machine that executes ``run``; None if it is not recorded."""
     if own := ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")):
         return own
     found = None

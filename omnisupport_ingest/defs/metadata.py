@@ -1,6 +1,6 @@
-"""A checkpoint as Dagster metadata; its numbers become plots over partitions and over time.
+"""Turns a checkpoint into Dagster metadata, whose numbers the UI plots over partitions and time.
 
-The UI plots entries of the types int and float alone; a number written as text would only be listed.
+The UI plots only entries of type int and float; a number as text would only be listed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_DECISION,
 )
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.checkpoint import Checkpoint, RulesAsked
+from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
@@ -33,7 +33,7 @@ _COUNTED: Mapping[str, tuple[str, ...]] = {
     DEDUPED: (*JUDGED, CONTRACT_CHANGE, REVIEW_DECISION, *_OF_EVERY_LAYER),
     NET_CHANGES: _OF_EVERY_LAYER,
 }
-"""The scenarios that a layer counts: of its events, and of what made its windows again."""
+"""The scenarios that a layer counts: of its events, and of rebuilds of its windows."""
 
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
@@ -42,12 +42,11 @@ CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint"
 def checkpoint_metadata(
     checkpoint: Checkpoint, *, duration_seconds: float | None = None
 ) -> Mapping[str, dg.MetadataValue]:
-    """The entries for the materialization of the checkpoint's window.
+    """Return the entries for the materialization of the checkpoint's window.
 
-    ``duration_seconds`` is how long the step took for all of its windows; left out where unknown.
-    ``watermark_lag_seconds``, where there is a watermark, is how far it lay behind the commit.
-    ``exact_kernel_share``: as of ``Checkpoint``; ``rules_share``: of the time that tasks took to judge, what
-    asking rows for the rules of their contracts took.
+    ``duration_seconds``: how long the step took for all of its windows; None if unknown. The entry
+    ``watermark_lag_seconds`` is how far the watermark was behind the commit. ``exact_kernel_share`` and
+    ``rules_share``: as in ``Checkpoint`` and ``RuleResults``.
     """
     entries: dict[str, dg.MetadataValue] = {
         "cursor": MetadataValue.text(checkpoint.cursor or "none: no event yet"),
@@ -74,10 +73,10 @@ def checkpoint_metadata(
         lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
-        # A history holds rows of many windows' events, and counts none.
+        # A history holds rows of all windows, and counts no events.
         entries["events_raw"] = MetadataValue.int(checkpoint.raw)
         if checkpoint.layer != RAW:
-            # Raw has judged nothing: a zero would be read as a count.
+            # Raw judges nothing: a zero would be misread as a count.
             entries |= {
                 "events_deduped": MetadataValue.int(checkpoint.deduped),
                 "events_duplicate": MetadataValue.int(checkpoint.duplicates),
@@ -108,22 +107,23 @@ def checkpoint_metadata(
     return entries
 
 
-def _rules(asked: RulesAsked) -> Mapping[str, dg.MetadataValue]:
-    """What the rules of contracts found, and what they cost."""
-    entries: dict[str, dg.MetadataValue] = {"rules_broken": MetadataValue.int(sum(asked.broken.values()))}
-    if asked.broken:
-        entries["rules_broken_by_name"] = MetadataValue.json(dict(asked.broken))
-    if asked.share is not None:
-        entries["rules_share"] = MetadataValue.float(asked.share)
+def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:
+    """Return what the rules of contracts found, and what they cost."""
+    broken = MetadataValue.int(sum(results.broken.values()))
+    entries: dict[str, dg.MetadataValue] = {"rules_broken": broken}
+    if results.broken:
+        entries["rules_broken_by_name"] = MetadataValue.json(dict(results.broken))
+    if results.share is not None:
+        entries["rules_share"] = MetadataValue.float(results.share)
     return entries
 
 
 def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping[str, dg.MetadataValue]:
-    """What every materialization of a dimension says of the whole table: up to where it is complete, what its
-    last update rewrote for how many keys, and what waits for its merge where the contract lets it.
+    """Return what every materialization of a dimension shows about the whole table.
 
-    Nothing where the table is not there. A window's own entries, its content hash among them, are of its net
-    changes.
+    That is: up to where it is complete, how many keys and files its last update changed, and what waits for a
+    delayed merge. Empty if the table does not exist. The entries of a window, such as its content hash,
+    describe its net changes.
     """
     snapshot = look(workspace.dimension(contract))
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
@@ -156,7 +156,7 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
 
 
 def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:
-    """What a replay did to the window: nothing, or how many keys changed and why."""
+    """Return what a replay did to the window: nothing, or how many keys changed and why."""
     if checkpoint.replaced_hash is None:
         return {}
     entries: dict[str, dg.MetadataValue] = {

@@ -1,9 +1,10 @@
-"""Sensors of a source that is read by cursors: ``cursor_<source>`` lands what is new, ``compare_<source>``
-asks for the comparison of its keys when that is due.
+"""Sensors of a source that is read by cursors: ``cursor_<source>`` lands new rows, ``compare_<source>``
+requests the comparison of its keys when it is due.
 
-The cursor of ``cursor_<source>`` is the source's: by table, the value of its cursor column up to which all
-has landed. It moves when a batch is durable, never before. Set back by hand, or lost with a tick that died,
-it makes the next tick read again from there, and what has landed is known; set ahead it is not believed.
+The cursor of ``cursor_<source>`` holds, by table, the value of the cursor column up to which everything has
+landed. It moves only when a batch is durable. A cursor that was set back by hand, or lost with a tick that
+died, makes the next tick read again from there; rows that landed before are recognized. A cursor that was set
+ahead is ignored.
 """
 
 import json
@@ -26,36 +27,35 @@ from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
 
 TICK_SECONDS = 30.0
-"""How long a tick reads; what is left is for the next one. Dagster ends a tick after a minute."""
+"""How long a tick reads; the next tick continues. Dagster ends a tick after a minute."""
 
 _LEAST_INTERVAL = 5
 
 
 def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
-    """The sensor that reads the source; running unless somebody stops it."""
+    """Return the sensor that reads the source; it runs unless a person stops it."""
 
     @dg.sensor(
         name=f"cursor_{definition.name}",
         minimum_interval_seconds=max(_LEAST_INTERVAL, int(definition.sync_every.total_seconds())),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Lands what is new in {definition.name}, by the cursors of its contracts; "
-        f"wal_batches_{definition.name} then asks for the windows.",
+        description=f"Lands new rows of {definition.name}, by the cursors of its contracts; "
+        f"wal_batches_{definition.name} then requests runs of their windows.",
     )
     def cursor(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
         source = QuerySource.of(definition, workspace.contracts, workspace.home)
-        given = _cursors(context.cursor)
         try:
-            report = source.sync(seconds=TICK_SECONDS, no_further_than=given)
+            report = source.sync(seconds=TICK_SECONDS, no_further_than=_cursors(context.cursor))
         except IngestError as error:
-            # The tick is told as skipped with the fix; the cursor stays, and the next one tries again.
+            # The tick shows as skipped, with the fix; the cursor stays, and the next one tries again.
             return dg.SensorResult(skip_reason=f"{error.problem} Fix: {error.fix}", cursor=context.cursor)
-        told = {each.table: each.cursor for each in report.tables}
+        cursors = {each.table: each.cursor for each in report.tables}
         with failpoint("sensor.answer"):
             return dg.SensorResult(
-                skip_reason=_told(report),
-                cursor=json.dumps(told),
+                skip_reason=_summary(report),
+                cursor=json.dumps(cursors),
                 asset_events=[_observed(definition.name, report)] if report.batches else [],
             )
 
@@ -63,7 +63,8 @@ def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
 
 
 def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.SensorDefinition | None]:
-    """The job that compares the source's keys, and the sensor that asks for it (null: nobody does)."""
+    """Return the job that compares the source's keys, and the sensor that requests it (None: no interval is
+    set)."""
     name = f"compare_{definition.name}"
 
     @dg.op(name=f"{name}_keys", out=dg.Out(dg.Nothing))
@@ -102,7 +103,7 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
         job=compare,
         minimum_interval_seconds=min(max(_LEAST_INTERVAL, seconds), 300),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Asks for a comparison of {definition.name} every {seconds} seconds, once the lake has "
+        description=f"Requests a comparison of {definition.name} every {seconds} seconds, once the lake has "
         "all that has landed.",
     )
     def due(
@@ -114,14 +115,14 @@ def comparison(definition: SourceDefinition) -> tuple[dg.JobDefinition, dg.Senso
         if workspace.landing(definition.name).current_epoch() is None:
             return dg.SkipReason("Nothing has landed yet.")
         if not pending_windows(workspace, definition.name).nothing:
-            return dg.SkipReason("The lake has not taken in all that has landed.")
+            return dg.SkipReason("The lake does not have all yet that has landed.")
         return dg.SensorResult(run_requests=[dg.RunRequest(run_key=f"{name}/{number}")], cursor=number)
 
     return compare, due
 
 
 def _cursors(text: str | None) -> Mapping[str, str | None]:
-    """The cursors by table that a tick left, or a person; anything else says nothing, which costs nothing."""
+    """Return the cursors by table that a tick or a person set; any other text counts as no cursor."""
     try:
         found: Any = parse_json(text or "{}")
     except Unreadable:
@@ -131,7 +132,7 @@ def _cursors(text: str | None) -> Mapping[str, str | None]:
     return {name: value for name, value in found.items() if value is None or isinstance(value, str)}
 
 
-def _told(report: SyncReport) -> str:
+def _summary(report: SyncReport) -> str:
     rows = sum(each.landed for each in report.tables)
     state = "" if report.finished else " The next tick goes on."
     back = [each.table for each in report.tables if each.went_back]

@@ -1,8 +1,8 @@
-"""Job and schedule ``retention``: what ``retention apply --yes`` does, and Dagster's old runs.
+"""Job and schedule ``retention``: does what ``retention apply --yes`` does, and removes Dagster's old runs.
 
-The schedule is off until somebody turns it on. Without ``x-cdc.retention`` in the contracts it removes old
-files of the lake alone. Runs go only where a setting says after how many days; then what the tables' own logs
-have is reported again, so no partition loses its checkpoint.
+The schedule is off until a person turns it on. Without ``x-cdc.retention`` in the contracts it only removes
+old files of the lake. Runs are removed only if a setting gives their age in days; then the checkpoints in the
+tables' own logs are reported again, so no partition loses its checkpoint.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ _AT_ONCE = 100
 
 
 def build_retention() -> dg.Definitions:
-    """The job of the home, and its schedule, off by default."""
+    """Return the job of the home, and its schedule, which is off by default."""
 
     @dg.op(
         name="remove_what_is_old",
@@ -34,22 +34,22 @@ def build_retention() -> dg.Definitions:
         out=dg.Out(dg.Nothing),
     )
     def remove_what_is_old(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
-        told: dict[str, dg.MetadataValue] = {}
+        metadata: dict[str, dg.MetadataValue] = {}
         for source in workspace.contracts.sources():
             planned = plan_retention(workspace, source)
             for each in carry_out(workspace, planned, removed_by=f"run {context.run_id}"):
                 of = "tables" if each.layer == HISTORY else "windows"
-                told[f"{source}_{each.layer}_{of}"] = dg.MetadataValue.int(each.windows)
-                told[f"{source}_{each.layer}_bytes"] = dg.MetadataValue.int(each.bytes)
-            told[f"{source}_refused"] = dg.MetadataValue.int(len(planned.refused))
-            told[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
+                metadata[f"{source}_{each.layer}_{of}"] = dg.MetadataValue.int(each.windows)
+                metadata[f"{source}_{each.layer}_bytes"] = dg.MetadataValue.int(each.bytes)
+            metadata[f"{source}_refused"] = dg.MetadataValue.int(len(planned.refused))
+            metadata[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
             for refused in planned.refused[:_AT_ONCE]:
                 context.log.info(f"{refused.layer} keeps window {refused.window} of {source}: {refused.why}.")
         kept = workspace.settings.runs_kept_days
         if kept is not None:
             runs = remove_old_runs(context.instance, workspace, datetime.now(UTC) - timedelta(days=kept))
-            told["runs"] = dg.MetadataValue.int(runs)
-        context.add_output_metadata(told)
+            metadata["runs"] = dg.MetadataValue.int(runs)
+        context.add_output_metadata(metadata)
 
     @dg.job(
         name=JOB,
@@ -73,10 +73,10 @@ def build_retention() -> dg.Definitions:
 
 
 def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: datetime) -> int:
-    """Delete finished runs that were created before ``before`` with their events; returns how many.
+    """Delete finished runs that were created before ``before``, with their events; return how many.
 
-    Their materializations go with them, so what the lake holds is reported again, at once and even if there
-    was nothing to delete: a call before this one may have been killed in between.
+    Their materializations are deleted with them, so the checkpoints of the lake are reported again. This
+    happens even if there was nothing to delete: an earlier call may have been killed before it.
     """
     removed = 0
     wanted = dg.RunsFilter(statuses=_FINISHED, created_before=before)

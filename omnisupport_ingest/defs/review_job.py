@@ -1,6 +1,6 @@
-"""The job ``review_<source>``: release or discard quarantined events from the UI, as the command does.
+"""The job ``review_<source>``: releases or discards quarantined events from the UI, as the command does.
 
-It records the decision and judges nothing: the sensor sees that the windows are stale and asks for them.
+It only records the decision; the sensor then finds the windows stale and requests runs of them.
 """
 
 from enum import Enum
@@ -16,14 +16,14 @@ from omnisupport_ingest.review.deciding import decide
 
 
 class Choice(Enum):
-    """What can be decided of an event in quarantine."""
+    """A decision on an event in quarantine."""
 
     release = "release"
     discard = "discard"
 
 
 class ReviewConfig(dg.Config):
-    """One decision on some events. All four are required: the ledger keeps who decided what, and why."""
+    """One decision on some events. All fields are required: the ledger keeps who decided what, and why."""
 
     events: list[str] = Field(
         description="Ids as `omnisupport-ingest quarantine list` shows them, like "
@@ -35,7 +35,8 @@ class ReviewConfig(dg.Config):
 
 
 def build_review_job(source: str) -> dg.JobDefinition:
-    """The job of ``source``. A run fails, and records nothing, if any of its events cannot be decided so."""
+    """Return the job of ``source``. A run fails and records nothing if the decision is not allowed for one of
+    its events."""
 
     @dg.op(
         name=f"decide_{source}",
@@ -66,8 +67,8 @@ def build_review_job(source: str) -> dg.JobDefinition:
 
     @dg.job(
         name=keys.review_job_name(source),
-        description=f"Release or discard events in quarantine of {source}; the sensor then asks for their "
-        "windows.",
+        description=f"Release or discard events in quarantine of {source}; the sensor then requests runs of "
+        "their windows.",
         executor_def=run_executor,
         tags={keys.SOURCE_TAG: source},
     )

@@ -1,4 +1,4 @@
-"""What Dagster's run storage says about one source: runs in progress, attempts made, failures in a row."""
+"""The runs of one source in Dagster's storage: runs in progress, attempts, failures in a row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FAILED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, *_FAILED]
 
 _LOOK_BACK = 20
-"""Failures in a row are counted up to this many runs; the wait between attempts has its limit before."""
+"""Failures in a row are counted up to this many runs; the wait between attempts reaches its limit earlier."""
 
 _RANGE_START = "dagster/asset_partition_range_start"
 _RANGE_END = "dagster/asset_partition_range_end"
 
 
 class RunHistory:
-    """The runs of one source, asked of ``instance`` at each call."""
+    """The runs of one source; each call queries ``instance``."""
 
     def __init__(self, instance: dg.DagsterInstance, source: str) -> None:
         self._instance = instance
@@ -36,8 +36,8 @@ class RunHistory:
         self._raw = keys.raw_key(source)
 
     def in_progress(self) -> list[WindowRange]:
-        """The windows of runs that are queued or started: of the ingest job, and of any other run
-        (a backfill, a click) that materializes raw."""
+        """Return the windows of queued and started runs: of the ingest job, and of any other run (a backfill,
+        a click) that materializes raw."""
         runs = self._instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
         found = []
         for run in runs:
@@ -52,18 +52,17 @@ class RunHistory:
         return found
 
     def ingesting(self) -> bool:
-        """Whether a run of the ingest job is queued or started."""
+        """Return whether a run of the ingest job is queued or started."""
         wanted = dg.RunsFilter(job_name=self._job, statuses=_IN_PROGRESS)
         return self._instance.get_runs_count(wanted) > 0
 
     def attempts(self, last_batch_id: str | None, first: str, last: str) -> int:
-        """How many runs were ever asked for over this range at this cursor."""
+        """Return how many runs were ever requested for this range at this cursor."""
         tags = {keys.CURSOR_TAG: last_batch_id or "", _RANGE_START: first, _RANGE_END: last}
         return self._instance.get_runs_count(dg.RunsFilter(job_name=self._job, tags=tags))
 
     def failures_in_a_row(self) -> tuple[int, datetime | None]:
-        """How many of the newest finished ingest runs failed without a success since, and when the
-        last of them ended."""
+        """Return how many ingest runs failed since the last success, and when the last of them ended."""
         records = self._instance.get_run_records(
             dg.RunsFilter(job_name=self._job, statuses=_FINISHED), limit=_LOOK_BACK
         )

@@ -1,14 +1,15 @@
-"""How runs are launched: by a fork of the process that stands ready, and without a wait in the queue.
+"""Launches runs fast: by a fork of the run starter, and without a wait in the queue.
 
-``ReadyRunLauncher`` asks the process that stands ready (``cli/run_starter.py``) for a fork. Where that is
-missing, dead, or has imported what is no longer current, Dagster's own launcher starts the run. A run names
-its process before it begins, so it can be ended and looked after whoever launched it.
+``ReadyRunLauncher`` requests a fork from the run starter (``cli/run_starter.py``), a process that has
+everything imported. If that process is missing, dead, or has imported outdated code, Dagster's own launcher
+starts the run. A run records its process before it begins, so it can be ended and monitored whoever launched
+it.
 
-``PromptRunCoordinator`` launches the sensors' ingest runs when they are asked for. Dagster's daemon looks
-into its queue every few seconds alone, which is fine for whatever else there is.
+``PromptRunCoordinator`` launches the sensors' ingest runs as soon as they are requested. All other runs go
+through Dagster's queue, which the daemon reads every few seconds.
 
-The imports below are private names of Dagster's; ``dagster.yaml`` names both classes, so every process that
-opens the instance fails loudly should one have moved.
+The imports below are private names of Dagster. ``dagster.yaml`` names both classes, so every process that
+opens the instance fails with an error if one has moved.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _SOCKET = "socket"
 
 
 class ReadyRunLauncher(dg.DefaultRunLauncher):
-    """Dagster's own launcher, with a fork of the process that stands ready before it."""
+    """Launches a run by a fork of the run starter, or else as Dagster's own launcher does."""
 
     def __init__(self, socket: Path, inst_data: ConfigurableClassData | None = None) -> None:
-        """``socket``: where the process that stands ready listens."""
+        """``socket``: where the run starter listens."""
         self._socket = socket
         super().__init__(inst_data)
 
@@ -60,10 +61,9 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
             self._socket, run.run_id, lambda process: self._name(run.run_id, process)
         ):
             return
-        # A child that was named and never began is not the run's process.
+        # A fork that was recorded and never began is not the run's process.
         self._name(run.run_id, None)
-        # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to be
-        # ended.
+        # No failpoint: Dagster's own call, which requests, launches or ends a run.
         super().launch_run(context)
 
     def terminate(self, run_id: str) -> bool:
@@ -71,13 +71,12 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")) if run is not None else None
         if run is None or run.is_finished or process is None or GRPC_INFO_TAG in run.tags:
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
-        # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to be
-        # ended.
+        # No failpoint: Dagster's own call, which requests, launches or ends a run.
         self._instance.report_run_canceling(run)
         if not process.lives():
             end_lost_runs(self._instance)
             return False
-        # As Dagster's own launcher has it done: the run takes it as an interrupt of its step.
+        # As Dagster's own launcher does: the run treats the signal as an interrupt of its step.
         os.kill(process.pid, signal.SIGINT)
         return True
 
@@ -86,7 +85,7 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether the process lives that the run names; one that names none is only just being started."""
+        """Return whether the run's process lives; a run without a recorded process is just being started."""
         process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, ""))
         if process is None or process.lives():
             return CheckRunHealthResult(WorkerStatus.RUNNING)
@@ -101,16 +100,15 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
 
 
 class PromptRunCoordinator(QueuedRunCoordinator[Any]):
-    """Dagster's queue, past which an ingest run goes as long as only such runs are in progress.
+    """Dagster's queue, which an ingest run skips while only ingest runs are in progress.
 
-    Any other run may hold the pools of its tables, and the queue keeps it back until they are free.
+    Any other run may hold the pools of its tables; then the queue holds it back until they are free.
     """
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
         if run.status is not dg.DagsterRunStatus.NOT_STARTED or TAKE_NEW_TAG not in run.tags:
-            # No failpoint: what Dagster does there itself, in its own words: a run asked for, launched or to
-            # be ended.
+            # No failpoint: Dagster's own call, which requests, launches or ends a run.
             return super().submit_run(context)
         running = self._instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES))
         queue = self._instance.get_concurrency_config().run_queue_config
@@ -123,7 +121,7 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
 
 
 def execute_run(run_id: str) -> int:
-    """Execute a run that was launched, in this process, as `dagster api execute_run` does; its exit code."""
+    """Execute a launched run in this process, as `dagster api execute_run` does; return its exit code."""
     with capture_interrupts(), dg.DagsterInstance.get() as instance:
         return _execute_run_command_body(run_id, instance, lambda _: None, set_exit_code_on_failure=False)
 

@@ -1,8 +1,8 @@
-"""Sensor ``wal_batches_<source>``: asks for the windows of what has landed and is not yet committed.
+"""Sensor ``wal_batches_<source>``: requests runs of the windows that have landed and are not yet committed.
 
-The question is put to landing and to the tables' logs at every tick. The cursor only remembers
-what was seen last, so a lost, rewound or failed one skips nothing. A run that failed or was lost
-leaves its windows pending, and they are asked for again under a fresh run key.
+Every tick finds these windows from landing and the tables' logs. The cursor only remembers the newest batch
+seen, so a lost or rewound cursor skips nothing. A run that failed or was lost leaves its windows pending, and
+they are requested again with a new run key.
 """
 
 import json
@@ -26,27 +26,27 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
 
 BATCHES_PER_TICK = 500
-"""At most so many batches are asked for at once, in landing order."""
+"""Most batches that a tick requests, in landing order."""
 
 INTERVAL_SECONDS = 1
-"""The next tick at what capture lands may follow the last one at once: a tick waits for news itself."""
+"""Interval for a captured source: a tick may follow at once, because it waits for new batches itself."""
 
 FILES_INTERVAL_SECONDS = 15
-"""The same for a source of files: every tick costs, also where nothing ever lands."""
+"""The same for a source of files: a tick has a cost, even if nothing ever lands."""
 
 PATIENCE_SECONDS = 30.0
-"""How long a tick with nothing to ask for waits for a batch to land, or for the run before it to end."""
+"""How long a tick without work waits for a batch to land, or for the run in progress to end."""
 
 FILES_PATIENCE_SECONDS = 4.0
 """The same for a source of files."""
 
-_LOOK_SECONDS = 0.1
-"""How often to look whether a run has ended; it costs a question to Dagster's records."""
+_POLL_SECONDS = 0.1
+"""How often a tick checks whether a run has ended; each time costs a query of Dagster's storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensorCursor:
-    """The newest landed batch that a tick has seen, where it ends, and the attempt it was asked for in."""
+    """The newest landed batch that a tick has seen, the LSN of its end, and the attempt that requested it."""
 
     last_batch_id: str | None = None
     lsn: str | None = None
@@ -57,7 +57,7 @@ class SensorCursor:
 
     @classmethod
     def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; anything else counts as no cursor, which costs nothing."""
+        """Read what ``to_text`` wrote; any other text counts as no cursor, which is harmless."""
         try:
             return from_note(cls, parse_json(text or "{}"))
         except Unreadable:
@@ -67,10 +67,10 @@ class SensorCursor:
 def wal_batches_sensor(
     *, partitions: dg.TimeWindowPartitionsDefinition, captured: bool, job: JobContent
 ) -> dg.SensorDefinition:
-    """The sensor of one source; running unless somebody stops it.
+    """Return the sensor of one source; it runs unless a person stops it.
 
-    ``captured``: its batches come from the WAL of the captured source, not from files. ``job``: what the
-    ingest job makes when it visits every table.
+    ``captured``: its batches come from the WAL of the captured source, not from files. ``job``: the content
+    of the ingest job when it visits every table.
     """
     source = job.source
 
@@ -79,8 +79,8 @@ def wal_batches_sensor(
         job_name=keys.ingest_job_name(source),
         minimum_interval_seconds=INTERVAL_SECONDS if captured else FILES_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Asks for a run over the windows of {source} that have landed and are not committed; "
-        "windows that late events landed in are left to late_arrivals.",
+        description=f"Requests a run over the windows of {source} that have landed and are not committed; "
+        "windows that received late events are left to late_arrivals.",
     )
     def wal_batches(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
@@ -104,13 +104,13 @@ def wal_batches_sensor(
         end_lost_runs(context.instance)
         failures, last_failure = history.failures_in_a_row()
         if last_failure is not None and now < (again := retry_at(failures, last_failure)):
-            # Nothing is asked for, so the attempt stays what it was.
+            # Nothing is requested, so the attempt stays the same.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
             reason = f"{failures} runs failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
             return _nothing(reason, cursor, observations)
 
         if history.ingesting():
-            # What a run costs is mostly fixed, so two at a time would only slow each other down.
+            # The cost of a run is mostly fixed, so two at a time would only slow each other down.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
             reason = f"A run is in progress; the next one takes {pending.batches} more batches."
             return _nothing(reason, cursor, observations)
@@ -137,11 +137,12 @@ def wal_batches_sensor(
 
 
 def _wait_for_run(history: RunHistory, give_up: float) -> bool:
-    """Wait for a run in progress to end, until ``give_up`` of the monotonic clock; whether one did."""
+    """Wait for a run in progress to end, until ``give_up`` of the monotonic clock; return whether it
+    waited."""
     waited = False
     while time.monotonic() < give_up and history.ingesting():
         waited = True
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return waited
 
 
@@ -149,7 +150,7 @@ def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: 
     content = job.visiting(pending.tables)
     whole = content == job
     return dg.RunRequest(
-        # Run keys are remembered for ever, those of failed runs too.
+        # Dagster remembers run keys forever, those of failed runs too.
         run_key=f"{job.source}/{first}/{last}/{pending.last_batch_id}/a{attempt}",
         tags={
             "dagster/asset_partition_range_start": first,
@@ -157,7 +158,8 @@ def _request(job: JobContent, pending: Pending, attempt: int, first: str, last: 
             keys.CURSOR_TAG: pending.last_batch_id or "",
             keys.ATTEMPT_TAG: str(attempt),
         },
-        # A table without news costs nothing. Dagster takes the checks of the assets alone, if none are named.
+        # A table without new events costs nothing. Without named checks, Dagster runs only those of the
+        # assets.
         asset_selection=None if whole else sorted(content.assets),
         asset_check_keys=None if whole else sorted(content.checks, key=lambda key: key.to_user_string()),
     )

@@ -1,7 +1,7 @@
 """The health of a captured source in Dagster: a check on the landing asset, and a sensor that raises alarms.
 
-The sensor reports what the check would find, so the check is as fresh as the sensor's last tick, and a plot
-of its numbers. People are told before the cursor moves: a tick that could not tell them is made again.
+The sensor reports the result of the check, so the check is as recent as the sensor's last tick, and its
+numbers are plotted. The alarm is sent before the cursor moves: a tick that could not send it is repeated.
 """
 
 import json
@@ -27,12 +27,13 @@ CHECK = "source_healthy"
 INTERVAL_SECONDS = 60
 
 _OBSERVED_EVERY_SECONDS = 600
-"""Every tick would fill the event log; a change is recorded at once."""
+"""How often an unchanged health is recorded: every tick would fill the event log. A change is recorded at
+once."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCursor:
-    """What people were told last, and when it was last recorded (seconds since 1970)."""
+    """The health that was last sent as an alarm, and when it was last recorded (seconds since 1970)."""
 
     level: int = 0
     problems: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class HealthCursor:
 
     @classmethod
     def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; anything else counts as a source that was well."""
+        """Read what ``to_text`` wrote; any other text counts as a healthy source."""
         try:
             return from_note(cls, parse_json(text or "{}"))
         except Unreadable:
@@ -51,7 +52,7 @@ class HealthCursor:
 
 
 def source_health_check(definition: SourceDefinition) -> dg.AssetChecksDefinition:
-    """The check of a captured source; it asks the server, with the rights of the capture role."""
+    """Return the check of a captured source; it queries the server, with the rights of the capture role."""
     source = definition.name
 
     @dg.asset_check(
@@ -72,7 +73,7 @@ def source_health_check(definition: SourceDefinition) -> dg.AssetChecksDefinitio
 
 
 def source_health_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
-    """The sensor of a captured source; running unless somebody stops it."""
+    """Return the sensor of a captured source; it runs unless a person stops it."""
     source = definition.name
 
     @dg.sensor(
@@ -80,19 +81,19 @@ def source_health_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
         asset_selection=dg.AssetSelection.assets(keys.landing_key(source)),
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Watches slot, kept WAL and publication of {source}; tells the alarm command or webhook "
+        description=f"Watches slot, kept WAL and publication of {source}; calls the alarm command or webhook "
         "when its health changes.",
     )
     def source_health_changes(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
     ) -> dg.SensorResult:
-        told, now = HealthCursor.from_text(context.cursor), datetime.now(UTC)
+        last, now = HealthCursor.from_text(context.cursor), datetime.now(UTC)
         health = _health(workspace, definition)
-        news = (health.level, health.kinds) != (told.level, told.problems)
-        if news:
+        changed = (health.level, health.kinds) != (last.level, last.problems)
+        if changed:
             send_alarm(workspace.settings, health.document(now))
-        due = news or now.timestamp() - told.recorded_at >= _OBSERVED_EVERY_SECONDS
-        recorded_at = now.timestamp() if due else told.recorded_at
+        due = changed or now.timestamp() - last.recorded_at >= _OBSERVED_EVERY_SECONDS
+        recorded_at = now.timestamp() if due else last.recorded_at
         return dg.SensorResult(
             skip_reason=dg.SkipReason(health.summary),
             cursor=HealthCursor(int(health.level), health.kinds, recorded_at).to_text(),

@@ -1,4 +1,4 @@
-"""Tables of the lake as Dagster describes them: column schemas and column lineage."""
+"""What Dagster shows of the tables of the lake: column schemas and column lineage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnisupport_ingest.lake.table import TableSpec
 
 
 def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> dict[str, Any]:
-    """Definition metadata of a table: its columns, described by ``contract`` where it knows them."""
+    """Return the definition metadata of a table: its columns, described by ``contract`` where it has them."""
     contracted = {column.name: column for column in contract.columns} if contract else {}
     system = column_descriptions(spec.schema.names)
     columns = []
@@ -37,9 +37,9 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
 
 
 def source_metadata(contracts: Iterable[TableContract]) -> dict[str, Any]:
-    """What lands of a source, as columns: ``<schema>.<table>.<column>``, by the contracts of its tables.
+    """Return the columns that land, as ``<schema>.<table>.<column>``, by the contracts of the source.
 
-    A batch holds them in the images of rows, which have no columns of their own.
+    A batch holds them within row images and not as columns of its own.
     """
     columns = [
         dg.TableColumn(
@@ -56,8 +56,8 @@ def source_metadata(contracts: Iterable[TableContract]) -> dict[str, Any]:
 
 
 def source_lineage(contract: TableContract) -> dict[str, Any]:
-    """Each column of a dimension or a history comes from the column of its source table, by the images of
-    rows before and after each change."""
+    """Return the column lineage of a dimension or history: each column comes from the column of the source
+    table, by the row images before and after each change."""
     landed, events = landing_key(contract.source), deduped_key(contract.source)
     return {
         "dagster/column_lineage": dg.TableColumnLineage(

@@ -1,8 +1,8 @@
-"""Targets in Dagster: an asset per table of a warehouse, and the sensor that asks for it when its current
+"""Targets in Dagster: an asset per table of a warehouse, and a sensor that requests a sync when the current
 state has changed.
 
-No ingest run does it: a warehouse that does not answer fails its own run, and the lake goes on. The sensor
-asks again every few minutes while the target is not at the version of the lake.
+Ingest runs do not write to targets: a warehouse that does not answer fails only its own run. The sensor
+requests another run every few minutes while the target is not at the version of the lake.
 """
 
 import time
@@ -19,15 +19,15 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
 
 RETRY_SECONDS = 300
-"""How long after a run another one is asked for that has the same to do."""
+"""How long after a run another one with the same work is requested."""
 
 _INTERVAL_SECONDS = 15
 _VERSION, _TABLE, _TARGET = "delta_version", "table_id", "target"
-"""What a run says it has synced: a version of one table of the lake, to one target."""
+"""Metadata of a sync: the version and the table of the lake, and the target."""
 
 
 def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
-    """The target assets of ``source``, their job and sensor; nothing where no contract names a target."""
+    """Return the target assets of ``source``, their job and sensor; empty if no contract names a target."""
     contracts = [each for each in workspace.contracts.of_source(source) if each.target is not None]
     if not contracts:
         return dg.Definitions()
@@ -45,7 +45,7 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
         job=job,
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Asks for a target of {source} when the current state of its table has changed.",
+        description=f"Requests a sync of a target of {source} when its current state has changed.",
     )
     def due(
         context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
@@ -63,7 +63,7 @@ def build_targets(workspace: Workspace, source: str) -> dg.Definitions:
 
 
 def target_asset(contract: TableContract) -> dg.AssetsDefinition:
-    """The table of a warehouse that follows the current state of ``contract``."""
+    """Return the asset of a warehouse's table that follows the current state of ``contract``."""
     assert contract.target is not None
     key = keys.target_key(contract)
 
@@ -105,10 +105,10 @@ def _request(
     key = keys.target_key(contract)
     event = instance.get_latest_materialization_event(key)
     done = event.asset_materialization if event is not None else None
-    told = done.metadata if done is not None else {}
-    held = [told[name].value if name in told else None for name in (_VERSION, _TABLE, _TARGET)]
+    metadata = done.metadata if done is not None else {}
+    synced = [metadata[name].value if name in metadata else None for name in (_VERSION, _TABLE, _TARGET)]
     target = _target(contract)
-    if held == [snapshot.version, snapshot.table_id, target]:
+    if synced == [snapshot.version, snapshot.table_id, target]:
         return None
     attempt = int(datetime.now(UTC).timestamp()) // RETRY_SECONDS
     return dg.RunRequest(
@@ -118,7 +118,7 @@ def _request(
 
 
 def _target(contract: TableContract) -> str:
-    """The target as its contract names it: what holds the connection, schema and table."""
+    """Return a text that identifies the target: the setting of its connection, schema and table."""
     policy = contract.target
     assert policy is not None
     return f"{policy.connection_env or policy.connection_file} {policy.schema}.{policy.table}"

@@ -1,11 +1,10 @@
-"""Dagster's webserver behind a guard that answers the UI's own pages only.
+"""Dagster's webserver behind a guard that only answers the UI's own pages.
 
-Dagster's webserver has no login. It carries out a GraphQL mutation that comes as a GET, as a form or as
-plain text, and sends what runs print over a WebSocket, whatever page asks. A browser sends such requests
-for any page that the operator has open, and a page whose name is made to point at this machine (DNS
-rebinding) counts as the UI's own there. What a page cannot forge are the headers ``Host``, ``Origin`` and
-``Sec-Fetch-Site`` (Fetch standard, "forbidden request-header"), so the guard decides by these. Programs
-that are no browser send no ``Origin``.
+Dagster's webserver has no login. It executes a GraphQL mutation that arrives as a GET, a form or plain text,
+and sends the output of runs over a WebSocket, whichever page requests it. A browser sends such requests for
+any page that the operator has open, and a page whose name resolves to this machine (DNS rebinding) counts as
+the UI's own. A page cannot forge the headers ``Host``, ``Origin`` and ``Sec-Fetch-Site`` (Fetch standard,
+"forbidden request-header"), so the guard decides by these. Programs other than browsers send no ``Origin``.
 
 Run as ``python -m omnisupport_ingest.defs.webserver``, with the options of ``dagster-webserver``.
 """
@@ -32,10 +31,10 @@ _OWN_NAMES = ("127.0.0.1", "localhost")
 _DECIDING = ("host", "origin", "content-type", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _SHOWN = 80
-"""Characters of a refused header that the answer repeats."""
+"""Most characters of a refused header that the answer repeats."""
 
 _HEADERS = (
-    # No other page may lay the UI under its own and have the operator click in it.
+    # No other page may show the UI in a frame and make the operator click in it.
     (b"x-frame-options", b"SAMEORIGIN"),
     (b"content-security-policy", b"frame-ancestors 'self'"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -44,13 +43,15 @@ _HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as far as the guard looks at it. ``headers``: lower-case names with all their values."""
+    """The parts of a request that the guard reads.
+
+    ``method``: ``WEBSOCKET`` for the opening of one. ``port``: where this server listens; None if it is no
+    port. ``headers``: lower-case names with all their values.
+    """
 
     method: str
-    """``WEBSOCKET`` for the opening of one."""
     path: str
     port: int | None
-    """Where this server listens; None if it is no port."""
     headers: Mapping[str, tuple[str, ...]]
 
     @classmethod
@@ -63,12 +64,12 @@ class Asked:
         return cls(method, scope["path"], (scope.get("server") or (None, None))[1], headers)
 
     def header(self, name: str) -> str | None:
-        """The first value of a header, which is the one that Dagster reads."""
+        """Return the first value of a header, the one that Dagster reads."""
         return next(iter(self.headers.get(name, ())), None)
 
 
 def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
-    """Return why a request is not answered, or None if it is.
+    """Return why a request is refused; None if it is answered.
 
     ``hosts``: the names, with a port unless it is the scheme's, under which a reverse proxy shows the UI.
     """
@@ -100,14 +101,15 @@ def refusal(asked: Asked, hosts: frozenset[str]) -> str | None:
 
 def _is_own_origin(origin: str, host: str, own: set[str], hosts: frozenset[str]) -> bool:
     scheme, _, authority = origin.partition("://")
-    # A page of `localhost` may be that of another server, on IPv6: it is not the UI that 127.0.0.1 shows.
+    # A page of `localhost` may be of another server, on IPv6, and not the UI that 127.0.0.1 shows.
     if scheme == "http" and authority == host and host in own:
         return True
     return scheme in ("http", "https") and authority in hosts
 
 
 def _opens_a_page(asked: Asked) -> bool:
-    """Whether the request is a link that was followed, as from a wiki or an alarm: it only shows a page."""
+    """Return whether the request follows a link, for example from a wiki or an alarm: it only shows a
+    page."""
     how = (asked.method, asked.header("sec-fetch-mode"), asked.header("sec-fetch-dest"))
     return how == ("GET", "navigate", "document")
 
@@ -125,7 +127,7 @@ def _hosts_fix(name: str) -> str:
 
 
 class RequestGuard:
-    """ASGI middleware: what ``refusal`` names gets 403 and a sentence, before Dagster sees it."""
+    """ASGI middleware that answers a refused request with 403 and the reason, before Dagster sees it."""
 
     def __init__(self, app: App, hosts: frozenset[str] = frozenset()) -> None:
         self._app, self._hosts = app, hosts
@@ -169,8 +171,8 @@ class GuardedWebserver(DagsterWebserver):  # type: ignore[type-arg]
 
 def main() -> None:
     """Run ``dagster-webserver``, guarded."""
-    # Its command makes the application from this name. `up` asks the server that it has started with a
-    # foreign Host, so a Dagster that takes another one is noticed at once.
+    # Dagster's command creates the application from this name. `up` sends the server that it has started a
+    # request with a foreign Host, so a Dagster that uses another name is noticed at once.
     setattr(app, "DagsterWebserver", GuardedWebserver)  # noqa: B010 - mypy: the name is not exported
     cli.dagster_webserver()
 

@@ -104,7 +104,7 @@ def _remove_left_behind(folder: Path) -> None:
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -155,7 +155,7 @@ class _Round:
         compared = comparable(self.workspace, contract, source.lsn, deadline)
         moment = Moment(compared.epoch, source.lsn, source.at)
         run = self.workspace.home.run
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         with (
             TemporaryDirectory(prefix=f"{_SCRATCH}{ProcessIdentity.current().text}-", dir=run) as scratch,
             DimensionRanges(contract, compared.version.files, Path(scratch)) as lake,

@@ -1,1 +1,1 @@
-"""The Delta edge: Spark writes files, the table's log commits them, and the log is the truth."""
+"""Delta tables: Spark writes files, the table's log commits them, and the log is the truth."""

@@ -1,4 +1,4 @@
-"""What one window of one layer is complete to, as its last commit recorded it."""
+"""The checkpoint of a window: how far the window of one layer is complete, as its last commit recorded it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _MOMENTS = frozenset({"watermark", "committed_at"})
 
 @dataclass(frozen=True, slots=True)
 class MergeCost:
-    """What one update of a table that is updated in place came to: ``keys`` with another row, of ``rows``
-    before it, and ``files`` written anew, of ``held`` ones."""
+    """What one in-place update of a table cost.
+
+    ``keys``: keys whose row changed. ``rows``: rows of the table before. ``files``: files written again.
+    ``held``: files of the table before.
+    """
 
     keys: int
     rows: int
@@ -24,12 +27,12 @@ class MergeCost:
 
 
 @dataclass(frozen=True, slots=True)
-class RulesAsked:
-    """What asking the events of a window for the rules of their contracts came to.
+class RuleResults:
+    """What checking the events of a window against the rules of their contracts found and cost.
 
-    ``broken``: by rule, as ``<table>/<rule>``, the events that break it, whatever its policy; ``keys``: a few
-    of their keys, of tables whose key is no personal data. ``share``: of the time that the run's tasks took
-    to judge, over all its windows, the share that the rules took; None where nobody measured.
+    ``broken``: number of events that break a rule, by ``<table>/<rule>``, whatever its policy. ``keys``: a
+    few of their keys, for tables whose key is no personal data. ``share``: the rules' share of the time that
+    the run's tasks spent judging, over all its windows, from 0 to 1; None where it was not measured.
     """
 
     broken: Mapping[str, int] = field(default_factory=dict)
@@ -41,26 +44,25 @@ class RulesAsked:
 class Checkpoint:
     """The record of one window after a commit; kept in the table, mirrored in run metadata.
 
-    ``cursor`` is the text of the last event (or the name of the last batch) taken, inclusive.
-    ``dedupe_key`` says what identifies an event, ``idempotency_key`` what identifies the work that
-    was done. ``rows`` counts what the layer holds for the window; ``raw``, ``deduped``,
-    ``duplicates`` and ``quarantined`` add up as ``raw = deduped + duplicates + quarantined``.
-    ``content_hash`` depends on the rows alone, not on their split into files. ``delta_version`` is
-    ``None`` inside the table, whose log numbers the commit only as it accepts it. Moments are
-    timezone-aware. ``scenarios`` counts the window's events by scenario of the decision table, and how often
-    the window was made again for a scenario; ``detectors`` names what found each of them.
+    ``cursor``: text of the last event (or name of the last batch) consumed, inclusive. ``dedupe_key``: what
+    identifies an event. ``idempotency_key``: what identifies the work that was done. ``rows``: rows that the
+    layer holds for the window; the counts add up as ``raw = deduped + duplicates + quarantined``.
+    ``content_hash``: depends on the rows alone, not on their split into files. ``delta_version``: None inside
+    the table, because the log numbers a commit only when it accepts it. Times have a time zone.
+    ``scenarios``: events of the window by scenario of the decision table, and how often the window was
+    rebuilt for a scenario. ``detectors``: what found each scenario.
 
-    A window that was made again says what it replaced: ``replaced_hash`` is the content hash before,
-    None where the window was only added to; where the two differ, ``keys_changed`` is how many keys have
-    another state, and ``changed_by`` why (``late events``, ``contract``, …).
+    A rebuilt window records what it replaced. ``replaced_hash``: the content hash before; None if the window
+    was only added to. Where the hashes differ, ``keys_changed`` is the number of keys with another state, and
+    ``changed_by`` the reasons (``late events``, ``contract``, …).
 
-    ``exact_share``: of the events that the run took here, over all its windows, the share that went one by
-    one through the exact kernel; None where nobody counted. ``rules``: None where no rule was asked.
+    ``exact_share``: share of the run's events, over all its windows, that went one by one through the exact
+    kernel, from 0 to 1; None where it was not counted. ``rules``: None where no rule was checked.
 
-    ``closed``: the watermark had passed the window's end and allowed lateness, and the content was
-    written whole or folded since. What the window takes in later opens it again.
+    ``closed``: the watermark had passed the window's end and allowed lateness, and the content was written
+    whole or compacted since. Events that arrive later open the window again.
 
-    ``merges``: what the last few updates in place came to, the newest last.
+    ``merges``: costs of the last few in-place updates, the newest last.
     """
 
     layer: str
@@ -94,10 +96,10 @@ class Checkpoint:
     detectors: Mapping[str, str] = field(default_factory=dict)
     merges: tuple[MergeCost, ...] = ()
     exact_share: float | None = None
-    rules: RulesAsked | None = None
+    rules: RuleResults | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; moments in ISO 8601."""
+        """Return the fields as JSON values; times in ISO 8601."""
         record = asdict(self) | {
             "changed_by": list(self.changed_by),
             "merges": [asdict(m) for m in self.merges],
@@ -109,9 +111,9 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Checkpoint:
-        """Read what ``to_json`` wrote; fields a newer version added are passed over.
+        """Read what ``to_json`` wrote; fields that a newer version added are ignored.
 
-        What older versions did not record keeps its default. ``FieldProblem`` names a field that is missing,
-        or is not what it must be.
+        Fields that older versions did not write keep their defaults. Raises ``FieldProblem`` naming a field
+        that is missing or has another type.
         """
         return from_note(cls, record)

@@ -1,9 +1,9 @@
-"""One entry in the table's log for the changes of many windows, or a refusal.
+"""Commits the changes of many windows as one entry of the table's log, or refuses.
 
-A commit holds only if nothing was committed since the snapshot it was planned on was opened: the
-log entry is put at exactly the next version, without delta-rs's own retries. So whoever comes
-second learns of it, reloads and plans again. All writers of a table also share one application id,
-so a writer that let delta-rs retry would be refused as well.
+A commit succeeds only if nothing was committed since its snapshot was opened: the log entry is put at
+exactly the next version, without delta-rs's own retries. The second of two writers gets a
+``CommitConflict``, reloads and plans again. All writers of a table also share one application id, so a
+writer that let delta-rs retry would be refused as well.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from omnisupport_ingest.storage import at_hand
 T = TypeVar("T")
 
 NOTE = "omnisupport_ingest"
-"""The key of our note in the ``commitInfo`` of a log entry."""
+"""The key under which ``commitInfo`` of a log entry describes our work."""
 
 _NOTED_WINDOWS = 100
 """A log entry names at most this many windows; the states of all are in the table."""
 
 
 class CommitConflict(IngestError):
-    """Somebody else committed to the table since the snapshot was opened: reload, plan again."""
+    """Raised when another writer committed since the snapshot was opened: reload, plan again."""
 
 
 class StagedFileMissing(IngestError):
-    """A staged file is gone or changed before its commit."""
+    """Raised when a staged file is gone or was changed before its commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowChange:
     """What a commit does to one window.
 
-    ``add`` joins the window and ``state`` becomes its state. ``remove`` leaves it; with
-    ``replaces`` everything the window held before leaves it, named or not. ``same_rows``: the window
-    holds the same rows afterwards, so the log marks its files as no change of data.
+    ``add``: files that enter the window. ``remove``: files that leave it. ``replaces``: every file that the
+    window held leaves it, whether ``remove`` names it or not. ``state``: the window's new state.
+    ``same_rows``: the window holds the same rows afterwards, so the log marks its files as no change of data.
     """
 
     window: str
@@ -60,16 +60,16 @@ class WindowChange:
 
 
 def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddAction:
-    """The action that adds ``file``; ``StagedFileMissing`` if it is not there as it was staged.
+    """Return the action that adds ``file``; ``StagedFileMissing`` if it is gone or has another size.
 
-    delta-rs accepts a file that does not exist, and every reader would fail on it.
+    delta-rs does not check this: it would commit a file that does not exist, and every reader would fail.
     """
     size = _size(at_hand(folder / file.path))
     if size != file.bytes:
         raise StagedFileMissing(
             f"{folder / file.path} was staged with {file.bytes} bytes; "
             + ("it is gone." if size is None else f"it has {size} now."),
-            fix="Run the same work again: it stages its files anew.",
+            fix="Run the same work again: it stages its files again.",
         )
     return _add(file.path, file.bytes, file.partition, file.stats, same_rows=same_rows)
 
@@ -77,13 +77,13 @@ def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddA
 def add_state(
     path: str, size: int, partition: Sequence[tuple[str, str | None]], *, same_rows: bool = False
 ) -> AddAction:
-    """The action that adds the state file at ``path``, ``size`` bytes without rows."""
+    """Return the action that adds the state file at ``path``: ``size`` bytes, no rows."""
     stats = '{"numRecords":0,"minValues":{},"maxValues":{},"nullCount":{}}'
     return _add(path, size, partition, stats, same_rows=same_rows)
 
 
 def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
-    """The action that removes exactly ``file``."""
+    """Return the action that removes ``file``."""
     return RemoveAction(
         file.path,
         data_change=not same_rows,
@@ -101,10 +101,11 @@ def commit_actions(
     note: dict[str, Any],
     replacing_all_with: Schema | None = None,
 ) -> int:
-    """Commit ``actions`` on top of the version that ``handle`` is pinned to; returns the new one.
+    """Commit ``actions`` on top of the version that ``handle`` is pinned to; return the new version.
 
-    ``replacing_all_with``: every file of the table leaves it, and this is its schema from then on.
-    ``CommitConflict`` if that is not the newest version any more.
+    ``note``: describes the work to people who read the log. ``replacing_all_with``: remove every file that
+    the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
+    longer the newest.
     """
     version = handle.version()
     app_version = (handle.transaction_version(app_id) or 0) + 1
@@ -130,7 +131,7 @@ def commit_actions(
 
 
 def conflict(table: str, version: int, newest: int) -> CommitConflict:
-    """The refusal of work that was planned on ``version``."""
+    """Return the error for work that was planned on ``version`` while the table is at ``newest``."""
     return CommitConflict(
         f"{table} was at version {version} when this work was planned, and is at {newest} now.",
         fix="Nothing was written. Open the table again and plan on what it holds now.",
@@ -138,10 +139,10 @@ def conflict(table: str, version: int, newest: int) -> CommitConflict:
 
 
 def until_first(plan_and_commit: Callable[[], T], attempts: int) -> T:
-    """Call ``plan_and_commit`` until its commit meets no other; it plans anew at each call.
+    """Call ``plan_and_commit`` until it commits without a ``CommitConflict``; each call plans again.
 
-    The last ``CommitConflict`` is raised after ``attempts`` calls. Between them passes a random
-    time of up to 0.1 s, longer each time, so that two writers do not meet again and again.
+    Raises the last conflict after ``attempts`` calls. Waits a random time between calls, up to 0.1 s more
+    after each, so that two writers do not collide over and over.
     """
     for attempt in range(1, attempts):
         try:
@@ -152,7 +153,7 @@ def until_first(plan_and_commit: Callable[[], T], attempts: int) -> T:
 
 
 def commit_note(states: Iterable[WindowState], run_id: str | None = None) -> dict[str, Any]:
-    """What the log entry says about the work, bounded in size, for people who read the log.
+    """Return the description of the work for the log entry, of bounded size, for people who read the log.
 
     ``run_id``: the run that commits, where it is not the one that made the content.
     """

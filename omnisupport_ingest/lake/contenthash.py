@@ -1,9 +1,9 @@
 """A hash of a set of rows that does not depend on their order or their split into files.
 
-Each row brings a 64-bit hash of itself. The set's hash is their count, their sum modulo 2^64 and
-their exclusive or: commutative and associative, so parts may be hashed apart and joined. The sum
-tells repeated rows apart, which the exclusive or alone would cancel. It finds accidents, not
-attacks: someone who may choose the rows can make two sets collide.
+Each row has a 64-bit hash. The hash of a set is the count of its rows, the sum of their hashes modulo 2^64
+and the exclusive or of them: commutative and associative, so parts may be hashed apart and added up. The sum
+counts repeated rows, which the exclusive or alone would cancel. The hash detects accidents, not attacks: a
+person who can choose the rows can make two sets collide.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ContentHash:
 
     @classmethod
     def of(cls, hashes: npt.NDArray[np.int64]) -> ContentHash:
-        """The hash of the rows whose own hashes are ``hashes``."""
+        """Return the hash of the set of rows that have these ``hashes``."""
         values = np.ascontiguousarray(hashes, dtype=np.int64).view(np.uint64)
         # numpy's sum of unsigned numbers wraps around at 2^64, which is the modulus wanted.
         total = int(np.add.reduce(values)) if len(values) else 0
@@ -45,7 +45,7 @@ class ContentHash:
         )
 
     def __sub__(self, other: ContentHash) -> ContentHash:
-        """The hash of the rows without those of ``other``, which are among them."""
+        """Return the hash without the rows of ``other``, which must be a part of this set."""
         return ContentHash(
             self.count - other.count, (self.total - other.total) % _MODULUS, self.parity ^ other.parity
         )
@@ -66,9 +66,9 @@ def content_hash(files: Iterable[str | os.PathLike[str]], column: str) -> str:
 
 
 def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> ContentHash:
-    """The hash of all rows of the Parquet ``files``, from their int64 ``column``, read in batches.
+    """Return the hash of all rows of the Parquet ``files``; the int64 ``column`` holds each row's hash.
 
-    A file without rows adds nothing. ``ValueError`` if a row has no hash (NULL).
+    A file without rows adds nothing. Raises ``ValueError`` if a row has no hash (NULL).
     """
     found = ContentHash()
     for file in files:
@@ -88,9 +88,9 @@ def hash_of_rows(
     *,
     withheld: bool = False,
 ) -> ContentHash:
-    """The same of the rows that have the values of ``where`` in its columns.
+    """Return the hash of the rows that have the values of ``where``, by column.
 
-    ``withheld``: the rows are taken as withheld ones, which have another hash than the same ones accepted.
+    ``withheld``: hash the rows as withheld events, which differs from the hash of the same rows accepted.
     """
     found = ContentHash()
     for file in files:

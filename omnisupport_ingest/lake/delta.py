@@ -1,8 +1,8 @@
-"""Delta tables by the folder that stands for them: in the folder itself, or in the object store behind it.
+"""Opens Delta tables by their folder: on this disk, or in the object store that keeps the folder.
 
-delta-rs reads and commits in either. In S3 it puts a log entry only if there is none of that version
-(``If-None-Match: *``, which its library does by itself from deltalake 1.0 on), so of two writers one is
-refused, without a lock or a table of locks beside. Credentials are those of the environment.
+delta-rs reads and commits in both. In S3 it puts a log entry only if that version has none
+(``If-None-Match: *``; deltalake 1.0 and later do so by themselves). So one of two writers is refused, without
+a lock or a lock table. Credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.storage import storage_of
 
 _OF_STORE = "Error interacting with object store"
-"""How delta-rs puts it where its own error wraps one of the store."""
+"""The text with which delta-rs begins an error that wraps one of the store."""
 
 
 def is_delta(folder: Path) -> bool:
-    """Whether there is a table; ``StorageUnreachable`` if the object store behind it cannot be asked."""
-    with reaching(folder):
+    """Return whether ``folder`` holds a table; ``StorageUnreachable`` if its object store does not answer."""
+    with translated_store_errors(folder):
         return bool(DeltaTable.is_deltatable(table_uri(folder)))
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaTable:
-    """The table at ``version``, else at its newest; ``DeltaError`` if it is not there."""
-    with reaching(folder):
+    """Open the table at ``version``, by default the newest; ``DeltaError`` if it does not exist."""
+    with translated_store_errors(folder):
         return DeltaTable(table_uri(folder), version=version)
 
 
 @contextmanager
-def reaching(folder: Path) -> Iterator[None]:
-    """Have what delta-rs meets in the object store behind ``folder`` be ``StorageUnreachable``: its own
-    message repeats the request. What Delta refuses, and what a disk says, stays as it is."""
+def translated_store_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the object store into ``StorageUnreachable``, because delta-rs's message repeats the
+    request. Errors of Delta itself and of a local disk are raised unchanged."""
     try:
         yield
     except (OSError, DeltaError) as problem:
@@ -47,13 +47,19 @@ def reaching(folder: Path) -> Iterator[None]:
         raise storage.unreachable(problem) from None
 
 
+def entry_file(folder: Path, version: int) -> Path:
+    """Return the file in the log of the commit that made ``version`` (Delta protocol, "Delta Log
+    Entries")."""
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
 def table_uri(folder: Path) -> str:
-    """Where delta-rs finds the table."""
+    """Return the URI by which delta-rs finds the table."""
     return storage_of(folder).table_uri(folder)
 
 
-def keep_added(folder: Path, actions: Iterable[AddAction | RemoveAction], app_id: str) -> None:
-    """Have the files that ``actions`` add kept, before a commit names them: with folders, they are."""
+def upload_added(folder: Path, actions: Iterable[AddAction | RemoveAction], app_id: str) -> None:
+    """Upload the files that ``actions`` add, before a commit names them; nothing to do on a local disk."""
     storage = storage_of(folder)
     if storage.is_local:
         return

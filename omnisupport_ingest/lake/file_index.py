@@ -1,11 +1,13 @@
-"""Which files a table holds, by window, kept in a file for processes to come.
+"""An index of the files that each table holds, by window, shared by all processes.
 
-Delta's library reads every file that a table holds whenever it opens one, and a table of events has some for
-each window that ever was. This is an SQLite file in the lake's folder of a source, brought forward by the log
-entries that are new; who asks for a window reads the files of that window. A file is listed ``since`` one
-version and ``until`` another, so a snapshot goes on to find what its version holds while others commit.
-The log is the truth: a list that is missing, damaged, copied from elsewhere, of another table or of a log
-that went another way is made anew from what Delta's library reads. Who cannot use the file does without it.
+delta-rs reads the list of all files whenever it opens a table, and a table of events has files for every
+window it ever had. The index is an SQLite file in the source's folder of the lake. It is updated from the new
+entries of the log, and a lookup of one window reads only that window's files. A file is listed ``since`` one
+version and ``until`` another, so an older snapshot still finds its files while others commit.
+
+The log is the truth. An index that is missing, damaged, copied from another place, of another table or of
+another history of the log is rebuilt from what delta-rs reads. A process that cannot use the file works
+without it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,9 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.file_index_tables import (
     AT,
     FORMAT,
-    Damaged,
+    IndexedVersion,
     ListedFile,
-    NotedTable,
-    TablePlace,
+    TableLog,
     add,
     digest_of,
     entries,
@@ -40,9 +41,8 @@ from omnisupport_ingest.lake.file_index_tables import (
     listed_by,
     make_tables,
     put,
-    require_place,
-    writing,
 )
+from omnisupport_ingest.sqlite_index import IndexDamaged, require_location, writing
 
 T = TypeVar("T")
 
@@ -55,12 +55,12 @@ _FEATURES = {"appendOnly", "invariants", "timestampNtz"}
 """Features that change nothing of what a log entry says of files (Delta protocol, table features)."""
 
 
-class ListGone(Exception):
-    """The list does not tell of the version that was asked for; Delta's library does."""
+class VersionNotIndexed(Exception):
+    """Raised when the index no longer knows the wanted version; delta-rs does."""
 
 
 class FileIndex:
-    """The lists of the tables of one source, as this process has them open."""
+    """The index of the tables of one source, as this process has it open."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -68,12 +68,13 @@ class FileIndex:
         self._db: sqlite3.Connection | None = None
         self._db_of: int | None = None
 
-    def newest(self, table: TablePlace) -> NotedTable | None:
-        """The newest version of ``table``, its list brought forward; None where it is not known."""
-        return self._ask(lambda db: _newest(db, table))
+    def newest(self, table: TableLog) -> IndexedVersion | None:
+        """Update the index of ``table`` from its log and return the newest version; None if it is unknown."""
+        return self._query(lambda db: _newest(db, table))
 
-    def learn(self, table: TablePlace, handle: DeltaTable) -> NotedTable | None:
-        """List what ``handle`` holds, a version of ``table``; None if the index cannot."""
+    def learn(self, table: TableLog, handle: DeltaTable) -> IndexedVersion | None:
+        """Index the files of the version that ``handle`` has open; None if the index cannot be used for
+        it."""
         protocol = handle.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         ordinary = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
@@ -81,7 +82,7 @@ class FileIndex:
         if entry is None or not (ordinary or (features and features <= _FEATURES)):
             return None
         metadata = handle.metadata()
-        note = NotedTable(
+        indexed = IndexedVersion(
             era=uuid.uuid4().hex,
             floor=handle.version(),
             table_id=str(metadata.id),
@@ -92,59 +93,61 @@ class FileIndex:
             configuration=dict(metadata.configuration),
             app_version=handle.transaction_version(table.app_id) or 0,
         )
-        files = list(listed_by(handle, note.partition_by))
-        return self._ask(lambda db: _learn(db, table, note, files))
+        files = list(listed_by(handle, indexed.partition_by))
+        return self._query(lambda db: _learn(db, table, indexed, files))
 
-    def windows(self, name: str, note: NotedTable) -> list[str]:
-        """The windows with files at the version of ``note``, in order. ``ListGone``."""
+    def windows(self, name: str, indexed: IndexedVersion) -> list[str]:
+        """Return the windows that have files at ``indexed``, sorted. Raises ``VersionNotIndexed``."""
         sql = f'SELECT DISTINCT "window" FROM file {AT} ORDER BY "window"'
-        return [window for (window,) in self._rows(name, note, sql)]
+        return [window for (window,) in self._rows(name, indexed, sql)]
 
-    def last_window(self, name: str, note: NotedTable) -> str | None:
-        """The last of ``windows``; None where there is none."""
-        rows = self._rows(name, note, f'SELECT "window" FROM file {AT} ORDER BY "window" DESC LIMIT 1')
+    def last_window(self, name: str, indexed: IndexedVersion) -> str | None:
+        """Return the last window that has files; None without one. Raises ``VersionNotIndexed``."""
+        rows = self._rows(name, indexed, f'SELECT "window" FROM file {AT} ORDER BY "window" DESC LIMIT 1')
         return rows[0][0] if rows else None
 
-    def files(self, name: str, note: NotedTable, window: str | None) -> list[ListedFile]:
-        """The files of ``window`` (null: of all) at the version of ``note``, by window and path.
-        ``ListGone``."""
+    def files(self, name: str, indexed: IndexedVersion, window: str | None) -> list[ListedFile]:
+        """Return the files of ``window`` (None: of all windows) at ``indexed``, sorted by window and path.
+
+        Raises ``VersionNotIndexed``.
+        """
         sql = f'SELECT "window", path, since, until, facts, crc FROM file {AT}'
         if window is None:
-            rows = self._rows(name, note, f'{sql} ORDER BY "window", path')
+            rows = self._rows(name, indexed, f'{sql} ORDER BY "window", path')
         else:
-            rows = self._rows(name, note, f'{sql} AND "window" = ? ORDER BY path', window)
+            rows = self._rows(name, indexed, f'{sql} AND "window" = ? ORDER BY path', window)
         try:
             return [file_of(*row) for row in rows]
-        except Damaged:
+        except IndexDamaged:
             self._drop()
-            raise ListGone from None
+            raise VersionNotIndexed from None
 
     def close(self) -> None:
-        """Let go of the file; who asks next opens it again."""
+        """Close the file; the next call opens it again."""
         with self._lock:
             if self._db is not None:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.close()
             self._db = self._db_of = None
 
-    def _rows(self, name: str, note: NotedTable, sql: str, *more: str) -> list[tuple[Any, ...]]:
-        found = self._ask(lambda db: _rows_of(db, name, note, sql, more))
+    def _rows(self, name: str, indexed: IndexedVersion, sql: str, *more: str) -> list[tuple[Any, ...]]:
+        found = self._query(lambda db: _rows_of(db, name, indexed, sql, more))
         if found is None:
-            raise ListGone
+            raise VersionNotIndexed
         return found
 
-    def _ask(self, question: Callable[[sqlite3.Connection], T | None]) -> T | None:
-        """What ``question`` finds; None if the file cannot be used. One that is damaged is removed."""
+    def _query(self, query: Callable[[sqlite3.Connection], T | None]) -> T | None:
+        """Return the result of ``query``; None if the file cannot be used. A damaged file is removed."""
         with self._lock:
             try:
                 db = self._connected()
-                return None if db is None else question(db)
-            except Damaged:
+                return None if db is None else query(db)
+            except IndexDamaged:
                 self._drop()
             except OSError:
                 self.close()
             except sqlite3.DatabaseError as problem:
-                # An operational error is one of the place: the disk, a lock, rights.
+                # An operational error comes from outside the file: the disk, a lock, missing rights.
                 if isinstance(problem, sqlite3.OperationalError):
                     _log.debug("The index of files %s cannot be used: %s", self._file, problem)
                     self.close()
@@ -154,7 +157,7 @@ class FileIndex:
 
     def _drop(self) -> None:
         self.close()
-        # The file last: while it is there, the others belong to it.
+        # The database file last: while it exists, SQLite takes the others as its own.
         for suffix in ("-wal", "-shm", "-journal", ""):
             with failpoint("lake.listed", "removed"), contextlib.suppress(OSError):
                 Path(f"{self._file}{suffix}").unlink()
@@ -176,16 +179,16 @@ class FileIndex:
             db.execute("PRAGMA journal_mode = WAL")
             with failpoint("lake.listed", "tables"), writing(db):
                 make_tables(db, self._file)
-        require_place(db, self._file)
+        require_location(db, self._file)
         db.execute("PRAGMA synchronous = NORMAL")
         return db
 
 
 def index_of(lake: Path, name: str) -> FileIndex:
-    """The index that the table ``name`` (``source/…``) of the ``lake`` is in, as this process has it open."""
+    """Return the index of the table ``name`` (``source/…``) in ``lake``, as this process has it open."""
     global _process, _indexes
     if _process != os.getpid():
-        # What SQLite has opened is the parent's; to close it here would be as wrong as to use it.
+        # SQLite forbids a forked process both to use and to close what its parent opened.
         _of_parents.append(_indexes)
         _process, _indexes = os.getpid(), {}
     source = name.split("/")[0] if "/" in name else ""
@@ -193,7 +196,7 @@ def index_of(lake: Path, name: str) -> FileIndex:
     found = _indexes.pop(file, None) or FileIndex(file)
     _indexes[file] = found
     while len(_indexes) > _OPEN_FILES:
-        # Another thread may let go of the same one.
+        # Another thread may have removed the same one.
         oldest = _indexes.pop(next(iter(list(_indexes)), file), None)
         if oldest is not None:
             oldest.close()
@@ -202,58 +205,58 @@ def index_of(lake: Path, name: str) -> FileIndex:
 
 _indexes: dict[Path, FileIndex] = {}
 _of_parents: list[dict[Path, FileIndex]] = []
-"""What the process that this one was forked from has open."""
+"""The indexes that the parent process had open before it forked this one."""
 _process = os.getpid()
 
 
-def _newest(db: sqlite3.Connection, table: TablePlace) -> NotedTable | None:
+def _newest(db: sqlite3.Connection, table: TableLog) -> IndexedVersion | None:
     while (held := known(db, table.name)) is not None:
-        number, note = held
-        if digest_of(table.entry(note.version)) != note.entry:
+        number, indexed = held
+        if digest_of(table.entry(indexed.version)) != indexed.entry:
             return None
-        news = list(entries(table, note.version))
-        if has_checkpoint_after(table, note.version + len(news)):
+        news = list(entries(table, indexed.version))
+        if has_checkpoint_after(table, indexed.version + len(news)):
             return None
         if not news:
-            return note
+            return indexed
         with failpoint("lake.listed", table.name), writing(db):
             if known(db, table.name) == held:
-                return forward(db, number, note, table, news)
+                return forward(db, number, indexed, table, news)
     return None
 
 
 def _learn(
-    db: sqlite3.Connection, table: TablePlace, note: NotedTable, files: Iterable[ListedFile]
-) -> NotedTable | None:
+    db: sqlite3.Connection, table: TableLog, indexed: IndexedVersion, files: Iterable[ListedFile]
+) -> IndexedVersion | None:
     with failpoint("lake.listed", table.name), writing(db):
         held = known(db, table.name)
-        if held is not None and held[1].version > note.version and _is_there(table, held[1]):
-            # Another process was faster.
+        if held is not None and held[1].version > indexed.version and _is_there(table, held[1]):
+            # Another process indexed a newer version meanwhile.
             return None
         db.execute("INSERT OR IGNORE INTO listed (path) VALUES (?)", (table.name,))
         (number,) = db.execute("SELECT number FROM listed WHERE path = ?", (table.name,)).fetchone()
         db.execute("DELETE FROM file WHERE listed = ?", (number,))
-        add(db, number, note.version, files)
-        put(db, number, note)
-    return note
+        add(db, number, indexed.version, files)
+        put(db, number, indexed)
+    return indexed
 
 
 def _rows_of(
-    db: sqlite3.Connection, name: str, note: NotedTable, sql: str, more: tuple[str, ...]
+    db: sqlite3.Connection, name: str, indexed: IndexedVersion, sql: str, more: tuple[str, ...]
 ) -> list[tuple[Any, ...]] | None:
     db.execute("BEGIN")
     try:
         held = known(db, name)
-        if held is None or held[1].era != note.era or held[1].floor > note.version:
+        if held is None or held[1].era != indexed.era or held[1].floor > indexed.version:
             return None
         # No failpoint: a SELECT, put together elsewhere.
-        return db.execute(sql, (held[0], note.version, note.version, *more)).fetchall()
+        return db.execute(sql, (held[0], indexed.version, indexed.version, *more)).fetchall()
     finally:
         db.execute("ROLLBACK")
 
 
-def _is_there(table: TablePlace, note: NotedTable) -> bool:
-    return digest_of(table.entry(note.version)) == note.entry
+def _is_there(table: TableLog, indexed: IndexedVersion) -> bool:
+    return digest_of(table.entry(indexed.version)) == indexed.entry
 
 
 def _inode(file: Path) -> int | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,12 +17,14 @@ from deltalake import DeltaTable
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.delta import entry_file
+from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, location_id, require_checksum
 from omnisupport_ingest.storage import at_hand, storage_of
 
 FORMAT = 1
 
-_VERSIONS_TOLD = 64
-"""How many versions back the list tells of. A snapshot that is older asks Delta's library."""
+_VERSIONS_KEPT = 64
+"""How many versions back the index knows. An older snapshot asks delta-rs."""
 
 _NOTES_KEPT = 1024
 
@@ -37,20 +37,17 @@ CREATE INDEX gone ON file (listed, until) WHERE until IS NOT NULL;
 
 
 AT = "WHERE listed = ? AND since <= ? AND (until IS NULL OR until > ?)"
-"""The files that one version holds."""
-
-
-class Damaged(Exception):
-    """The file does not hold what it held."""
+"""Selects the files that one version holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotedTable:
-    """One version of a table that the index tells of.
+class IndexedVersion:
+    """One version of a table that the index knows.
 
-    ``era``: of its list, another one each time it is made anew, and of versions from ``floor`` on. ``entry``:
-    digest of the version's log entry. ``schema``: the text that Delta has of it. ``configuration``: the
-    table's properties. ``app_version``: the last of its writers' transactions (Delta protocol, ``txn``).
+    ``era``: names this build of the table's list; each rebuild has another. ``floor``: the oldest version
+    that the list knows. ``entry``: digest of the version's log entry. ``schema``: Delta's text of it.
+    ``configuration``: the table's properties. ``app_version``: the last transaction number of its writers
+    (Delta protocol, ``txn``).
     """
 
     era: str
@@ -65,21 +62,21 @@ class NotedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlace:
-    """A table by its ``name`` in the lake, its ``folder``, and the ``app_id`` that its writers share."""
+class TableLog:
+    """The log of the table ``name`` of the lake, in ``folder``; all its writers share ``app_id``."""
 
     name: str
     folder: Path
     app_id: str
 
     def entry(self, version: int) -> Path:
-        """The commit's file in the log (Delta protocol, "Delta Log Entries")."""
-        return self.folder / "_delta_log" / f"{version:020d}.json"
+        """Return the file of the commit that made ``version``."""
+        return entry_file(self.folder, version)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file by its ``path`` relative to the table; ``rows``: null where a foreign writer does not say.
+    """A file of a table. ``path``: relative to the table. ``rows``: None where a foreign writer does not say.
     ``partition``: the values of the partition columns, in their order."""
 
     path: str
@@ -90,7 +87,7 @@ class ListedFile:
 
 
 def listed_by(handle: DeltaTable, partition_by: Sequence[str]) -> Iterator[ListedFile]:
-    """The files of the version that ``handle`` has open."""
+    """Yield the files of the version that ``handle`` has open."""
     found = pa.table(handle.get_add_actions(flatten=False))
     wanted = [
         name for name in ("path", "size_bytes", "num_records", "partition") if name in found.column_names
@@ -101,16 +98,16 @@ def listed_by(handle: DeltaTable, partition_by: Sequence[str]) -> Iterator[Liste
 
 
 def digest_of(entry: Path) -> str | None:
-    """A digest of a log entry; None if it is not there."""
-    # Of what is kept, not of a copy: a table in the bucket may have been restored since the copy was made.
+    """Return a digest of a log entry; None if it does not exist."""
+    # Of the stored object, not of a local copy: the table may have been restored since the copy was made.
     try:
         return storage_of(entry).digest(entry)[1]
     except OSError:
         return None
 
 
-def entries(table: TablePlace, version: int) -> Iterator[tuple[int, str, bytes]]:
-    """Number, digest and text of the log entries after ``version``."""
+def entries(table: TableLog, version: int) -> Iterator[tuple[int, str, bytes]]:
+    """Yield version, digest and text of the log entries after ``version``."""
     storage = storage_of(table.folder)
     while storage.exists(entry := table.entry(version := version + 1)):
         try:
@@ -122,9 +119,12 @@ def entries(table: TablePlace, version: int) -> Iterator[tuple[int, str, bytes]]
         yield version, digest, text
 
 
-def has_checkpoint_after(table: TablePlace, version: int) -> bool:
-    """Whether the log goes on behind a hole after ``version``: a clean-up that was cut off left its entry and
-    not the next, and readers begin at the checkpoint (Delta protocol, "Last Checkpoint File")."""
+def has_checkpoint_after(table: TableLog, version: int) -> bool:
+    """Return whether the log goes on behind a gap after ``version``.
+
+    An interrupted clean-up leaves that entry and not the next one; readers begin at the checkpoint (Delta
+    protocol, "Last Checkpoint File").
+    """
     last = table.folder / "_delta_log" / "_last_checkpoint"
     if not storage_of(last).is_local:
         return False
@@ -137,48 +137,51 @@ def has_checkpoint_after(table: TablePlace, version: int) -> bool:
 def forward(
     db: sqlite3.Connection,
     number: int,
-    note: NotedTable,
-    table: TablePlace,
+    indexed: IndexedVersion,
+    table: TableLog,
     entries: Iterable[tuple[int, str, bytes]],
-) -> NotedTable | None:
-    """Have the list tell of ``entries``; None, and nothing is listed, where one says more than of files."""
+) -> IndexedVersion | None:
+    """Apply ``entries`` to the list of a table and return the new version.
+
+    Returns None, and removes the list, if an entry changes more than files.
+    """
     for version, digest, text in entries:
         try:
-            app_version = _apply(db, number, note, table.app_id, version, text)
+            app_version = _apply(db, number, indexed, table.app_id, version, text)
         except (_Foreign, ValueError, KeyError, AttributeError, TypeError):
             # No failpoint: inside the transaction that lake.listed stands around.
             db.execute("DELETE FROM file WHERE listed = ?", (number,))
             db.execute("DELETE FROM listed WHERE number = ?", (number,))
             return None
-        note = replace(note, version=version, entry=digest, app_version=app_version)
-    floor = max(note.floor, note.version - _VERSIONS_TOLD)
+        indexed = replace(indexed, version=version, entry=digest, app_version=app_version)
+    floor = max(indexed.floor, indexed.version - _VERSIONS_KEPT)
     db.execute("DELETE FROM file WHERE listed = ? AND until <= ?", (number, floor))
-    note = replace(note, floor=floor)
-    put(db, number, note)
-    return note
+    indexed = replace(indexed, floor=floor)
+    put(db, number, indexed)
+    return indexed
 
 
 class _Foreign(Exception):
-    """A log entry that the index cannot follow: the list is made anew."""
+    """Raised for a log entry that the index cannot follow: the list is rebuilt."""
 
 
 def _apply(
-    db: sqlite3.Connection, number: int, note: NotedTable, app_id: str, version: int, text: bytes
+    db: sqlite3.Connection, number: int, indexed: IndexedVersion, app_id: str, version: int, text: bytes
 ) -> int:
     added: list[ListedFile] = []
-    app_version = note.app_version
+    app_version = indexed.app_version
     for line in text.splitlines():
         action = json.loads(line)
         if not action.keys().isdisjoint(("metaData", "protocol")):
             raise _Foreign
         if (txn := action.get("txn")) is not None and txn["appId"] == app_id:
             app_version = txn["version"]
-        if (told := action.get("remove")) is not None:
-            _remove(db, number, version, _of_action(told, note.partition_by))
-        if (told := action.get("add")) is not None:
-            if told.get("deletionVector") is not None:
+        if (fields := action.get("remove")) is not None:
+            _remove(db, number, version, _of_action(fields, indexed.partition_by))
+        if (fields := action.get("add")) is not None:
+            if fields.get("deletionVector") is not None:
                 raise _Foreign
-            added.append(_of_action(told, note.partition_by))
+            added.append(_of_action(fields, indexed.partition_by))
     for file in added:
         # One that the table holds may be added again with other statistics.
         _remove(db, number, version, file, missing_ok=True)
@@ -201,7 +204,14 @@ def _remove(
     # No failpoint: inside the transaction that lake.listed stands around.
     db.execute(
         'UPDATE file SET until = ?, crc = ? WHERE listed = ? AND "window" = ? AND path = ? AND since = ?',
-        (version, _crc(file.window, file.path, since, version, facts), number, file.window, file.path, since),
+        (
+            version,
+            checksum(file.window, file.path, since, version, facts),
+            number,
+            file.window,
+            file.path,
+            since,
+        ),
     )
 
 
@@ -209,23 +219,22 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
     rows = []
     for file in files:
         facts = json.dumps([file.bytes, file.rows, file.partition], separators=(",", ":"))
-        crc = _crc(file.window, file.path, version, None, facts)
+        crc = checksum(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
     # No failpoint: inside the transaction that lake.listed stands around.
     db.executemany("INSERT INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def file_of(window: str, path: str, since: int, until: int | None, facts: str, crc: int) -> ListedFile:
-    if crc != _crc(window, path, since, until, facts):
-        raise Damaged
+    require_checksum(crc, window, path, since, until, facts)
     size, rows, partition = json.loads(facts)
     return ListedFile(path, window, tuple(partition), rows, size)
 
 
-def _of_action(told: Mapping[str, Any], partition_by: Sequence[str]) -> ListedFile:
-    rows = json.loads(told["stats"]).get("numRecords") if told.get("stats") else None
-    values = told["partitionValues"] if partition_by else {}
-    return _listed(told["path"], values, rows, told.get("size") or 0, partition_by)
+def _of_action(fields: Mapping[str, Any], partition_by: Sequence[str]) -> ListedFile:
+    rows = json.loads(fields["stats"]).get("numRecords") if fields.get("stats") else None
+    values = fields["partitionValues"] if partition_by else {}
+    return _listed(fields["path"], values, rows, fields.get("size") or 0, partition_by)
 
 
 def _listed(
@@ -236,44 +245,29 @@ def _listed(
     return ListedFile(path, window, partition, 0 if layout.is_state(path) else rows, size)
 
 
-def known(db: sqlite3.Connection, name: str) -> tuple[int, NotedTable] | None:
+def known(db: sqlite3.Connection, name: str) -> tuple[int, IndexedVersion] | None:
     row = db.execute("SELECT number, note, crc FROM listed WHERE path = ?", (name,)).fetchone()
     if row is None:
         return None
     number, text, crc = row
-    if crc != _crc(name, text):
-        raise Damaged
+    require_checksum(crc, name, text)
     try:
         return number, _noted(text)
     except Unreadable:
-        raise Damaged from None
+        raise IndexDamaged from None
 
 
 @lru_cache(maxsize=_NOTES_KEPT)
-def _noted(text: str) -> NotedTable:
+def _noted(text: str) -> IndexedVersion:
     """What a note says, which every question about a table's files asks."""
-    return from_plain(NotedTable, parse_json(text))
+    return from_plain(IndexedVersion, parse_json(text))
 
 
-def put(db: sqlite3.Connection, number: int, note: NotedTable) -> None:
-    text = json.dumps(to_plain(note), separators=(",", ":"))
+def put(db: sqlite3.Connection, number: int, indexed: IndexedVersion) -> None:
+    text = json.dumps(to_plain(indexed), separators=(",", ":"))
     (name,) = db.execute("SELECT path FROM listed WHERE number = ?", (number,)).fetchone()
     # No failpoint: inside the transaction that lake.listed stands around.
-    db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, _crc(name, text), number))
-
-
-def place_of(file: Path) -> int:
-    """Tells the SQLite file in its place from a copy of it, by the numbers of the file and its folders: a
-    copy made while others write may hold pages of several moments, and each of them looks sound."""
-    numbers = [each.stat().st_ino for each in (file, file.parent, file.parent.parent)]
-    # SQLite keeps it in 32 bits with a sign; 0 stands for none.
-    return _crc(*numbers) & 0x7FFFFFFF or 1
-
-
-def require_place(db: sqlite3.Connection, file: Path) -> None:
-    """``Damaged`` if the tables in ``file`` were made in another place."""
-    if db.execute("PRAGMA application_id").fetchone() != (place_of(file),):
-        raise Damaged
+    db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, checksum(name, text), number))
 
 
 def make_tables(db: sqlite3.Connection, file: Path) -> None:
@@ -284,21 +278,5 @@ def make_tables(db: sqlite3.Connection, file: Path) -> None:
     db.execute("DROP TABLE IF EXISTS listed")
     for statement in TABLES.split(";"):
         db.execute(statement)
-    db.execute(f"PRAGMA application_id = {place_of(file)}")
+    db.execute(f"PRAGMA application_id = {location_id(file)}")
     db.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-@contextlib.contextmanager
-def writing(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def _crc(*parts: object) -> int:
-    return zlib.crc32("\0".join(map(str, parts)).encode())

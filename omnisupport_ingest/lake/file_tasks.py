@@ -1,8 +1,8 @@
-"""Spark tasks that read and write the files of tables themselves.
+"""Spark tasks that write the files of tables themselves, in Arrow.
 
-Spark spreads the work, tries again what failed and says when all is done; no row passes through the JVM, and
-the plan has one node, however many columns and files there are. So a small run costs little, and a large one
-what its rows cost in Arrow.
+Spark distributes the work, retries failed tasks and reports when all are done. No row passes through the JVM,
+and the plan has one node for any number of columns and files. So a small run costs little, and a large one
+costs what its rows cost in Arrow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake import layout, standing_task
+from omnisupport_ingest.lake import file_rows, layout, standing_task
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import StagedFiles, gathered, place_draft, room_on_disk
@@ -36,35 +34,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEW_ROWS = 20_000
-"""Rows up to which one task is quicker than several."""
+"""Up to this many rows, one task is faster than several."""
 
 FEW_BYTES = 16 * 1024 * 1024
-"""Of compressed files, likewise."""
+"""The same in bytes of compressed files."""
 
 FEW_FILES = 256
-"""Likewise."""
+"""The same in files."""
 
 ROWS_OF_A_TASK = 100_000
-"""Rows that a task takes, where they come in files that are not larger."""
-
-MOST_BYTES_HELD = 256 * 1024 * 1024
-"""Bytes of rows that a task may hold."""
+"""Rows that one task takes; more if a single file has more."""
 
 _SHARES = 4
-_ROWS_AT_ONCE = 1_000
-_GROUPS_AT_ONCE = 4
-_PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
-_ROWS_OF_A_BATCH = 50_000
-_BYTES_OF_A_BATCH = 32 * 1024 * 1024
 _ROWS_OF_A_GROUP = 8_192
 _ROWS_OF_A_SAMPLE = 1_024
 _ROWS_OF_A_FILE = 2 * ROWS_OF_A_TASK
 
-_OUTCOME = "attempt string, told string"
+_OUTCOME = "attempt string, result string"
 
 
 class Sized(Protocol):
-    """A data file, of a table or landed, whose rows and bytes are known."""
+    """A data file, of a table or of landing, with a known number of rows and bytes."""
 
     @property
     def rows(self) -> int: ...
@@ -77,7 +67,7 @@ _File = TypeVar("_File", bound=Sized)
 
 
 def are_few(files: Sequence[Sized]) -> bool:
-    """Whether one task is quicker with ``files`` than several."""
+    """Return whether one task is faster with ``files`` than several."""
     return (
         len(files) <= FEW_FILES
         and sum(file.rows for file in files) <= FEW_ROWS
@@ -86,7 +76,7 @@ def are_few(files: Sequence[Sized]) -> bool:
 
 
 def in_shares(files: Sequence[_File]) -> list[list[_File]]:
-    """``files`` in their order, shared out among tasks; a file is one task's."""
+    """Divide ``files`` among tasks, in their order; a file is never divided."""
     if are_few(files):
         return [list(files)] if files else []
     most_rows = max(FEW_ROWS, min(ROWS_OF_A_TASK, sum(file.rows for file in files) // _SHARES))
@@ -102,125 +92,14 @@ def in_shares(files: Sequence[_File]) -> list[list[_File]]:
     return shares
 
 
-def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
-    """The rows of ``files`` in the columns of ``schema``, in one chunk; one that a file lacks is NULL there.
-
-    Partition columns are taken from the files' places.
-    """
-    batches = [batch for file in files for batch in pieces_of(file.uri, schema, dict(file.partition))]
-    return pa.Table.from_batches(batches, schema).combine_chunks()
-
-
-def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | None:
-    """``rows_of``, if one task may hold so much; else None, once that much has been read.
-
-    A few megabytes of a file may be gigabytes of rows.
-    """
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for file in files:
-        for batch in pieces_of(file.uri, schema, dict(file.partition)):
-            held.append(batch)
-            size += batch.nbytes
-            if size > MOST_BYTES_HELD:
-                return None
-    return pa.Table.from_batches(held, schema).combine_chunks()
-
-
-def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-    """The rows of the Parquet file at ``path`` in the columns of ``schema``, some thousands at a time.
-
-    A column of ``known`` has its value there in every row; another that the file lacks is NULL.
-    """
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in pieces_of(path, schema, known):
-        held.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _ROWS_OF_A_BATCH or size >= _BYTES_OF_A_BATCH:
-            yield pa.concat_batches(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.concat_batches(held)
-
-
-def pieces_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-    """The rows of ``batches_of`` as they are read, so that none is copied: a row group at a time, mostly."""
-    with pq.ParquetFile(path, pre_buffer=False) as parquet:
-        wanted = _in_file(parquet, schema, known)
-        for number in range(parquet.num_row_groups):
-            for batch in _read(parquet, number, wanted):
-                yield _with_columns(batch, schema, known)
-
-
-def rows_at(path: str, schema: pa.Schema, numbers: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    """The rows with the ``numbers``, which rise, of the Parquet file at ``path``, which has the columns of
-    ``schema``; nothing is read of a row group that holds none of them."""
-    first = 0
-    with pq.ParquetFile(path, pre_buffer=False) as parquet:
-        wanted = _in_file(parquet, schema, {})
-        for number in range(parquet.num_row_groups):
-            end = first + parquet.metadata.row_group(number).num_rows
-            low, high = np.searchsorted(numbers, [first, end])
-            for batch in _read(parquet, number, wanted) if high > low else ():
-                low, high = np.searchsorted(numbers, [first, first + len(batch)])
-                rows = _with_columns(batch, schema, {})
-                if high - low == len(rows):
-                    yield rows
-                elif high > low:
-                    yield rows.take(pa.array(numbers[low:high] - first))
-                first += len(batch)
-            first = end
-
-
-def _in_file(parquet: pq.ParquetFile, schema: pa.Schema, known: Mapping[str, Any]) -> list[str]:
-    in_file = set(parquet.schema_arrow.names)
-    return [name for name in schema.names if name in in_file and name not in known]
-
-
-def _read(parquet: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The ``columns`` of a row group: all rows at once where it is surely small enough, else few."""
-    group = parquet.metadata.row_group(number)
-    is_small = _most_bytes(group, frozenset(columns)) <= _GROUPS_AT_ONCE * _BYTES_OF_A_BATCH
-    rows = max(1, group.num_rows) if is_small else _ROWS_AT_ONCE
-    yield from parquet.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
-
-
-def _most_bytes(group: pq.RowGroupMetaData, columns: frozenset[str]) -> int:
-    """No fewer bytes than the ``columns`` of a row group have in memory.
-
-    Texts that repeat, or begin alike, are written once; but no text is longer than all that is written.
-    """
-    most = 0
-    for place in range(group.num_columns):
-        chunk = group.column(place)
-        if chunk.path_in_schema.partition(".")[0] in columns:
-            plain = chunk.physical_type != "BYTE_ARRAY" or _PLAIN.issuperset(chunk.encodings)
-            most += chunk.total_uncompressed_size * (1 if plain else chunk.num_values) + 16 * chunk.num_values
-    return most
-
-
-def _with_columns(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, Any]) -> pa.RecordBatch:
-    in_file = set(batch.schema.names)
-    arrays: list[Any] = []
-    for field in schema:
-        if field.name in known:
-            arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), batch.num_rows))
-        elif field.name in in_file:
-            arrays.append(batch.column(field.name).cast(field.type))
-        else:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
 class Output:
-    """Where a task puts the rows that it makes.
+    """Takes the rows that a task makes and writes them to a draft.
 
-    ``scratch``: a folder for what it cannot hold, gone with what the tasks made.
+    ``scratch``: a folder for temporary files of the task, deleted with the draft.
     """
 
     def __init__(self, folder: Path, number: int, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
-        """``number``: of the task. ``schema``: of the table, partition columns included."""
+        """``number``: the task's number. ``schema``: the table's, partition columns included."""
         self._rows, self._aside, self.scratch = folder / "rows", folder / "aside", folder / "scratch"
         self._beside = folder / "beside"
         for each in (folder, self._rows, self._aside, self._beside, self.scratch):
@@ -228,38 +107,38 @@ class Output:
             each.mkdir(mode=0o700)
         self._schema, self._partition_by = schema, partition_by
         self._files: dict[Path, _Growing] = {}
-        # Who sorts the files by name has the rows in the order in which the tasks were given theirs.
-        self._names = (f"part-{number:05d}-{place:05d}-{uuid.uuid4().hex}.parquet" for place in count())
+        # Sorted by name, the files of all tasks are in the order of the tasks' work.
+        self._names = (f"part-{number:05d}-{index:05d}-{uuid.uuid4().hex}.parquet" for index in count())
 
     def add(self, rows: pa.Table) -> None:
-        """Rows of the table: its columns, partition columns included."""
+        """Add rows of the table, with its columns, partition columns included."""
         self._add(self._rows, rows, self._schema, self._partition_by)
 
     def put_beside(self, rows: pa.Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
-        """Rows of another table, as ``add`` takes them; ``staging.stage_folders`` gives them their place."""
+        """Add rows of another table, as ``add`` does; ``staging.stage_folders`` stages them."""
         self._add(self._beside, rows, schema, partition_by)
 
-    def _add(self, place: Path, rows: pa.Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+    def _add(self, draft: Path, rows: pa.Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
         kept = rows.select(schema.names).cast(schema)
         for folder, part in _parts(kept, partition_by):
-            self._file(place / folder).add(part.drop_columns(list(partition_by)))
+            self._file(draft / folder).add(part.drop_columns(list(partition_by)))
 
     def link(self, file: LakeFile, partition: Sequence[tuple[str, str | None]]) -> None:
-        """The rows of a file of another table, as they stand in it; ``partition``: where they belong here.
+        """Add a file of another table unchanged, by a hard link; ``partition``: its partition in this table.
 
         Where the file system has no links, the file is copied.
         """
         folder = self._rows / "/".join(_folder_of(*each) for each in partition)
         # No failpoint: a draft that no table names yet.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = folder / next(self._names)
+        path = folder / next(self._names)
         try:
-            place.hardlink_to(file.uri)
+            path.hardlink_to(file.uri)
         except OSError:
-            shutil.copyfile(file.uri, place)
+            shutil.copyfile(file.uri, path)
 
     def put_aside(self, rows: pa.Table) -> None:
-        """Rows that are not for the table but for who asked for the work."""
+        """Add rows that are for the caller and not for the table (``Made.aside``)."""
         if rows.num_rows:
             self._file(self._aside).add(rows)
 
@@ -276,7 +155,7 @@ class Output:
 
 
 class _Growing:
-    """The files of one folder that a task writes: a next one begins where one has grown large."""
+    """Writes the rows of one folder to files; a new file begins when one has grown large."""
 
     def __init__(self, folder: Path, names: Iterator[str]) -> None:
         self._folder, self._names = folder, names
@@ -287,7 +166,7 @@ class _Growing:
     def add(self, rows: pa.Table) -> None:
         self._held.append(rows)
         if sum(each.num_rows for each in self._held) >= _ROWS_OF_A_GROUP or (
-            sum(each.nbytes for each in self._held) >= _BYTES_OF_A_BATCH
+            sum(each.nbytes for each in self._held) >= file_rows.BYTES_OF_A_BATCH
         ):
             self._write()
 
@@ -316,7 +195,8 @@ class _Growing:
 
 
 def repeating_texts(rows: pa.Table) -> list[str]:
-    """The columns in whose first rows few texts stand: a dictionary of the others only costs time."""
+    """Return the text columns with few distinct values in the first rows: only these gain from a
+    dictionary."""
     first = rows.slice(0, _ROWS_OF_A_SAMPLE)
     return [
         field.name
@@ -326,18 +206,19 @@ def repeating_texts(rows: pa.Table) -> list[str]:
 
 
 Work = Callable[[Output], "str | None"]
-"""What a task does; gives what the caller is told of it. None: it cannot be done by a task after all."""
+"""The work of a task; returns text for the caller, or None if a task cannot do it."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What tasks made, which is gone when the ``with`` ends unless it is placed.
+    """A draft that tasks wrote; it is deleted at the end of the ``with`` block unless it was placed.
 
-    ``told``: what the works say, in their order. ``aside``: files of rows put aside. ``beside``: folders with
-    the files of rows that were put beside.
+    ``results``: the texts that the works returned, in their order. ``aside``: files of the rows put aside.
+    ``beside``: folders with files of the rows put beside. ``place``: moves the table's rows to their final
+    paths.
     """
 
-    told: tuple[str, ...]
+    results: tuple[str, ...]
     aside: tuple[str, ...]
     beside: tuple[str, ...]
     place: Callable[[], StagedFiles]
@@ -352,11 +233,10 @@ def made_by_tasks(
     unit: str,
     generation: Mapping[str, int],
 ) -> Iterator[Made | None]:
-    """Have each of ``works`` done by a task of Spark; None if one of them cannot be.
+    """Run each of ``works`` in a Spark task and yield the draft; yield None if a task cannot do its work.
 
-    ``Made.place`` puts the rows in their final place; no version of the table holds them yet. The works are
-    sent to Spark's workers. ``unit`` and ``generation``: as of ``staging.stage_frame``, and what is said
-    there of files holds here.
+    ``Made.place`` moves the rows to their final paths; no version of the table holds them yet. The works are
+    pickled and sent to Spark's workers. ``unit`` and ``generation``: as in ``staging.stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
@@ -368,13 +248,13 @@ def made_by_tasks(
     try:
         with failpoint("lake.write", spec.path), room_on_disk(spark, draft):
             outcomes = _outcomes(spark, write, len(works))
-        if any(each["told"] is None for each in outcomes):
+        if any(each["result"] is None for each in outcomes):
             yield None
             return
-        # Only the folders of the attempts that answered: others may still be writing to theirs.
+        # Only the folders of attempts that succeeded: others may still be writing to theirs.
         folders = [draft / each["attempt"] for each in outcomes]
         yield Made(
-            told=tuple(each["told"] for each in outcomes),
+            results=tuple(each["result"] for each in outcomes),
             aside=tuple(str(file) for folder in folders for file in sorted((folder / "aside").iterdir())),
             beside=tuple(str(folder / "beside") for folder in folders),
             place=lambda: place_draft(
@@ -391,17 +271,19 @@ def made_by_tasks(
 def _outcomes(
     spark: SparkSession, write: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], count: int
 ) -> Sequence[Any]:
-    """What ``write`` says of its ``count`` works: by the standing task if it is one, else by a job."""
+    """Return the outcomes of ``count`` works: of a single one by the standing task, else by a Spark job."""
     if not count:
         return []
-    if count == 1 and (rows := standing_task.ask(spark, partial(rows_told, write))) is not None:
+    if count == 1 and (rows := standing_task.ask(spark, partial(outcome_of_one, write))) is not None:
         return rows
     standing_task.release()
     return spark.range(0, count, 1, count).mapInArrow(write, _OUTCOME).collect()
 
 
-def rows_told(write: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> list[dict[str, Any]]:
-    """The rows that ``write`` gives for the number 0, the only one of a job of one task."""
+def outcome_of_one(
+    write: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+) -> list[dict[str, Any]]:
+    """Return the rows that ``write`` gives for the number 0, the only one of a job of one task."""
     numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
     return [row for batch in write([numbers]) for row in batch.to_pylist()]
 
@@ -413,21 +295,21 @@ def _write(
     schema: pa.Schema,
     partition_by: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """What a worker does for each number of a work in ``batches``."""
+    """Run in a worker: do the work of each number in ``batches``."""
     found: dict[str, list[str | None]] = defaultdict(list)
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         attempt = uuid.uuid4().hex
         output = Output(draft / attempt, number, schema, partition_by)
-        told = works[number](output)
+        result = works[number](output)
         output.close()
         found["attempt"].append(attempt)
-        found["told"].append(told)
-    columns = [pa.array(found[name], pa.string()) for name in ("attempt", "told")]
-    yield pa.RecordBatch.from_arrays(columns, names=["attempt", "told"])
+        found["result"].append(result)
+    columns = [pa.array(found[name], pa.string()) for name in ("attempt", "result")]
+    yield pa.RecordBatch.from_arrays(columns, names=["attempt", "result"])
 
 
 def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each partition, with its folder; none where there are no rows."""
+    """Yield each partition's folder and rows; nothing without rows."""
     if not rows.num_rows:
         return
     if not partition_by:
@@ -447,5 +329,5 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, p
 
 
 def _folder_of(column: str, value: str | None) -> str:
-    # An empty text is NULL where it is a partition (Delta protocol, partition value serialization).
+    # An empty text is NULL as a partition value (Delta protocol, partition value serialization).
     return f"{column}={quote(value, safe='') if value else layout.HIVE_NULL}"

@@ -1,11 +1,11 @@
 """Files of a table that are ordered by key: each holds a range of keys, and no two ranges overlap.
 
-So the file that a key belongs to is found by a search among the lowest keys, and an update rewrites the files
-of the keys it touches, whatever the size of the table. A file has at most twice ``ROWS_PER_FILE`` rows; one
-that grows is split.
+The file of a key is found by a binary search among the lowest keys, so an update rewrites only the files of
+the keys it touches, whatever the size of the table. A file has at most twice ``ROWS_PER_FILE`` rows; a file
+that grows beyond that is split.
 
-Where a key may have any number of rows, the first ones of a key that has very many go to sealed files, which
-hold rows of that key alone: an update that adds to the key reads and writes none of them.
+In a table where one key may have any number of rows, the oldest rows of a key with very many go to sealed
+files, which hold rows of that key alone. An update that adds rows to the key neither reads nor writes them.
 """
 
 from __future__ import annotations
@@ -29,58 +29,57 @@ from deltalake import DeltaTable
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import stats_of
-from omnisupport_ingest.storage import place_at_hand
+from omnisupport_ingest.storage import path_at_hand
 
-_MOST_STRETCHES = 1_000
-"""Stretches in order up to which rows are sorted stretch by stretch."""
+_MAX_RUNS = 1_000
+"""Up to this many ordered runs of rows, sorting copies run by run."""
 
 ROWS_PER_FILE = 16_384
-"""Where a contract does not say otherwise. Measured: files of about this size read as fast as large ones."""
+"""Default where the contract sets none. Measured: files of about this size read as fast as large ones."""
 
 Bound = int | str
 
 SEALED = "sealed-"
-"""What the names of sealed files begin with."""
+"""Prefix of the names of sealed files."""
 
 _LOWEST = int(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOrder:
-    """By what the files are ordered: the values of ``column``, whole numbers if ``whole_numbers``, else text
-    by its code points."""
+    """The order of the files: by ``column``, as whole numbers if ``whole_numbers``, else as text by code
+    points."""
 
     column: str
     whole_numbers: bool
 
     def values(self, rows: pa.Table) -> npt.NDArray[Any]:
-        """The values of ``rows``; no key, or one that is no number (of a withheld event), is the lowest."""
+        """Return the values of ``rows``. A missing key, and a withheld event's key that is no number, count
+        as the lowest value."""
         column = rows[self.column].combine_chunks()
         column = (
             pc.fill_null(column.cast(pa.int64()), _LOWEST) if self.whole_numbers else pc.fill_null(column, "")
         )
-        found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return found
+        values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
 
-    def nothing(self) -> npt.NDArray[Any]:
-        """No values, of the type that ``values`` has."""
+    def no_values(self) -> npt.NDArray[Any]:
+        """Return an empty array of the type that ``values`` has."""
         return np.zeros(0, np.int64 if self.whole_numbers else object)
 
     def sort(self, rows: pa.Table) -> pa.Table:
         values = self.values(rows)
         if bool((values[1:] >= values[:-1]).all()):
-            # As the fold leaves them, mostly.
+            # The usual case: the fold's output is in order.
             return rows.combine_chunks()
         order = np.argsort(values, kind="stable")
         cuts = np.flatnonzero(np.diff(order) != 1) + 1
-        if len(cuts) > _MOST_STRETCHES:
+        if len(cuts) > _MAX_RUNS:
             return rows.take(pa.array(order)).combine_chunks()
-        # A file that few rows came to is in order but for these, and a stretch is copied as it is.
+        # A file with a few new rows consists of long ordered runs, and a slice copies a run at once.
         starts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(order)]
-        stretches = [
-            rows.slice(order[start], end - start) for start, end in zip(starts, ends, strict=True) if end
-        ]
-        return pa.concat_tables([rows.slice(0, 0), *stretches]).combine_chunks()
+        runs = [rows.slice(order[start], end - start) for start, end in zip(starts, ends, strict=True) if end]
+        return pa.concat_tables([rows.slice(0, 0), *runs]).combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +87,20 @@ class KeyFile:
     """A file of the table, with its lowest key."""
 
     path: str
-    place: str
+    full_path: str
     lowest: Bound
     rows: int
 
     @property
     def uri(self) -> str:
-        """``place`` for whoever opens it: brought here first, if an object store keeps it."""
-        return place_at_hand(self.place)
+        """A path that can be opened; the file is downloaded first if an object store keeps it."""
+        return path_at_hand(self.full_path)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys from ``start`` up to but not with ``end`` (null: open), and the files that hold them: none, one,
-    or small ones that an update makes one of."""
+    """Keys from ``start`` (inclusive) to ``end`` (exclusive), None for no bound, and the files that hold
+    them: none, one, or several small files that an update combines."""
 
     start: Bound | None
     end: Bound | None
@@ -109,8 +108,8 @@ class KeyRange:
 
 
 def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile] | None:
-    """The data files of the table, by key; None if some file does not say its lowest key, or ranges overlap:
-    then another program has written to the table."""
+    """Return the data files of the table sorted by key; None if another program has written to the table: a
+    file has no bounds of its keys, or the ranges of two files overlap."""
     found = []
     for path, low, high, rows in _listed(handle, order):
         if layout.is_state(path) or _is_sealed(path):
@@ -125,7 +124,7 @@ def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile
 
 
 def sealed_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
-    """The sealed files of the table, by the value of ``order`` that all rows of a file have."""
+    """Return the sealed files of the table, by the value of ``order`` that all rows of a file share."""
     found: dict[Bound, tuple[KeyFile, ...]] = {}
     for path, value, _, rows in _listed(handle, order):
         if _is_sealed(path):
@@ -134,18 +133,20 @@ def sealed_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> dict[Boun
 
 
 def _listed(handle: DeltaTable, order: KeyOrder) -> Iterator[tuple[str, Any, Any, int]]:
-    """Path, lowest and highest value of ``order``, and rows of each file. The statistics of other columns do
-    not become Python's objects: a table may have thousands of files."""
+    """Yield path, lowest value, highest value and number of rows of each file.
+
+    Statistics of other columns are not turned into Python objects: a table may have thousands of files.
+    """
     listed = pa.table(handle.get_add_actions(flatten=False))
     bounds = []
     for name in ("min", "max"):
-        told = listed[name].combine_chunks() if name in listed.column_names else None
+        stats = listed[name].combine_chunks() if name in listed.column_names else None
         has = (
-            told is not None
-            and pa.types.is_struct(told.type)
-            and told.type.get_field_index(order.column) >= 0
+            stats is not None
+            and pa.types.is_struct(stats.type)
+            and stats.type.get_field_index(order.column) >= 0
         )
-        bounds.append(pc.struct_field(told, order.column).to_pylist() if has else [None] * listed.num_rows)
+        bounds.append(pc.struct_field(stats, order.column).to_pylist() if has else [None] * listed.num_rows)
     paths = map(unquote, listed["path"].to_pylist())
     return zip(paths, *bounds, listed["num_records"].to_pylist(), strict=True)
 
@@ -157,9 +158,9 @@ def _is_sealed(path: str) -> bool:
 def ranges_of(
     files: Sequence[KeyFile], cuts: Iterable[Bound] = (), *, rows_together: int = 0
 ) -> list[KeyRange]:
-    """The ranges of keys of ``files`` in order, cut once more at ``cuts``. One range without files.
+    """Return the key ranges of ``files`` in order, split further at ``cuts``; without files one open range.
 
-    Files side by side with up to ``rows_together`` rows in all have one range.
+    Neighbouring files with up to ``rows_together`` rows together share a range.
     """
     groups: list[tuple[KeyFile, ...]] = []
     for file in files:
@@ -178,28 +179,24 @@ def ranges_of(
 
 
 def range_numbers(values: npt.NDArray[Any], ranges: Sequence[KeyRange]) -> npt.NDArray[np.int32]:
-    """For each value, the number of the range that it belongs to."""
+    """Return for each value the index of its range."""
     starts = [each.start for each in ranges[1:]]
     bounds = np.array(starts, dtype=values.dtype if values.dtype != object else object)
     return np.searchsorted(bounds, values, side="right").astype(np.int32)
 
 
 def read_range(of: KeyRange, order: KeyOrder, schema: pa.Schema) -> pa.Table:
-    """The rows of the range, in the columns of ``schema``."""
+    """Read the rows of the range, with the columns of ``schema``."""
     if not of.files:
         return schema.empty_table()
     rows = pa.concat_tables([read_file(file, schema) for file in of.files])
-    values = order.values(rows)
-    chosen = np.ones(len(values), np.bool_)
-    if of.start is not None:
-        chosen &= values >= of.start
-    if of.end is not None:
-        chosen &= values < of.end
+    chosen = between(order.values(rows), of.start, of.end)
     return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
 def between(values: npt.NDArray[Any], start: Bound | None, end: Bound | None) -> npt.NDArray[np.bool_]:
-    """Which of ``values`` lie from ``start`` up to but not with ``end``."""
+    """Return a mask of the ``values`` from ``start`` (inclusive) to ``end`` (exclusive), None for no
+    bound."""
     chosen = np.ones(len(values), np.bool_)
     if start is not None:
         chosen &= values >= start
@@ -215,10 +212,10 @@ def rows_between(
     known: Mapping[str, Any],
     bounds: tuple[Bound | None, Bound | None],
 ) -> pa.Table:
-    """The rows of a Parquet file that lie from the first of ``bounds`` up to but not with the second.
+    """Read the rows of a Parquet file from the first of ``bounds`` (inclusive) to the second (exclusive).
 
-    The file has any order; of one that is ordered only a part is read. Out: the columns of ``schema``, with
-    the values ``known`` where it names them, and NULL where the file lacks a column.
+    The file may have any order; of an ordered file only the needed row groups are read. Columns out: those of
+    ``schema``, with the values of ``known`` where it names them, NULL where the file lacks a column.
     """
     start, end = bounds
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
@@ -240,34 +237,34 @@ def rows_between(
 
 
 def _chosen(rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
-    """The ``rows`` that are ``chosen``; not copied where they stand together, as in an ordered file."""
-    places = np.flatnonzero(chosen)
-    if len(places) and places[-1] - places[0] + 1 == len(places):
-        return rows.slice(places[0], len(places))
+    """Return the ``chosen`` rows, without a copy where they are contiguous, as in an ordered file."""
+    numbers = np.flatnonzero(chosen)
+    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
+        return rows.slice(numbers[0], len(numbers))
     return rows.filter(pa.array(chosen))
 
 
 def _may_hold(
     footer: pq.FileMetaData, group: int, order: KeyOrder, bounds: tuple[Bound | None, Bound | None]
 ) -> bool:
-    """Whether a row group may have rows between ``bounds``, by its statistics."""
+    """Return whether a row group may hold rows between ``bounds``, by its statistics."""
     start, end = bounds
-    columns = (footer.row_group(group).column(place) for place in range(footer.num_columns))
-    told = next(each.statistics for each in columns if each.path_in_schema == order.column)
-    if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+    columns = (footer.row_group(group).column(index) for index in range(footer.num_columns))
+    stats = next(each.statistics for each in columns if each.path_in_schema == order.column)
+    if stats is None or not stats.has_min_max or not stats.has_null_count or stats.null_count:
         return True
-    return (end is None or told.min < end) and (start is None or told.max >= start)
+    return (end is None or stats.min < end) and (start is None or stats.max >= start)
 
 
 def read_file(file: KeyFile, schema: pa.Schema) -> pa.Table:
-    """All rows of ``file``, in the columns of ``schema``."""
+    """Read all rows of ``file``, with the columns of ``schema``."""
     with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
         return parquet.read(use_threads=False).select(schema.names).cast(schema)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was written: its name, size in bytes, rows, and Delta statistics (JSON)."""
+    """A new file: name, number of rows, size in bytes, and Delta statistics (JSON text)."""
 
     name: str
     rows: int
@@ -278,9 +275,10 @@ class WrittenFile:
 def write_rows(
     rows: pa.Table, order: KeyOrder, folder: Path, *, rows_per_file: int = ROWS_PER_FILE, seals: bool = False
 ) -> list[WrittenFile]:
-    """Write ``rows`` to new files in ``folder``, ordered, with ``rows_per_file`` rows to twice as many.
+    """Write ``rows`` in order to new files in ``folder``, each with ``rows_per_file`` to twice as many rows.
 
-    Rows of one key keep their order. With ``seals`` the first rows of a key that has more are sealed.
+    Rows of one key keep their order. With ``seals``, the first rows of a key that has more go to sealed
+    files.
     """
     ordered = order.sort(rows)
     values = order.values(ordered)
@@ -290,7 +288,7 @@ def write_rows(
         values = order.values(ordered)
     parts = round(len(values) / rows_per_file) if len(values) > 2 * rows_per_file else 1
     cuts = np.linspace(0, len(values), parts + 1).astype(int)[1:-1]
-    # Rows of one value stay together: between files of which both have it no search could choose.
+    # Rows of one value stay in one file: ranges of files must not overlap.
     cuts = np.unique(np.searchsorted(values, values[cuts], side="left")) if len(cuts) else cuts
     bounds = [0, *(int(cut) for cut in cuts if cut), len(values)]
     return sealed + [
@@ -303,12 +301,12 @@ def write_rows(
 def _sealed(
     ordered: pa.Table, values: npt.NDArray[Any], order: KeyOrder, folder: Path, rows_per_file: int
 ) -> tuple[list[WrittenFile], pa.Table]:
-    """The files of what is sealed, and the rows that are left."""
+    """Write the sealed files; return them and the rows that are left."""
     firsts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     counts = np.diff(np.append(firsts, len(values)))
     written, stays = [], np.ones(len(values), np.bool_)
     for first, count in zip(firsts, counts, strict=True):
-        # Keys that are no numbers share a value.
+        # Keys that are no numbers share the lowest value.
         if count <= 2 * rows_per_file or values[first] == _LOWEST:
             continue
         last = first + (count // rows_per_file - 1) * rows_per_file
@@ -321,12 +319,12 @@ def _sealed(
 
 
 def write_again(of: Path, rows: pa.Table, order: KeyOrder, folder: Path) -> WrittenFile:
-    """Write ``rows``, what is left of the file ``of`` in its order; a sealed file stays one."""
+    """Write ``rows``, the remaining rows of the file ``of`` in their order; a sealed file stays sealed."""
     return _write(rows, order, folder, SEALED if _is_sealed(of.name) else "part-")
 
 
 def written_file(path: Path, order: KeyOrder) -> WrittenFile:
-    """What ``write_rows`` says of a file that it wrote, from the file."""
+    """Describe a file that ``write_rows`` wrote earlier, from the file itself."""
     return _described(path, pq.read_metadata(path), pq.read_table(path, columns=[order.column]), order)
 
 
@@ -353,8 +351,8 @@ def _described(path: Path, footer: pq.FileMetaData, rows: pa.Table, order: KeyOr
 
 
 def _in_type(bound: Bound, of_type: pa.DataType) -> Bound:
-    """``bound`` as a column of ``of_type`` can have it, as that of a row without a key is not: Delta reads no
-    statistics of a number that the type does not have."""
+    """Raise ``bound`` to the lowest number of ``of_type``: the value of a row without a key may lie below it,
+    and Delta ignores statistics that the column's type cannot hold."""
     if isinstance(bound, str):
         return bound
     return max(bound, int(np.iinfo(of_type.to_pandas_dtype()).min))

@@ -1,10 +1,10 @@
-"""Where the files of a table lie, and what a path says about the file at its end.
+"""The paths of a table's files, and what a path says about its file.
 
 ::
 
     <table>/_delta_log/                                          the log, which is the truth
     <table>/.staging/<uuid>/                                     what Spark is still writing
-    <table>/window=W/g0001-<key>/source_table=T/part-0.parquet   one unit of work, placed by one rename
+    <table>/window=W/g0001-<key>/source_table=T/part-0.parquet   one unit of work, moved here by one rename
     <table>/window=W/source_table=.../state-g0001-<digest>.parquet   the state of window W
 
 Every partition column appears in the path as ``name=value`` (Hive's form): Polars and DuckDB take
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-from omnisupport_ingest.storage import place_at_hand
+from omnisupport_ingest.storage import path_at_hand
 
 WINDOW = "window"
 """The partition column that names the window."""
@@ -46,11 +46,11 @@ Partition = tuple[tuple[str, str | None], ...]
 class LakeFile:
     """A file that a version of the table holds.
 
-    ``path`` is relative to the table, ``place`` the absolute path as plain text (not URL-encoded).
+    ``path`` is relative to the table, ``full_path`` is absolute; both are plain text (not URL-encoded).
     """
 
     path: str
-    place: str
+    full_path: str
     window: str
     partition: Partition
     rows: int
@@ -58,13 +58,13 @@ class LakeFile:
 
     @property
     def uri(self) -> str:
-        """``place`` for whoever opens it: brought here first, if an object store keeps it."""
-        return place_at_hand(self.place)
+        """A path that can be opened; the file is downloaded first if an object store keeps it."""
+        return path_at_hand(self.full_path)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file in its final place that no version of the table holds yet.
+    """A file at its final path that no version of the table holds yet.
 
     ``stats`` is the JSON text of its Delta statistics (Delta protocol, per-file statistics).
     """
@@ -78,16 +78,16 @@ class StagedFile:
 
 
 def unit_folder(window: str, generation: int, unit: str) -> str:
-    """The folder of what the work ``unit`` (its idempotency key) made for ``window``."""
+    """Return the folder of the files that the work ``unit`` (an idempotency key) made for ``window``."""
     name = f"g{generation:04d}-{_short(unit)}"
     return f"{WINDOW}={window}/{name}" if window else name
 
 
 def state_path(window: str, generation: int, content: str, partition_by: tuple[str, ...]) -> str:
-    """The path of the state of ``window``; it follows from the state's ``content``.
+    """Return the path of the state of ``window``, which depends on the state's ``content``.
 
-    So one state is one path, and another state of the same generation is another path: a Delta
-    commit cannot remove a path and add it again.
+    Equal states have one path, and different states of one generation have different paths: a Delta commit
+    cannot remove a path and add it again.
     """
     name = f"state-g{generation:04d}-{_short(content)}.parquet"
     folders = [f"{WINDOW}={window}"] if partition_by else []
@@ -96,12 +96,12 @@ def state_path(window: str, generation: int, content: str, partition_by: tuple[s
 
 
 def is_state(path: str) -> bool:
-    """Whether the file at ``path`` holds a window's state and no rows."""
+    """Return whether the file at ``path`` holds a window's state and no rows."""
     return _STATE.fullmatch(PurePosixPath(path).name) is not None
 
 
 def unit_of(path: str) -> str | None:
-    """The unit folder that ``path`` lies in; ``None`` for a file that stands alone."""
+    """Return the unit folder that ``path`` lies in; None for a file outside of unit folders."""
     parts = PurePosixPath(path).parts
     for depth, part in enumerate(parts[:-1]):
         if _UNIT.fullmatch(part):
@@ -110,14 +110,15 @@ def unit_of(path: str) -> str | None:
 
 
 def generation_of(path: str) -> int:
-    """The generation in the name of the unit folder that ``path`` lies in; 0 for a file that stands alone."""
+    """Return the generation in the name of the unit folder of ``path``; 0 for a file outside of unit
+    folders."""
     unit = unit_of(path)
     found = _UNIT.fullmatch(PurePosixPath(unit).name) if unit is not None else None
     return int(found[1]) if found is not None else 0
 
 
 def partition_in(path: str, partition_by: Iterable[str]) -> Partition:
-    """The partition values that the folders of ``path`` name; ``KeyError`` if one is missing."""
+    """Return the partition values that the folders of ``path`` name; ``KeyError`` if one is missing."""
     folders: Mapping[str, str] = dict(
         part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part
     )

@@ -1,9 +1,9 @@
-"""A table that only grows: what people decided, each decision on top of all that were made before it.
+"""An append-only table of people's decisions, each made with knowledge of all decisions before it.
 
-A command's rows are one file and one commit, at exactly the version after the one it was planned on.
-Whoever comes second is refused, reads what the other wrote, and decides anew. So no decision is taken
-on an old view, and none is lost. Nothing here can be made again from landing: file and log entry are
-synced before a command says that it is done.
+A command writes its rows as one file in one commit, at exactly the version after the one it read. The second
+of two commands is refused, reads what the other wrote, and decides again. So no decision rests on an old
+view, and none is lost. Decisions cannot be rebuilt from landing: file and log entry are synced before a
+command reports success.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, require_file
 from omnisupport_ingest.lake.commit import add_data, commit_actions, until_first
-from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
+from omnisupport_ingest.lake.delta import (
+    entry_file,
+    is_delta,
+    open_delta,
+    translated_store_errors,
+    upload_added,
+)
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
@@ -36,31 +42,31 @@ from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
 
 SEQUENCE = "sequence"
-"""The column that numbers commits, from 1: a higher one is later, whatever the clocks said."""
+"""The column that numbers commits from 1: a higher number is later, whatever the clocks said."""
 
 _APPEND_ONLY = {"delta.appendOnly": "true"}
 """Writers that know the Delta protocol refuse to delete or change a row."""
 
 _DIGEST = re.compile(r"-([0-9a-f]{64})\.parquet\Z")
-"""How the name of a file ends: with the SHA-256 of its content. (Files of earlier versions have none.)"""
+"""The end of a file's name: the SHA-256 of its content. (Files of earlier versions have none.)"""
 
 _TIMES = pa.scalar(-62_135_596_800_000_000), pa.scalar(253_402_300_799_999_999)
-"""Microseconds from 1970 to the first and the last moment that a date of Python has."""
+"""The first and the last time that Python's datetime can hold, in microseconds since 1970."""
 
 _FILES_KEPT = 4096
-"""Files whose rows a process remembers; none ever changes."""
+"""Number of files whose rows a process caches; a file never changes."""
 
 
 class LedgerUnreadable(IngestError):
-    """A file or a row of a ledger is damaged, gone, or not ours: what was decided is not known, so nothing
-    may go on."""
+    """Raised when a file or a row of a ledger is damaged, gone, or not ours: the decisions are unknown, so no
+    work may continue."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger in the folder ``root``; nothing is made before the first ``append``.
+    """The ledger ``spec`` below the folder ``root``; the first ``append`` creates it.
 
     ``spec`` has an int64 column ``sequence`` and no partitions.
     """
@@ -77,11 +83,11 @@ class Ledger:
         return is_delta(self.folder)
 
     def entries(self) -> pa.Table:
-        """Every row, by ``sequence``; none where there is no ledger. ``LedgerUnreadable``."""
+        """Return all rows sorted by ``sequence``; none without a ledger. Raises ``LedgerUnreadable``."""
         log = self.folder / "_delta_log"
         try:
             handle = open_delta(self.folder) if self.exists else None
-            # Delta takes an empty one for a commit of nothing: its decision would be forgotten.
+            # Delta reads an empty entry as an empty commit: its decision would be lost.
             kept = storage_of(log).listed(log) if handle is not None else ()
             empty = [each.path.name for each in kept if each.path.suffix == ".json" and not each.bytes]
             if empty:
@@ -89,23 +95,23 @@ class Ledger:
         except (DeltaError, OSError, ValueError, Unreadable) as error:
             raise LedgerUnreadable(
                 f"The log of {self.folder} cannot be read: {type(error).__name__}.",
-                fix=f"Restore {log} from a backup of the lake: it holds decisions of people, and nothing "
-                "else knows them.",
+                fix=f"Restore {log} from a backup of the lake: it holds people's decisions, and there is no "
+                "other copy.",
             ) from error
         return self._schema.empty_table() if handle is None else self._rows(handle)
 
     def append(self, decide: Callable[[pa.Table], pa.Table], *, attempts: int = 8) -> pa.Table:
-        """Add what ``decide`` makes of all rows so far, in one commit; returns what was added.
+        """Append the rows that ``decide`` makes from all rows so far, in one commit; return the new rows.
 
-        ``decide`` gives rows without ``sequence``, none if there is nothing to add: then no version
-        is made. It is called again, with the rows of the other, when another process was first. The
-        last ``CommitConflict`` is raised after ``attempts`` calls.
+        ``decide`` returns rows without ``sequence``. With no rows, nothing is committed. It is called again
+        with the new rows of the ledger if another process committed first. Raises the last
+        ``CommitConflict`` after ``attempts`` calls.
         """
         return until_first(lambda: self._append(decide), attempts)
 
     def _append(self, decide: Callable[[pa.Table], pa.Table]) -> pa.Table:
         if not self.exists and not decide(self._schema.empty_table()).num_rows:
-            # What leads to nothing leaves no table behind.
+            # A decision without rows creates no table.
             return self._schema.empty_table()
         handle = open_with_schema(
             self.folder,
@@ -124,23 +130,22 @@ class Ledger:
         file = self._write(rows, version)
         note = {"rows": rows.num_rows}
         added = [add_data(self.folder, file)]
-        keep_added(self.folder, added, self.spec.app_id)
-        with reaching(self.folder):
+        upload_added(self.folder, added, self.spec.app_id)
+        with translated_store_errors(self.folder):
             commit_actions(handle, added, app_id=self.spec.app_id, note=note)
-        log = self.folder / "_delta_log"
-        if storage_of(log).is_local:
-            sync_file(log / f"{version:020d}.json")
-            sync_folder(log)
+        if storage_of(self.folder).is_local:
+            sync_file(entry_file(self.folder, version))
+            sync_folder(self.folder / "_delta_log")
         return rows
 
     def _write(self, rows: pa.Table, version: int) -> StagedFile:
-        """The rows as a file, durable and readable by its owner only.
+        """Write the rows to a file, durable and readable by its owner only.
 
-        One that loses its race stays behind unread, a few kilobytes: it is never sure enough that a
-        commit failed to delete what it may have added.
+        The file of a refused commit stays behind unread, a few kilobytes: it is never certain enough that a
+        commit failed to delete the file.
         """
         buffer = pa.BufferOutputStream()
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: a buffer in memory.
         pq.write_table(rows, buffer)
         content = buffer.getvalue().to_pybytes()
         name = f"entry-{version:08d}-{uuid.uuid4().hex}-{hashlib.sha256(content).hexdigest()}.parquet"
@@ -161,21 +166,21 @@ class Ledger:
 
 
 def require_rows(entries: pa.Table, ledger: str, required: Collection[str]) -> None:
-    """``LedgerUnreadable`` names the first row that says less than a decision has to.
+    """Raise ``LedgerUnreadable`` naming the first row that is no complete decision.
 
-    ``required``: columns without NULL, in their fields and items neither. Of a struct that may be NULL, the
-    fields may not; and no time may be one that no date is made of.
+    ``required``: columns that may not be NULL. Fields of a struct and items of a list may never be NULL, and
+    every time must fit a datetime.
     """
     for name in entries.column_names:
         column = _one_chunk(entries[name])
-        for what, wrong in _wrong(column, name in required):
+        for what, wrong in _problems(column, name in required):
             rows = pc.indices_nonzero(wrong)
             if len(rows):
                 refuse_row(entries, ledger, rows[0].as_py(), f"{name} is {what}")
 
 
 def refuse_row(entries: pa.Table, ledger: str, row: int, what: str) -> None:
-    """``LedgerUnreadable``: row ``row`` of ``entries`` is no decision, for ``what``. No value is repeated."""
+    """Raise ``LedgerUnreadable`` for row ``row`` of ``entries``; ``what``: the reason, without any value."""
     number = entries[SEQUENCE][row].as_py()
     raise LedgerUnreadable(
         f"Decision {number} in {ledger} cannot be read: {what}.",
@@ -188,8 +193,8 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _wrong(column: pa.Array, required: bool) -> Iterator[tuple[str, pa.BooleanArray]]:
-    """What may be wrong with a column, and in which rows it is."""
+def _problems(column: pa.Array, required: bool) -> Iterator[tuple[str, pa.BooleanArray]]:
+    """Yield each possible problem of a column, with a mask of the rows that have it."""
     if required:
         yield "missing", column.is_null()
     if pa.types.is_struct(column.type):
@@ -204,7 +209,7 @@ def _wrong(column: pa.Array, required: bool) -> Iterator[tuple[str, pa.BooleanAr
     elif pa.types.is_timestamp(column.type):
         at = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
         outside = pc.or_(pc.less(at, _TIMES[0]), pc.greater(at, _TIMES[1]))
-        yield "a time that no date is made of", pc.fill_null(outside, False)
+        yield "a time outside of the years 1 to 9999", pc.fill_null(outside, False)
 
 
 @lru_cache(maxsize=_FILES_KEPT)
@@ -215,12 +220,12 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
         digest = _DIGEST.search(path.name)
         if digest is not None and hashlib.sha256(content).hexdigest() != digest[1]:
             raise Unreadable("its content is not what was written")
-        # Columns that an older program did not know are NULL.
+        # Columns that an older version did not write are NULL.
         return pq.read_table(pa.BufferReader(content), schema=schema)
     except PermissionError:
         raise
     except (OSError, Unreadable, pa.ArrowException) as error:
         raise LedgerUnreadable(
-            f"{path} holds decisions of people and cannot be read: {type(error).__name__}.",
-            fix="Restore the file from a backup of the lake: nothing else knows what it said.",
+            f"{path} holds people's decisions and cannot be read: {type(error).__name__}.",
+            fix="Restore the file from a backup of the lake: there is no other copy.",
         ) from error

@@ -1,4 +1,4 @@
-"""The files of one version of a table, by window: as the index has them, or as Delta's library reads them."""
+"""The files of one version of a table, by window: from the index, or else as delta-rs reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from deltalake import DeltaTable
 
-from omnisupport_ingest.lake.file_index import FileIndex, ListGone, index_of
-from omnisupport_ingest.lake.file_index_tables import ListedFile, NotedTable, listed_by
+from omnisupport_ingest.lake.file_index import FileIndex, VersionNotIndexed, index_of
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, ListedFile, listed_by
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import at_hand
@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class NotedIn:
-    """A version of the table ``name`` as the index of the ``lake`` has it."""
+class VersionInIndex:
+    """A version of the table ``name`` that the index of the ``lake`` knows."""
 
     lake: Path
     name: str
-    note: NotedTable
+    version: IndexedVersion
 
     @property
     def index(self) -> FileIndex:
-        """The index as this process has it: the process it was forked from may have opened the snapshot."""
+        """The index as this process has it open: the snapshot may come from the parent process."""
         return index_of(self.lake, self.name)
 
 
 class Listing:
-    """What one version of the table in ``folder`` holds.
+    """The files of one version of the table in ``folder``.
 
-    ``noted``: that version in the index; null where Delta's library has to be asked. ``handle`` opens it
-    there.
+    ``indexed``: the version in the index; None if delta-rs has to read the files. ``handle``: opens the
+    version by delta-rs.
     """
 
     def __init__(
@@ -46,46 +46,47 @@ class Listing:
         folder: Path,
         partition_by: tuple[str, ...],
         handle: Callable[[], DeltaTable],
-        noted: NotedIn | None = None,
+        indexed: VersionInIndex | None = None,
     ) -> None:
         self._folder, self._partition_by = folder, partition_by
-        self._handle, self._noted = handle, noted
+        self._handle, self._indexed = handle, indexed
 
     def windows(self) -> list[str]:
         """Every window with files, sorted."""
-        return self._asked(
-            lambda noted: noted.index.windows(noted.name, noted.note), lambda: sorted(self._by_window)
+        return self._from_either(
+            lambda indexed: indexed.index.windows(indexed.name, indexed.version),
+            lambda: sorted(self._by_window),
         )
 
     def last_window(self) -> str | None:
-        """The last of them; None where there is none."""
-        return self._asked(
-            lambda noted: noted.index.last_window(noted.name, noted.note),
+        """The last window with files; None without one."""
+        return self._from_either(
+            lambda indexed: indexed.index.last_window(indexed.name, indexed.version),
             lambda: max(self._by_window, default=None),
         )
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
         """All files of ``window``, sorted by path."""
-        found = self._asked(
-            lambda noted: noted.index.files(noted.name, noted.note, window),
+        found = self._from_either(
+            lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
             lambda: self._by_window.get(window, []),
         )
         return tuple(map(self._lake_file, found))
 
     def all_files(self) -> tuple[LakeFile, ...]:
-        """Those of every window, sorted by window, then path."""
-        found = self._asked(
-            lambda noted: noted.index.files(noted.name, noted.note, None),
+        """The files of every window, sorted by window, then path."""
+        found = self._from_either(
+            lambda indexed: indexed.index.files(indexed.name, indexed.version, None),
             lambda: [file for window in sorted(self._by_window) for file in self._by_window[window]],
         )
         return tuple(map(self._lake_file, found))
 
-    def _asked(self, of_index: Callable[[NotedIn], T], of_library: Callable[[], T]) -> T:
-        if self._noted is not None:
+    def _from_either(self, of_index: Callable[[VersionInIndex], T], of_library: Callable[[], T]) -> T:
+        if self._indexed is not None:
             try:
-                return of_index(self._noted)
-            except ListGone:
-                self._noted = None
+                return of_index(self._indexed)
+            except VersionNotIndexed:
+                self._indexed = None
         return of_library()
 
     @cached_property
@@ -99,7 +100,7 @@ class Listing:
         uri = os.fspath(self._folder / listed.path)
         return LakeFile(
             path=listed.path,
-            place=uri,
+            full_path=uri,
             window=listed.window,
             partition=tuple(zip(self._partition_by, listed.partition, strict=True)),
             # A foreign writer may leave statistics out.

@@ -1,8 +1,8 @@
-"""Spark reads a list of files and takes their partition columns from their paths.
+"""Reads a list of files with Spark and takes the partition columns from the paths of the files.
 
-Spark's own discovery of partitions looks for ``name=value`` folders below one base folder without
-others between them; a unit's folder stands between, so the columns are taken from the path of each
-row's file instead. The plan is as small for a thousand windows as for two.
+Spark's own partition discovery expects nothing but ``name=value`` folders below one base folder, and a unit's
+folder stands between them. So the columns come from the path of each row's file. The plan is as small for a
+thousand windows as for two.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def read_files(
     spark: SparkSession, schema: StructType, partition_by: tuple[str, ...], files: Iterable[LakeFile]
 ) -> DataFrame:
-    """A DataFrame with exactly the columns of ``schema``; without rows if there are no ``files``.
+    """Return a DataFrame with exactly the columns of ``schema``; without rows if there are no ``files``.
 
     A column that a file lacks is NULL there. Works on a classic session and on Spark Connect.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    # Who reads by Spark has another job to do.
+    # Another job follows, and the standing task holds a slot.
     standing_task.release()
     files = tuple(files)
     if not files:
@@ -48,11 +48,11 @@ def read_files(
 
 
 def _from_path(name: str) -> Column:
-    """The value of the partition column ``name`` in the path of the row's file.
+    """Return the value of the partition column ``name`` in the path of the row's file.
 
-    The path is escaped twice: by Spark where it made the folder's name, and as a URL. Both are
-    rare and their undoing is dear, so a value without a percent sign is taken as it is; and the
-    folder is found by plain search rather than by a regular expression.
+    The path is escaped twice: by Spark when it named the folder, and as a URL. Escapes are rare and
+    unescaping is slow, so a value without a percent sign is used as it is. The folder is found by plain
+    search, which is faster than a regular expression.
     """
     from pyspark.sql import functions as F
 
@@ -60,7 +60,7 @@ def _from_path(name: str) -> Column:
     written = F.substring_index(after, "/", 1)
     text = written
     for _ in range(2):
-        # ``url_decode`` would read a plus sign as a space, which neither escaping means.
+        # ``url_decode`` would read a plus sign as a space; neither escaping means that.
         text = F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))
     value = F.when(F.contains(written, F.lit("%")), text).otherwise(written)
     return F.when(value != HIVE_NULL, value)

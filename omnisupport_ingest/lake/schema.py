@@ -1,7 +1,8 @@
-"""The schema of a table on disk follows its spec: made with it, and widened when the spec grows.
+"""Keeps the schema of a table on disk in step with its spec.
 
-A column that the spec adds is added at once. One whose type is another in the spec keeps its type on disk
-until a commit replaces all that the table holds: readers of a Delta table take its files to be of its schema.
+A column that is new in the spec is added at once. A column whose type changed in the spec keeps its type on
+disk until a commit replaces every row of the table: readers of a Delta table expect its files to have its
+schema.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake.delta import is_delta, open_delta, reaching, table_uri
+from omnisupport_ingest.lake.delta import is_delta, open_delta, table_uri, translated_store_errors
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class SchemaChanged(IngestError):
-    """The table on disk cannot take what the spec says."""
+    """Raised when the table on disk cannot take the schema of the spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retyped:
-    """A column that is of another type on disk than in the spec; both as Delta writes them."""
+    """A column whose type on disk differs from that in the spec; types as Delta writes them."""
 
     column: str
     on_disk: str
@@ -42,7 +43,7 @@ class Retyped:
 
     @property
     def widens(self) -> bool:
-        """Whether every value on disk is the same value in the wanted type, so that no reader loses any."""
+        """Whether the wanted type holds every value of the type on disk exactly."""
         if self.wanted in _WIDER.get(self.on_disk, ()):
             return True
         narrow, wide = _DECIMAL.fullmatch(self.on_disk), _DECIMAL.fullmatch(self.wanted)
@@ -62,43 +63,46 @@ _WIDER = {
     "integer": ("long", "double"),
     "float": ("double",),
 }
-"""Delta types → those that hold each of their values exactly. (A whole number of 64 bits is no double.)"""
+"""Delta types → types that hold each of their values exactly. (A double does not hold every 64-bit
+number.)"""
 
 _DIGITS = {"short": 5, "integer": 10, "long": 19}
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def retyped(on_disk_schema: str, schema: StructType) -> tuple[Retyped, ...]:
-    """The columns that ``schema`` gives another type, by name. ``on_disk_schema``: the table's, as text of
-    Delta."""
+    """Return the columns whose type differs in ``schema``, sorted by name.
+
+    ``on_disk_schema``: the table's schema, as Delta's text.
+    """
     on_disk = _types_in(on_disk_schema)
     return tuple(
-        Retyped(name, _named(on_disk[name]), _named(of_type))
-        for name, of_type in sorted(_asked(schema).types.items())
+        Retyped(name, _type_text(on_disk[name]), _type_text(of_type))
+        for name, of_type in sorted(_converted(schema).types.items())
         if name in on_disk and on_disk[name] != of_type
     )
 
 
-def _named(of_type: Any) -> str:
+def _type_text(of_type: Any) -> str:
     return of_type if isinstance(of_type, str) else json.dumps(of_type)
 
 
 def delta_schema(schema: StructType) -> Schema:
-    """The Delta schema; every column may be NULL, as in what Spark writes.
+    """Return the Delta schema; every column may be NULL, as in files that Spark writes.
 
     Delta serializes a schema exactly as Spark does (Delta protocol, schema serialization format).
     """
-    return _asked(schema).delta
+    return _converted(schema).delta
 
 
 def arrow_schema(schema: StructType, *, without: tuple[str, ...]) -> pa.Schema:
-    """The Arrow schema of the columns, ``without`` those named."""
-    return pa.schema([field for field in _asked(schema).arrow if field.name not in without])
+    """Return the Arrow schema of the columns, ``without`` those named."""
+    return pa.schema([field for field in _converted(schema).arrow if field.name not in without])
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A schema of Spark in the words of others; ``spark`` is kept, so that nothing else is taken for it."""
+class _Converted:
+    """A Spark schema and its conversions. Holding ``spark`` keeps its ``id`` from being used again."""
 
     spark: StructType
 
@@ -126,19 +130,19 @@ def _nullable(of_type: Any) -> Any:
 _MAY_BE_NULL = frozenset(("containsNull", "valueContainsNull", "nullable"))
 
 
-def _asked(schema: StructType) -> _Asked:
-    found = _known.get(id(schema))
+def _converted(schema: StructType) -> _Converted:
+    found = _conversions.get(id(schema))
     if found is None or found.spark is not schema:
-        found = _known[id(schema)] = _Asked(schema)
-        while len(_known) > _SCHEMAS_KEPT:
-            _known.pop(next(iter(list(_known))), None)
+        found = _conversions[id(schema)] = _Converted(schema)
+        while len(_conversions) > _SCHEMAS_KEPT:
+            _conversions.pop(next(iter(list(_conversions))), None)
     return found
 
 
 _SCHEMAS_KEPT = 1024
-_known: dict[int, _Asked] = {}
-"""By the identity of a schema, which nobody changes once it is made: to put one in other words takes longer
-than most of what asks for it."""
+_conversions: dict[int, _Converted] = {}
+"""By the ``id`` of the Spark schema, which nobody changes once it is made. A conversion takes longer than
+most of the work that needs it."""
 
 
 def open_with_schema(
@@ -150,18 +154,17 @@ def open_with_schema(
     *,
     configuration: Mapping[str, str] | None = None,
 ) -> DeltaTable:
-    """The newest version of the table in ``folder``, made or widened as ``schema`` asks.
+    """Open the newest version of the table in ``folder``; create it, or add columns, to match ``schema``.
 
-    A new table's folder is open to its owner only, and it has the Delta properties of
-    ``configuration``. A column that has another type on disk keeps it (``retyped``). ``SchemaChanged`` if the
-    partition columns differ.
+    ``configuration``: Delta properties of a new table, whose folder only its owner can open. A column that
+    has another type on disk keeps it (``retyped``). Raises ``SchemaChanged`` if the partition columns differ.
     """
     wanted = delta_schema(schema)
     if not is_delta(folder):
         # No failpoint: a folder: one that is there already is as good.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            with failpoint("lake.table", name), reaching(folder):
+            with failpoint("lake.table", name), translated_store_errors(folder):
                 DeltaTable.create(
                     table_uri(folder),
                     wanted,
@@ -170,21 +173,21 @@ def open_with_schema(
                     name=name,
                     description=description,
                     configuration=configuration,
-                    # A retry would make the table again, with another id, over the one just made.
+                    # A retry would create the table again, with another id, over the one just made.
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
         except DeltaError:
-            # Another process made it in the same moment.
+            # Another process created it at the same time.
             if not is_delta(folder):
                 raise
-        # What Delta's library writes there has the rights that the process leaves it.
+        # delta-rs creates the folder with the process's default rights.
         if storage_of(folder).is_local:
             (folder / "_delta_log").chmod(0o700)
     handle = open_delta(folder)
     missing = _missing(handle, wanted, partition_by)
     if missing:
-        # Another process may add them in the same moment; what is still missing shows below.
-        with suppress(CommitFailedError), failpoint("lake.columns", name), reaching(folder):
+        # Another process may add them at the same time; what is still missing shows below.
+        with suppress(CommitFailedError), failpoint("lake.columns", name), translated_store_errors(folder):
             handle.alter.add_columns([field for field in wanted.fields if field.name in missing])
         handle = open_delta(folder)
         missing = _missing(handle, wanted, partition_by)
@@ -197,7 +200,7 @@ def open_with_schema(
 
 
 def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) -> list[str]:
-    on_disk, asked = _types(handle.schema()), _types(wanted)
+    on_disk = _types(handle.schema())
     partitioned = tuple(handle.metadata().partition_columns)
     if partitioned != partition_by:
         raise SchemaChanged(
@@ -205,11 +208,11 @@ def _missing(handle: DeltaTable, wanted: Schema, partition_by: tuple[str, ...]) 
             f"{', '.join(partition_by) or 'nothing'}.",
             fix="Use the version that made the table, or rebuild the lake from landing.",
         )
-    return [name for name in asked if name not in on_disk]
+    return [name for name in _types(wanted) if name not in on_disk]
 
 
 def lacks_columns(on_disk_schema: str, schema: StructType) -> bool:
-    """Whether a table with ``on_disk_schema``, as Delta writes it, has not every column of ``schema``."""
+    """Return whether a table with ``on_disk_schema`` (Delta's text) lacks a column of ``schema``."""
     return not set(schema.names) <= _types_in(on_disk_schema).keys()
 
 

@@ -1,8 +1,8 @@
-"""Spark writes a unit of work, and one rename per window puts it in its place.
+"""Stages a unit of work: Spark writes a draft, and one rename per window moves it to its final path.
 
-A unit's folder follows from its idempotency key and the window's generation. If it is there
-already, the same work was done before, by a run that crashed or by one that runs now: its files
-are taken, ours are dropped. So doing the same work twice gives the same files.
+The path of a unit depends on its idempotency key and the window's generation. If the folder exists, the same
+work was done before, by a run that crashed or by one that runs now: its files are used and ours are dropped.
+So the same work done twice gives the same files.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 _BY_A_TASK = tuple(f"OSError: [Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT))
-"""How Python puts it where a task of ours writes a file itself; those are files of tables."""
+"""The same as Python words it, where one of our tasks writes a file itself; those are files of tables."""
 
 COMPILED_FROM = 50_000
-"""Rows from which on Spark compiles the plan that writes them; for fewer, interpreting it costs less."""
+"""From this many rows on, Spark compiles the plan that writes them; for fewer, interpreting costs less."""
 
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
@@ -51,13 +51,13 @@ written, Spark's own where it shuffles or spills."""
 
 
 class NoRoomOnDisk(IngestError):
-    """The disk of the lake is full, or that of Spark's temporary files."""
+    """Raised when the disk of the lake, or that of Spark's temporary files, is full."""
 
     exit_code = 4
 
 
 class FrameMismatch(IngestError):
-    """A frame has not the columns of the table, or rows of windows that were not asked for."""
+    """Raised for a frame with other columns than the table, or with rows of an unplanned window."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,24 @@ class StagedFiles:
     files: tuple[StagedFile, ...]
 
     def of(self, window: str) -> tuple[StagedFile, ...]:
-        """The files of ``window``, sorted by path."""
+        """Return the files of ``window``, sorted by path."""
         return tuple(file for file in self.files if file.window == window)
 
     def windows(self) -> list[str]:
-        """The windows that have rows, sorted."""
+        """Return the windows that have rows, sorted."""
         return sorted({file.window for file in self.files})
 
 
 def stage_frame(
     table: LakeTable, frame: DataFrame, *, unit: str, generation: Mapping[str, int], rows: int = 0
 ) -> StagedFiles:
-    """Write ``frame`` as Parquet files in their final place; no version of the table holds them yet.
+    """Write ``frame`` as Parquet files at their final paths; no version of the table holds them yet.
 
-    ``frame`` has the columns of the table's spec, partition columns included, in any order.
-    ``unit`` is the idempotency key of the work: the same key for the same window and generation
-    must mean the same rows. ``generation`` gives the generation to write for every window that
-    may have rows (``""`` for a table without partitions). ``rows``: how many the frame is made from,
-    where they may be many. ``FrameMismatch`` if columns or windows differ; ``table`` must have been
-    opened once.
+    ``table``: must have been opened once. ``frame``: the columns of the table's spec, partition columns
+    included, in any order. ``unit``: idempotency key of the work; the same key, window and generation must
+    mean the same rows. ``generation``: the generation to write, for every window that may have rows (``""``
+    for a table without partitions). ``rows``: number of rows that the frame is made from, if they may be
+    many. Raises ``FrameMismatch`` if columns or windows differ.
     """
     spec = table.spec
     _check_columns(table, frame)
@@ -111,9 +110,9 @@ def stage_frame(
 def stage_folders(
     table: LakeTable, folders: Iterable[str], *, unit: str, generation: Mapping[str, int]
 ) -> StagedFiles:
-    """Put what tasks wrote to ``folders``, in folders by the table's partition, in its final place.
+    """Move the files that tasks wrote to ``folders``, by partition, to their final paths.
 
-    The files leave ``folders``. The other parameters and errors are those of ``stage_frame``.
+    The other parameters and errors are those of ``stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
@@ -127,22 +126,22 @@ def stage_folders(
 
 
 def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
-    """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``, which is returned."""
+    """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``; return it."""
     # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
     made = {whole}
     for folder in folders:
         for file in Path(folder).rglob("*.parquet"):
-            place = whole / file.relative_to(folder)
-            if place.parent not in made:
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                made.add(place.parent)
-            file.rename(place)
+            target = whole / file.relative_to(folder)
+            if target.parent not in made:
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                made.add(target.parent)
+            file.rename(target)
     return whole
 
 
 def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:
-    """Put what was written to ``draft``, in folders by partition, in its final place.
+    """Move the files in ``draft``, by partition, to their final paths.
 
     Parameters and errors are those of ``stage_frame``.
     """
@@ -154,37 +153,37 @@ def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping
                 f"The frame for {spec.path} has rows of the window {window!r}, which was not planned.",
                 fix="Filter the frame to the windows in hand before it is staged.",
             )
-        place = _place_of(table, window, generation[window], unit)
+        folder = _final_folder(table, window, generation[window], unit)
         with failpoint("lake.place", spec.path):
-            _place(written, table.folder / place)
-        staged += _staged(table.folder, place, window, spec.partition_by)
+            _place(written, table.folder / folder)
+        staged += _staged(table.folder, folder, window, spec.partition_by)
     return StagedFiles(tuple(staged))
 
 
 def place_files(
     table: LakeTable, draft: Path, names: Collection[str], *, unit: str, generation: int
 ) -> list[str]:
-    """Put the files called ``names``, which tasks wrote to ``draft``, in their final place in a table without
-    partitions; whatever else is in ``draft`` stays there.
+    """Move the files called ``names``, which tasks wrote to ``draft``, to the final folder in a table without
+    partitions; other files stay in ``draft``.
 
-    Returns the paths of what is in that place then: if the same work was done before, its files.
+    Returns the paths in that folder afterwards; if the same work was done before, the paths of its files.
     ``unit`` and ``generation`` as in ``stage_frame``.
     """
-    # A folder that no task knows: one that Spark has given up, or runs twice, may still write to ``draft``.
+    # A folder that no task knows: a task that Spark gave up, or runs twice, may still write to ``draft``.
     whole = draft / f"whole-{uuid.uuid4().hex}"
     # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
     for name in names:
         os.rename(draft / name, whole / name)
-    place = _place_of(table, layout.WHOLE_TABLE, generation, unit)
+    folder = _final_folder(table, layout.WHOLE_TABLE, generation, unit)
     with failpoint("lake.place", table.spec.path):
-        _place(whole, table.folder / place)
-    return sorted(f"{place}/{file.name}" for file in (table.folder / place).glob("*.parquet"))
+        _place(whole, table.folder / folder)
+    return sorted(f"{folder}/{file.name}" for file in (table.folder / folder).glob("*.parquet"))
 
 
 @contextmanager
 def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Have Spark compile the plans of a session meanwhile, if it is worth it for ``rows``."""
+    """Let Spark compile the session's plans within the block, if ``rows`` are enough to be worth it."""
     if rows < COMPILED_FROM:
         yield
         return
@@ -200,7 +199,7 @@ def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
 
 @contextmanager
 def room_on_disk(spark: SparkSession, draft: Path) -> Iterator[None]:
-    """Say plainly what Spark reports as a failed task with a long trace."""
+    """Turn Spark's error for a full disk, a failed task with a long trace, into ``NoRoomOnDisk``."""
     try:
         yield
     except Exception as error:
@@ -222,22 +221,22 @@ def room_on_disk(spark: SparkSession, draft: Path) -> Iterator[None]:
 
 
 def spilled(trace: str) -> bool:
-    """Whether Spark found no room for a temporary file, not for a file of a table, as its ``trace`` tells."""
+    """Return whether the ``trace`` shows that the full disk is that of Spark's temporary files."""
     if any(text in trace for text in _BY_A_TASK):
         return False
-    at = min(place for text in _NO_ROOM if (place := trace.find(text)) >= 0)
+    at = min(index for text in _NO_ROOM if (index := trace.find(text)) >= 0)
     frame = _FIRST_FRAME.search(trace, at)
     return frame is not None and frame[1] == "spark"
 
 
 def _check_columns(table: LakeTable, frame: DataFrame) -> None:
     wanted = {field.name: field.dataType for field in table.spec.schema.toNullable()}
-    given = {field.name: field.dataType for field in frame.schema.toNullable()}
-    wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+    actual = {field.name: field.dataType for field in frame.schema.toNullable()}
+    wrong = sorted(name for name in wanted.keys() | actual.keys() if wanted.get(name) != actual.get(name))
     if wrong:
         raise FrameMismatch(
             f"The frame for {table.spec.path} differs from the table in: "
-            + ", ".join(f"{name} ({_type(given, name)} for {_type(wanted, name)})" for name in wrong),
+            + ", ".join(f"{name} ({_type(actual, name)} for {_type(wanted, name)})" for name in wrong),
             fix="Select and cast the columns of the table's spec before the frame is staged.",
         )
 
@@ -247,7 +246,7 @@ def _type(types: Mapping[str, DataType], name: str) -> str:
 
 
 def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """The windows that Spark wrote, with the folder of each."""
+    """Return the windows that Spark wrote, with the folder of each."""
     if not partition_by:
         return [(layout.WHOLE_TABLE, draft)]
     prefix = f"{layout.WINDOW}="
@@ -258,45 +257,48 @@ def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]
     ]
 
 
-def _place_of(table: LakeTable, window: str, generation: int, unit: str) -> str:
-    """Where files of ``unit`` go. In an object store each attempt has a folder of its own in the unit's: what
-    is in that folder here may be a part of what another machine made, so it is never taken for the whole."""
-    place = layout.unit_folder(window, generation, unit)
-    return place if storage_of(table.folder).is_local else f"{place}/{uuid.uuid4().hex[:12]}"
+def _final_folder(table: LakeTable, window: str, generation: int, unit: str) -> str:
+    """Return the folder for files of ``unit``, relative to the table.
+
+    In an object store each attempt has its own folder within the unit's: a folder on this disk may hold only
+    a part of what another machine made, so it never counts as complete.
+    """
+    folder = layout.unit_folder(window, generation, unit)
+    return folder if storage_of(table.folder).is_local else f"{folder}/{uuid.uuid4().hex[:12]}"
 
 
-def _place(written: Path, place: Path) -> None:
-    """Move ``written`` to ``place`` in one step, unless ``place`` is there already; for its owner only."""
+def _place(written: Path, target: Path) -> None:
+    """Move ``written`` to ``target`` in one step, readable by its owner only, unless ``target`` exists."""
     written.chmod(0o700)
     for each in written.rglob("*"):
         each.chmod(0o700 if each.is_dir() else 0o600)
         if each.suffix == ".parquet":
             sync_file(each)
     # No failpoint: lake.place stands around its calls.
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         # A fresh time keeps ``sweep`` away until the commit.
         os.utime(written)
         try:
-            os.rename(written, place)
-            sync_folder(place.parent)
+            os.rename(written, target)
+            sync_folder(target.parent)
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         try:
-            os.utime(place)
+            os.utime(target)
             return
         except FileNotFoundError:
             continue
 
 
-def _staged(folder: Path, place: str, window: str, partition_by: tuple[str, ...]) -> list[StagedFile]:
+def _staged(table: Path, folder: str, window: str, partition_by: tuple[str, ...]) -> list[StagedFile]:
     staged = []
-    for file in sorted((folder / place).rglob("*.parquet")):
+    for file in sorted((table / folder).rglob("*.parquet")):
         if file.name.startswith((".", "_")):
             continue
-        path = file.relative_to(folder).as_posix()
+        path = file.relative_to(table).as_posix()
         rows, stats = delta_stats(file)
         if rows:
             partition = layout.partition_in(path, partition_by)

@@ -1,14 +1,14 @@
-"""A task of Spark that stays for a run and does its small works one after another.
+"""A Spark task that stays alive during a run and does its small pieces of work one after another.
 
-A job costs Spark 0.15 to 0.25 seconds, however little there is to do, and a run over few changes has four.
-Within ``standing_task`` a job of one task starts at once, and that task is sent the works over a Unix socket
-on which the driver listens. So the start of the job passes while the driver plans, and each layer plans,
-writes and commits as it would with a job of its own.
+A Spark job costs 0.15 to 0.25 seconds even for little work, and a run over few changes has four of them.
+``standing_task`` starts a job of one task at once; the driver then sends work to that task over a Unix
+socket. The job starts while the driver plans, and each layer plans, writes and commits as with a job of its
+own.
 
-Nothing rests on it. Where the task is not to be had, has ended or fails in a work, ``ask`` says so, and who
-asked has Spark do the same work by a job, whose errors are Spark's. The task ends when the driver lets go
-of it, when the driver's process is gone, or after some idle seconds: until then it holds one of Spark's
-slots, so every larger job has it end first (``release``).
+Nothing depends on the task. If it cannot start, has ended or fails, ``ask`` returns None, and the caller runs
+the same work as a Spark job, whose errors are Spark's. The task ends when the driver releases it, when the
+driver's process is gone, or after some idle seconds. Until then it holds one of Spark's slots, so every
+larger job releases it first (``release``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IDLE_SECONDS = 3.0
-"""How long the task waits for the next work of its run."""
+"""How long the task waits for the next piece of work."""
 
-_LEAVES_SECONDS = 2.0
-"""How long a process that ends waits for Spark to note that the job is done."""
+_EXIT_SECONDS = 2.0
+"""How long a process that exits waits for Spark to finish the job."""
 
 _HERE, _GONE, _DONE, _FAILED = b"here", b"gone", b"done", b"failed"
 _LEAVE = b""
@@ -54,14 +54,14 @@ class _Task:
         self._connection: Connection | None = None
         address = str(self._listener.address)
         serve = partial(_serve, address=address, key=self._key, idle_seconds=IDLE_SECONDS)
-        # Properties of the calling thread, such as the group of its jobs, are the job's.
+        # The job inherits properties of the calling thread, such as its job group.
         self._thread = InheritableThread(
             target=partial(_hold, spark, serve, address, self._key), session=spark, daemon=True
         )
         self._thread.start()
 
     def ask(self, work: bytes) -> bytes | None:
-        """What the worker says of ``work``, None if it is not there any more."""
+        """Send ``work`` to the worker and return its answer; None if the worker is gone."""
         try:
             connection = self._connected()
             connection.send_bytes(work)
@@ -70,12 +70,12 @@ class _Task:
             self.end()
             return None
         except BaseException:
-            # What comes back would be taken for the answer to the next work.
+            # A late answer would be taken for the answer to the next piece of work.
             self.end()
             raise
 
     def end(self) -> None:
-        """Let the worker go; its job ends by itself."""
+        """Tell the worker to stop; its job then ends by itself."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send_bytes(_LEAVE)
@@ -85,14 +85,14 @@ class _Task:
         self._listener = self._connection = None
 
     def wait(self) -> None:
-        """Wait for the job to end, which has nothing to do any more."""
-        self._thread.join(_LEAVES_SECONDS)
+        """Wait for the job to end, after ``end``."""
+        self._thread.join(_EXIT_SECONDS)
 
     def _connected(self) -> Connection:
         if self._connection is None:
             if self._listener is None:
                 raise EOFError
-            # Either the worker connects, or who waited for the job that ended without it.
+            # Either the worker connects, or ``_hold`` reports that the job ended without one.
             connection = self._listener.accept()
             if connection.recv_bytes() != _HERE:
                 connection.close()
@@ -107,10 +107,10 @@ _task: _Task | None = None
 
 @contextlib.contextmanager
 def standing_task(spark: SparkSession) -> Iterator[None]:
-    """Have small works of the block done by one task of ``spark``, which starts at once.
+    """Do small pieces of work within the block by one task of ``spark``, which starts at once.
 
-    At the end the task is left to end by itself: the next step of the same run takes it over. For Spark that
-    runs on this machine, and has more than one slot.
+    The task outlives the block until it is idle for too long, so the next step of the run can use it. Only
+    for a Spark on this machine with more than one slot.
     """
     global _depth
     _depth += 1
@@ -122,8 +122,8 @@ def standing_task(spark: SparkSession) -> Iterator[None]:
 
 
 def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
-    """What ``work``, called by the standing task, returns; None outside of ``standing_task``, or where the
-    task has failed or is not to be had."""
+    """Call ``work`` in the standing task and return its result; None outside of ``standing_task``, or if the
+    task failed or could not start."""
     from pyspark import cloudpickle
 
     if not _depth:
@@ -136,7 +136,7 @@ def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
         answer = task.ask(sent)
         if answer is not None:
             break
-        # It was idle for too long. A second one is not.
+        # It had been idle for too long and ended; a new one has not.
         release()
     else:
         return None
@@ -147,7 +147,7 @@ def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
 
 
 def release() -> None:
-    """Let the task end, as a job is to have the slots of Spark for itself."""
+    """End the standing task, so that the next job has all of Spark's slots."""
     global _task
     task, _task = _task, None
     if task is not None and task.process == os.getpid():
@@ -175,9 +175,9 @@ def _started(spark: SparkSession) -> _Task | None:
 def _hold(
     spark: SparkSession, serve: Callable[..., Iterator[pa.RecordBatch]], address: str, key: bytes
 ) -> None:
-    """Run the job, and tell who may be waiting for its worker that there is none."""
+    """Run the job; afterwards tell a driver that still waits for its worker that there is none."""
     try:
-        # Who asks in vain has the work done by another job, which says what is wrong.
+        # The caller then runs the work by another job, which raises what is wrong.
         with contextlib.suppress(Exception):
             spark.range(0, 1, 1, 1).mapInArrow(serve, "works long").collect()
     finally:
@@ -188,15 +188,15 @@ def _hold(
 def _serve(
     batches: Iterable[pa.RecordBatch], address: str, key: bytes, idle_seconds: float
 ) -> Iterator[pa.RecordBatch]:
-    """What the worker does: works, until the driver sends none."""
+    """Run in the worker: do each piece of work that the driver sends, until it sends none."""
     works = 0
     for _ in batches:
         with (
             contextlib.suppress(OSError, EOFError, AuthenticationError),
             Client(address, _UNIX) as connection,
         ):
-            # The driver answers when it has a first work, which may be never: ``Client`` with a key would
-            # wait for that without an end.
+            # The driver answers when it has a first piece of work, perhaps never: ``Client`` with a key would
+            # wait for that without a limit.
             if not connection.poll(idle_seconds):
                 continue
             answer_challenge(connection, key)

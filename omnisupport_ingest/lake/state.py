@@ -1,8 +1,8 @@
 """The state of a window, kept inside the table in a Parquet file without rows.
 
-The file is added and removed by the commit that adds and removes the window's data, so the two
-cannot disagree; every reader of the table reads it as zero rows. The state is JSON in the key-value
-metadata of the file's footer (Parquet format, ``FileMetaData.key_value_metadata``).
+One commit adds and removes the file together with the window's data, so the two cannot disagree; every reader
+of the table reads it as zero rows. The state is JSON in the key-value metadata of the file's footer (Parquet
+format, ``FileMetaData.key_value_metadata``).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from omnisupport_ingest.storage import at_hand, create_exclusively
 FOOTER_KEY = b"omnisupport_ingest.window_state"
 
 FORMAT_VERSION = 1
-"""Version of the JSON; raised when older code could not read a newer one."""
+"""Version of the JSON; increased when older code could not read what newer code writes."""
 
 
 _STATES_KEPT = 1024
-"""States that a process remembers. A tick of a sensor asks for those of every window."""
+"""Number of states that a process caches. A sensor tick reads those of every window."""
 
 
 class StateUnreadable(IngestError):
-    """A window's state is damaged or gone: what the window was made from is not known."""
+    """Raised when a window's state is damaged or gone: what the window was made from is unknown."""
 
 
 class StateFromNewerVersion(IngestError):
-    """A window's state has a format version that this program does not know."""
+    """Raised for a window's state with a format version that this program does not know."""
 
 
 class _Newer(ValueError):
-    """The format version of a state that is too new to be read."""
+    """Raised for a state that is too new to be read; its argument is the format version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,14 @@ class _Version:
 class WindowState:
     """What a window's content was made from, and how far.
 
-    ``generation`` counts replacements of the window from 1. ``inputs`` names every unit consumed
-    (batch ids, or paths of files of the table above). ``upstream_table_id`` is the Delta id of the
-    table those paths belong to, ``None`` where the inputs are batches. ``batches`` names the landed
-    batches whose events the content holds, in every layer. ``companions`` are paths of files of a
-    second table that belong to this content (the quarantine of a window of deduped events).
-    ``versions`` are those of the logic and contracts that made it: with others it is stale.
-    ``compacted_units``: for each of its files that was made by folding others, the names of the files
-    that were folded into it; a layer below that took those has taken this one. ``carried``: what the
-    layer must know for its next update and no row says (text of its own); empty where there is nothing.
+    ``generation``: counts replacements of the window from 1. ``inputs``: every unit that was consumed (batch
+    ids, or paths of files of the upstream table). ``upstream_table_id``: Delta id of the table those paths
+    belong to; None where the inputs are batches. ``checkpoint``: how far the window is complete. ``batches``:
+    the landed batches whose events the content holds, in every layer. ``companions``: paths of the quarantine
+    files that belong to this content (of a window of deduped events). ``versions``: versions of the logic and
+    contracts that made it; with other versions the window is stale. ``compacted_units``: for each file made
+    by compaction, the names of the files it replaced; a downstream layer that consumed those has consumed it.
+    ``carried``: text of the layer's own that its next update needs and no row holds; may be empty.
     """
 
     generation: int
@@ -79,16 +78,16 @@ class WindowState:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left to fold, and nothing has come since the watermark closed the window."""
+        """Whether nothing is left to compact, and no event arrived since the watermark closed the window."""
         return self.checkpoint.closed
 
     def same_work(self, other: WindowState) -> bool:
-        """Whether both say that the same inputs were taken, whoever took them and when."""
+        """Return whether both record the same inputs, whichever run consumed them and when."""
         mine = (self.generation, frozenset(self.inputs), self.upstream_table_id)
         return mine == (other.generation, frozenset(other.inputs), other.upstream_table_id)
 
     def to_text(self) -> str:
-        """One line of JSON, the same for equal states."""
+        """Return one line of JSON; equal states give equal text."""
         return json.dumps(
             {
                 "format_version": FORMAT_VERSION,
@@ -108,28 +107,28 @@ class WindowState:
 
     @classmethod
     def from_text(cls, text: str) -> WindowState:
-        """Read what ``to_text`` wrote; ``ValueError`` for something else.
+        """Read what ``to_text`` wrote; ``ValueError`` for any other text.
 
-        States written before windows were closed have no compacted units.
+        States of versions that did not close windows have no compacted units.
         """
         record = parse_json(text)
         version = from_note(_Version, record).format_version
         if version > FORMAT_VERSION:
             raise _Newer(version)
         state = from_note(cls, record)
-        # The states of every layer name the same batches.
+        # The states of all layers name the same batches: interned, each name is in memory once.
         return replace(state, batches=tuple(map(sys.intern, state.batches)))
 
 
 def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
-    """Write ``state`` to ``path``, durable; returns the size of the file in bytes.
+    """Write ``state`` to ``path``, durable; return the size of the file in bytes.
 
-    ``schema`` is that of the table's data files. The name of the file follows from the content, so
-    a file that is there already is the same one; its age starts again, which keeps ``sweep`` off.
+    ``schema``: of the table's data files. The name of the file depends on its content, so a file that exists
+    has the same content; its time is renewed, which protects it from ``sweep``.
     """
     metadata: dict[bytes | str, bytes | str] = {FOOTER_KEY: state.to_text().encode()}
     buffer = pa.BufferOutputStream()
-    # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+    # No failpoint: a buffer in memory.
     pq.write_table(schema.with_metadata(metadata).empty_table(), buffer)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = buffer.getvalue().to_pybytes()
@@ -144,10 +143,11 @@ def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
 
 
 def read_state(path: Path) -> WindowState:
-    """Read the state in the footer of ``path``; once per process, unless the file has become another one.
+    """Read the state in the footer of ``path``, once per process while the file's time and size stay the
+    same.
 
-    ``StateUnreadable`` or ``StateFromNewerVersion`` name the file; a file that this user may not
-    read is a ``PermissionError``.
+    Raises ``StateUnreadable`` or ``StateFromNewerVersion`` naming the file, and ``PermissionError`` for a
+    file that this user may not read.
     """
     try:
         written = at_hand(path).stat()
@@ -173,6 +173,6 @@ def _read(path: Path, _changed: int, _size: int) -> WindowState:
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise StateUnreadable(
             f"The state of a window in {path} cannot be read: {type(error).__name__}: {error}.",
-            fix="Restore the file from a backup, or run the window again: it is made again from the layer "
-            "above, and the damaged file leaves the table.",
+            fix="Restore the file from a backup, or run the window again: it is rebuilt from the layer "
+            "upstream, and the damaged file leaves the table.",
         ) from error

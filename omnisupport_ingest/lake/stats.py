@@ -1,7 +1,7 @@
-"""Delta statistics of a Parquet file, taken from its footer without reading a row.
+"""Delta statistics of a Parquet file, from its footer alone (Delta protocol, per-file statistics).
 
-Only integer columns get bounds: for them what the footer says is exact, while the bounds of text
-and of times may be cut short. (Delta protocol, per-file statistics.)
+Only integer columns get bounds: the footer's bounds of integers are exact, while those of text and times may
+be cut short.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _MAX_COLUMNS = 32
-"""Bounds are given for the first integer columns only, as Delta's own writers do."""
+"""Number of integer columns that get bounds, the first ones, as with Delta's own writers."""
 
 
 def rows_in(path: Path) -> int:
-    """How many rows the file holds."""
+    """Return the number of rows of the file."""
     return int(pq.read_metadata(path).num_rows)
 
 
 def delta_stats(path: Path) -> tuple[int, str]:
-    """The number of rows of the file, and its statistics as Delta's JSON text."""
+    """Return the number of rows of the file, and its statistics as Delta's JSON text."""
     return stats_of(pq.read_metadata(path))
 
 
 def stats_of(footer: pq.FileMetaData) -> tuple[int, str]:
-    """What ``delta_stats`` says, of a footer."""
+    """Return what ``delta_stats`` does, from a footer that was read already."""
     schema = footer.schema.to_arrow_schema()
     minimum: dict[str, int] = {}
     maximum: dict[str, int] = {}

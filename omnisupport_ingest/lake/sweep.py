@@ -1,8 +1,8 @@
-"""Deletes what a crash left behind, and what no version in use holds any more.
+"""Deletes files that a crash left behind, and files that no version in use holds.
 
-A unit's folder is touched when it is placed and again when a second run finds it, so a folder that
-a running writer is about to commit is young. A folder is moved aside before its age is judged for
-good: a writer that comes a moment later finds no folder and places its own.
+A unit's folder gets a new time when it is staged and again when a second run finds it, so a folder that a
+running writer is about to commit is young. A folder is moved aside before its age is checked a second time: a
+writer that comes later finds no folder and stages its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 def sweep(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> list[str]:
-    """Delete unreferenced files of ``table`` older than ``older_than``; returns their paths, sorted.
+    """Delete unreferenced files of ``table`` older than ``older_than``; return their paths, sorted.
 
     ``spare``: paths of files that stay whatever this table's log says, because another table needs them.
 
-    Unreferenced are unit folders, states and foreign files that no commit added, or that a commit
-    removed longer ago than ``older_than``; and unfinished writes in the staging folder. Versions
-    older than that can no longer be read, and a writer must commit within that time.
+    Unreferenced are unit folders, states and foreign files that no commit added, or that a commit removed
+    longer ago than ``older_than``; and unfinished writes in the staging folder. Older versions of the table
+    can then no longer be read, and a writer must commit within that time.
     """
     if not table.exists:
         return []
@@ -60,10 +60,10 @@ def sweep(
 
 
 def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str]:
-    """Delete at once what commits removed from ``table``; returns the paths, sorted.
+    """Delete the files that commits removed from ``table``, whatever their age; return their paths, sorted.
 
-    ``spare``: as of ``sweep``. Only the newest version can be read then, and a reader of an older one fails.
-    What no commit added stays: a writer may be about to commit it.
+    ``spare``: as in ``sweep``. Afterwards only the newest version can be read; a reader of an older one
+    fails. Files that no commit added stay: a writer may be about to commit them.
     """
     if not table.exists:
         return []
@@ -87,8 +87,8 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
 def sweepable(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> tuple[int, int]:
-    """How many files ``sweep`` would delete of ``table``, but for unfinished writes, and the bytes of disk
-    that this would free."""
+    """Return how many files ``sweep`` would delete, unfinished writes apart, and the bytes that this
+    frees."""
     if not table.exists:
         return 0, 0
     if not storage_of(table.folder).is_local:
@@ -107,8 +107,8 @@ def sweepable(
 
 
 def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -> list[Kept]:
-    """The objects of ``unreferenced`` that were put before ``before``: a younger one may be about to be
-    committed. An object has no second name, so none is moved aside first."""
+    """Return the objects of ``unreferenced`` that were written before ``before``; a younger one may be about
+    to be committed. Objects cannot be renamed, so none is moved aside first."""
     return [
         each
         for each in storage_of(folder).listed(folder)
@@ -139,7 +139,7 @@ def _forget_strays(table: LakeTable, spare: Collection[str]) -> None:
 
 
 def freed_by(file: Path) -> int:
-    """How many bytes are free once ``file`` is deleted: none of one that another table of folders shares."""
+    """Return the bytes that deleting ``file`` frees: 0 for a file on disk that another table shares."""
     storage = storage_of(file)
     if not storage.is_local:
         return storage.size(file) or 0
@@ -148,7 +148,7 @@ def freed_by(file: Path) -> int:
 
 
 def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
-    """Files that no commit added, or that one removed longer ago than ``older_than``."""
+    """Return the files that no commit added, or that a commit removed longer ago than ``older_than``."""
     found = open_delta(table.folder).vacuum(
         retention_hours=math.ceil(older_than / timedelta(hours=1)),
         dry_run=True,
@@ -159,7 +159,7 @@ def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
-    """Unit folders of which no file is referenced, and single files outside such folders."""
+    """Return unit folders without a referenced file, and unreferenced files outside of unit folders."""
     targets = set()
     for path in unreferenced:
         if path.startswith(f"{layout.STAGING}/") or not path.endswith(".parquet"):
@@ -197,7 +197,7 @@ def _delete(path: Path) -> None:
     """Delete a folder, or the single file that a sweep had moved aside."""
     with failpoint("lake.sweep_delete", path):
         if path.is_dir():
-            # What clears up after a killed writer may be at work in it.
+            # A killed writer's own clean-up may delete in it at the same time.
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """A Delta table as the layers see it: windows, their files, their state, and the next commit.
 
-A ``TableSnapshot`` is one version of the table. What is planned on it is committed on it, once; if
-the table has moved on, the commit is refused and the plan is made again on a new snapshot
-(``retrying``). Neither needs a JVM: only ``read`` uses Spark.
+A ``TableSnapshot`` is one version of the table. Work that was planned on a snapshot is committed on it, once.
+If another writer committed meanwhile, the commit is refused and the work is planned again on a new snapshot
+(``retrying``). Only ``read`` uses Spark.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ from omnisupport_ingest.lake.commit import (
     remove,
     until_first,
 )
-from omnisupport_ingest.lake.delta import is_delta, keep_added, open_delta, reaching
+from omnisupport_ingest.lake.delta import (
+    entry_file,
+    is_delta,
+    open_delta,
+    translated_store_errors,
+    upload_added,
+)
 from omnisupport_ingest.lake.file_index import FileIndex, index_of
-from omnisupport_ingest.lake.file_index_tables import NotedTable, TablePlace, digest_of
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
-from omnisupport_ingest.lake.listing import Listing, NotedIn
+from omnisupport_ingest.lake.listing import Listing, VersionInIndex
 from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry
 from omnisupport_ingest.lake.schema import (
     Retyped,
@@ -57,17 +63,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEPT_OPEN = 16
-"""Tables that a process keeps open. What one holds of a table grows with the files of the table."""
+"""Number of tables that a process keeps open. The memory for one grows with the files of the table."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is. ``path`` is relative to the lake, like ``support_desk/raw_cdc_staging``.
+    """The definition of a table.
 
-    ``schema`` holds every column, partition columns included. ``partition_by`` is empty, or starts
-    with ``window``; partition columns are text.
+    ``path``: relative to the lake, like ``support_desk/raw_cdc_staging``. ``schema``: every column, partition
+    columns included. ``partition_by``: empty, or begins with ``window``; partition columns are text.
     """
 
     path: str
@@ -90,8 +96,11 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """One version of one table, to be known again in another process: ``entry`` is a digest of its log entry,
-    so a table that was restored to an earlier version and went another way since is not taken for it."""
+    """Identifies one version of one table across processes.
+
+    ``entry``: digest of the version's log entry, so a table that was restored and then changed differently
+    has another mark at the same version.
+    """
 
     table_id: str
     version: int
@@ -100,7 +109,7 @@ class TableMark:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """A table of the lake in the folder ``root``; nothing is read or made before ``open``."""
+    """The table ``spec`` of the lake in the folder ``root``; ``open`` creates it, nothing else does."""
 
     root: Path
     spec: TableSpec
@@ -114,125 +123,133 @@ class LakeTable:
         return is_delta(self.folder)
 
     def open(self) -> TableSnapshot:
-        """The newest version, in a snapshot of its own; makes the table if it is not there.
+        """Return a new snapshot of the newest version; create the table if it does not exist.
 
-        Columns that the spec has and the table lacks are added; those that have another type keep it until a
-        commit replaces every window (``TableSnapshot.retyped``). ``SchemaChanged`` if the table is
-        partitioned otherwise.
+        Columns that only the spec has are added. Columns that have another type on disk keep it until a
+        commit replaces every window (``TableSnapshot.retyped``). Raises ``SchemaChanged`` if the partition
+        columns differ.
         """
         opened = self.opened()
         if opened is not None:
             return opened
         spec = self.spec
-        noted = self._noted()
-        as_asked = noted is not None and noted.partition_by == spec.partition_by
-        if noted is not None and as_asked and not lacks_columns(noted.schema, spec.schema):
-            return _kept(TableSnapshot.noted(self, noted))
+        indexed = self._indexed_version()
+        same_partitions = indexed is not None and indexed.partition_by == spec.partition_by
+        if indexed is not None and same_partitions and not lacks_columns(indexed.schema, spec.schema):
+            return _remember(TableSnapshot.from_index(self, indexed))
         handle = open_with_schema(self.folder, spec.schema, spec.partition_by, spec.path, spec.description)
-        return _kept(self._learned(handle))
+        return _remember(self._snapshot_of(handle))
 
     def look(self) -> TableSnapshot | None:
-        """The newest version as it is on disk, None if there is none: nothing is made, widened or
-        committed."""
+        """Return a snapshot of the newest version as it is on disk, None without a table; changes nothing."""
         opened = self.opened()
         if opened is not None:
             return opened
-        noted = self._noted()
-        if noted is not None:
-            return TableSnapshot.noted(self, noted)
-        return self._learned(open_delta(self.folder)) if self.exists else None
+        indexed = self._indexed_version()
+        if indexed is not None:
+            return TableSnapshot.from_index(self, indexed)
+        return self._snapshot_of(open_delta(self.folder)) if self.exists else None
 
     def opened(self) -> TableSnapshot | None:
-        """The newest version, if this process has opened it and it still is that: its log is not read."""
+        """Return a snapshot of the newest version if this process has it open, without reading the log."""
         held = _opened.get(self.folder)
         if held is None or held.table != self or not held.is_newest():
             return None
-        return held.again()
+        return held.renewed()
 
     @property
-    def place(self) -> TablePlace:
-        """Where the index finds the table."""
-        return TablePlace(self.spec.path, self.folder, self.spec.app_id)
+    def log(self) -> TableLog:
+        """The log of the table, as the index reads it."""
+        return TableLog(self.spec.path, self.folder, self.spec.app_id)
 
     @property
     def index(self) -> FileIndex:
-        """What lists the files of the table."""
+        """The index of the files of the table."""
         return index_of(self.root.absolute(), self.spec.path)
 
-    def _noted(self) -> NotedTable | None:
-        return self.index.newest(self.place)
+    def _indexed_version(self) -> IndexedVersion | None:
+        return self.index.newest(self.log)
 
-    def _learned(self, handle: DeltaTable) -> TableSnapshot:
-        """The version that ``handle`` has open, of which the index takes note."""
+    def _snapshot_of(self, handle: DeltaTable) -> TableSnapshot:
+        """Return a snapshot of the version that ``handle`` has open, and add the version to the index."""
         if tuple(handle.metadata().partition_columns) == self.spec.partition_by:
-            noted = self.index.learn(self.place, handle)
-            if noted is not None:
-                return TableSnapshot.noted(self, noted)
+            indexed = self.index.learn(self.log, handle)
+            if indexed is not None:
+                return TableSnapshot.from_index(self, indexed)
         return TableSnapshot(self, handle)
 
 
 class TableSnapshot:
-    """One version of a table, and the right to commit the next, once."""
+    """One version of a table, on which the next version can be committed, once."""
 
     retyped: tuple[Retyped, ...]
-    """Columns that have another type on disk. A commit must replace all windows then."""
+    """Columns that have another type on disk. If there are any, a commit must replace all windows."""
 
     def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
         self.handle = handle
         self._set(table, str(handle.metadata().id), handle.version(), handle.schema().to_json())
 
     @classmethod
-    def noted(cls, table: LakeTable, note: NotedTable) -> TableSnapshot:
-        """The version that the index of files has noted; Delta's library opens it when it is asked for."""
+    def from_index(cls, table: LakeTable, indexed: IndexedVersion) -> TableSnapshot:
+        """Return a snapshot of a version in the index; ``handle`` opens it by delta-rs when first used."""
         self = cls.__new__(cls)
-        self._set(table, note.table_id, note.version, note.schema, note)
-        self.mark = TableMark(note.table_id, note.version, note.entry)
+        self._set(table, indexed.table_id, indexed.version, indexed.schema, indexed)
+        self.mark = TableMark(indexed.table_id, indexed.version, indexed.entry)
         return self
 
     def _set(
-        self, table: LakeTable, table_id: str, version: int, schema: str, note: NotedTable | None = None
+        self,
+        table: LakeTable,
+        table_id: str,
+        version: int,
+        schema: str,
+        indexed: IndexedVersion | None = None,
     ) -> None:
         self.table, self.table_id, self.version = table, table_id, version
         self.retyped = retyped(schema, table.spec.schema)
-        self._note, self._spent = note, False
-        self._log = table.folder / "_delta_log"
-        self._own, self._next = self._log / _entry_name(version), self._log / _entry_name(version + 1)
-        self._entry = storage_of(self._log).version(self._own)
-        noted = None if note is None else NotedIn(table.root.absolute(), table.spec.path, note)
-        self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, noted)
+        self._indexed, self._committed = indexed, False
+        self._log_storage = storage_of(table.folder)
+        self._own, self._next = entry_file(table.folder, version), entry_file(table.folder, version + 1)
+        self._entry = self._log_storage.version(self._own)
+        in_index = (
+            None if indexed is None else VersionInIndex(table.root.absolute(), table.spec.path, indexed)
+        )
+        self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
         self._by_window: dict[str, tuple[LakeFile, ...]] = {}
 
-    def again(self) -> TableSnapshot:
-        """The same version, and the right to commit the next; its log is not read again. No handle moves on
-        by a commit, so each stays pinned to its version."""
+    def renewed(self) -> TableSnapshot:
+        """Return a new snapshot of the same version, on which one can commit; the log is not read again.
+
+        A commit does not move a handle on, so both stay pinned to their version.
+        """
         other = copy(self)
-        other._spent, other._by_window = False, {}
+        other._committed, other._by_window = False, {}
         return other
 
     def is_newest(self) -> bool:
-        """Whether nothing was committed since. Two looks at the file system, whatever the table holds; where
-        they cannot tell, it is not."""
-        storage = storage_of(self._log)
-        if self._entry is None or self._entry != storage.version(self._own):
+        """Return whether this is still the newest version; False if that is uncertain.
+
+        Costs two look-ups in the file system, whatever the size of the table.
+        """
+        if self._entry is None or self._entry != self._log_storage.version(self._own):
             return False
-        return not storage.exists(self._next)
+        return not self._log_storage.exists(self._next)
 
     @cached_property
     def mark(self) -> TableMark | None:
-        """What this version is known by; None where its log entry is not there."""
-        entry = digest_of(self.table.folder / "_delta_log" / _entry_name(self.version))
+        """The mark of this version; None if its log entry does not exist."""
+        entry = digest_of(entry_file(self.table.folder, self.version))
         return None if entry is None else TableMark(self.table_id, self.version, entry)
 
     def windows_since(self, older: TableMark) -> frozenset[str] | None:
-        """The windows that were committed to after ``older``, a version of the same table; None if that is
-        not known: then any may have been."""
+        """Return the windows that commits after ``older`` changed; None if unknown: any may have changed."""
         if older.table_id != self.table_id or older.version > self.version:
             return None
-        if digest_of(self.table.folder / "_delta_log" / _entry_name(older.version)) != older.entry:
+        if digest_of(entry_file(self.table.folder, older.version)) != older.entry:
             return None
         found: set[str] = set()
         for version in range(older.version + 1, self.version + 1):
-            of_commit = _windows_in(self.table.folder / "_delta_log" / _entry_name(version))
+            of_commit = _windows_in(entry_file(self.table.folder, version))
             if of_commit is None:
                 return None
             found |= of_commit
@@ -240,31 +257,31 @@ class TableSnapshot:
 
     @cached_property
     def handle(self) -> DeltaTable:
-        """This version as Delta's library opens it, for looks at its log: it reads all files."""
+        """This version opened by delta-rs, which reads the list of all files."""
         return open_delta(self.table.folder, self.version)
 
     def windows(self) -> list[str]:
-        """Every window that holds data or a state, sorted."""
+        """Return every window that holds data or a state, sorted."""
         return self._listing.windows()
 
     def last_window(self) -> str | None:
-        """The last of ``windows``; None where there is none."""
+        """Return the last window that holds data or a state; None without one."""
         return self._listing.last_window()
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
-        """The data files of ``window``, sorted by path; none if the window is unknown."""
+        """Return the data files of ``window``, sorted by path; none if the window is unknown."""
         return tuple(file for file in self._files_of(window) if not layout.is_state(file.path))
 
     def all_files(self) -> tuple[LakeFile, ...]:
-        """The data files of every window, sorted by window, then path."""
+        """Return the data files of every window, sorted by window, then path."""
         return tuple(file for file in self._listing.all_files() if not layout.is_state(file.path))
 
     def state(self, window: str) -> WindowState | None:
-        """The state of ``window``; ``None`` if it has none, or none that can be read.
+        """Return the state of ``window``; None if it has none that can be read.
 
-        A window with files but no state was rewritten by another program (compaction merges state
-        files away), or its state is damaged: what it was made from is not known here. The next
-        commit to the window removes a damaged state. ``StateFromNewerVersion`` is no damage.
+        A window with files but no state was rewritten by another program (foreign compaction drops state
+        files), or its state is damaged: what it was made from is unknown. The next commit to the window
+        removes a damaged state. Raises ``StateFromNewerVersion``, which is no damage.
         """
         try:
             states = [read_state(Path(file.uri)) for file in self._states_of(window)]
@@ -274,13 +291,13 @@ class TableSnapshot:
         return max(states, key=lambda state: state.generation, default=None)
 
     def read(self, spark: SparkSession, files: Iterable[LakeFile]) -> DataFrame:
-        """A DataFrame of ``files`` with the columns of the spec, partition columns restored."""
+        """Return a DataFrame of ``files`` with the columns of the spec, partition columns included."""
         from omnisupport_ingest.lake.read import read_files
 
         return read_files(spark, self.table.spec.schema, self.table.spec.partition_by, files)
 
     def read_placed(self, spark: SparkSession, files: Iterable[StagedFile]) -> DataFrame:
-        """The same of files in their final place that no version of the table holds yet."""
+        """Return a DataFrame of staged ``files``, which no version of the table holds yet."""
         folder = self.table.folder
         return self.read(
             spark,
@@ -300,13 +317,14 @@ class TableSnapshot:
     def commit(self, changes: Sequence[WindowChange], *, run_id: str | None = None) -> int:
         """Make all ``changes`` in one commit and return the version that holds them.
 
-        A change whose work the window already holds does nothing; if nothing is left, no version is
-        made. ``CommitConflict`` if the table has moved on since ``open``; ``StagedFileMissing`` if
-        a file to add is not there; ``SchemaChanged`` if columns have another type and a window would
-        stay. A snapshot commits once: open the table again for more. ``run_id``:
-        the run that the log entry names, else the one that made the content.
+        A change whose work the window already holds is left out; without any other change there is no commit.
+        A snapshot commits once: open the table again for more. ``run_id``: the run that the log entry names,
+        by default the one that made the content.
+
+        Raises ``CommitConflict`` if this is no longer the newest version, ``StagedFileMissing`` if a file to
+        add is gone, ``SchemaChanged`` if a window would keep columns of another type.
         """
-        if self._spent:
+        if self._committed:
             raise RuntimeError(f"a snapshot of {self.table.spec.path} was committed on twice")
         if len({change.window for change in changes}) != len(changes):
             raise ValueError("one window is changed twice in one commit")
@@ -319,20 +337,24 @@ class TableSnapshot:
                 states.append(change.state)
         if not actions:
             return self.version
-        note, schema = commit_note(states, run_id), None
+        text, schema = commit_note(states, run_id), None
         if self.retyped:
             self._require_all_replaced(changes)
             actions = [each for each in actions if isinstance(each, AddAction)]
             schema = delta_schema(self.table.spec.schema)
-        keep_added(self.table.folder, actions, self.table.spec.app_id)
-        with reaching(self.table.folder):
-            if schema is None and self._note is not None and may_put_entry(self._note, self.table.folder):
-                version = put_entry(self.table.place, self._note, actions, note)
+        upload_added(self.table.folder, actions, self.table.spec.app_id)
+        with translated_store_errors(self.table.folder):
+            if (
+                schema is None
+                and self._indexed is not None
+                and may_put_entry(self._indexed, self.table.folder)
+            ):
+                version = put_entry(self.table.log, self._indexed, actions, text)
             else:
                 version = commit_actions(
-                    self.handle, actions, app_id=self.table.spec.app_id, note=note, replacing_all_with=schema
+                    self.handle, actions, app_id=self.table.spec.app_id, note=text, replacing_all_with=schema
                 )
-        self._spent = True
+        self._committed = True
         return version
 
     def _require_all_replaced(self, changes: Sequence[WindowChange]) -> None:
@@ -353,7 +375,7 @@ class TableSnapshot:
         unknown = [file.path for file in change.remove if file.path not in held]
         if unknown:
             raise ValueError(f"version {self.version} does not hold {unknown[0]}")
-        if change.add and not change.replaces and not change.remove and self._is_held_there(change):
+        if change.add and not change.replaces and not change.remove and self._is_held_in_bucket(change):
             return []
         leaving = set(held) if change.replaces else {file.path for file in change.remove}
         arriving = [path for path in staged if path not in held]
@@ -366,8 +388,8 @@ class TableSnapshot:
             return []
         return actions + self._state_actions(change)
 
-    def _is_held_there(self, change: WindowChange) -> bool:
-        """Whether an object store holds this work already, in files of another attempt."""
+    def _is_held_in_bucket(self, change: WindowChange) -> bool:
+        """Return whether the window holds this work already, in files of another attempt in a bucket."""
         return not storage_of(self.table.folder).is_local and self._holds(change)
 
     def _holds(self, change: WindowChange) -> bool:
@@ -396,7 +418,7 @@ class TableSnapshot:
         return tuple(file for file in self._files_of(window) if layout.is_state(file.path))
 
     def _files_of(self, window: str) -> tuple[LakeFile, ...]:
-        """All files of ``window``, by path."""
+        """Return all files of ``window``, state files included, sorted by path."""
         found = self._by_window.get(window)
         if found is None:
             found = self._by_window[window] = self._listing.files(window)
@@ -404,7 +426,7 @@ class TableSnapshot:
 
 
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
-    """Call ``plan_and_commit`` on a fresh snapshot until its commit meets no other (``until_first``)."""
+    """Call ``plan_and_commit`` on a new snapshot until it commits without a conflict (``until_first``)."""
 
     def attempt() -> T:
         with tracing.attempt(table.spec.path):
@@ -414,10 +436,10 @@ def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *,
 
 
 _opened: dict[Path, TableSnapshot] = {}
-"""The tables that this process opened last, by folder: a run opens the same ones layer by layer."""
+"""The tables that this process opened last, by folder: the layers of a run open the same tables."""
 
 
-def _kept(snapshot: TableSnapshot) -> TableSnapshot:
+def _remember(snapshot: TableSnapshot) -> TableSnapshot:
     _opened.pop(snapshot.table.folder, None)
     _opened[snapshot.table.folder] = snapshot
     while len(_opened) > _KEPT_OPEN:
@@ -425,13 +447,8 @@ def _kept(snapshot: TableSnapshot) -> TableSnapshot:
     return snapshot
 
 
-def _entry_name(version: int) -> str:
-    """The name of a commit's file in the log (Delta protocol, "Delta Log Entries")."""
-    return f"{version:020d}.json"
-
-
 def _windows_in(entry: Path) -> frozenset[str] | None:
-    """The windows of the files that a commit adds and removes; None if they cannot be told."""
+    """Return the windows of the files that a commit adds and removes; None if they cannot be read."""
     found = set()
     try:
         for line in at_hand(entry).read_bytes().splitlines():

@@ -31,25 +31,22 @@ from omnisupport_ingest.landing.index_tables import (
     BEHIND,
     FORMAT_VERSION,
     TABLES,
-    Damaged,
     Starts,
-    check,
     connect,
     digest_of,
     fold,
     forget,
     insert,
-    reading,
     sortable,
     standing_in,
     step,
     touch,
-    writing,
 )
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.position import Position
+from omnisupport_ingest.sqlite_index import IndexDamaged, reading, require_checksum, writing
 
 T = TypeVar("T")
 
@@ -125,7 +122,7 @@ class LandingIndex:
             for number, text, crc in db.execute("SELECT number, standing, crc FROM epoch ORDER BY number"):
                 if not text:
                     raise _Outdated
-                check(crc, text)
+                require_checksum(crc, text)
                 standing = standing_in(text)
                 if standing.start != starts.get(number):
                     raise _Outdated
@@ -145,9 +142,9 @@ class LandingIndex:
                 'SELECT parts, digest FROM "window" WHERE "window" = ?', (window,)
             ).fetchone()
             if (len(rows), sum(crc for *_, crc in rows)) != (recorded or (0, 0)):
-                raise Damaged
+                raise IndexDamaged
             for batch, facts, crc in rows:
-                check(crc, window, batch, facts)
+                require_checksum(crc, window, batch, facts)
             return [LandedPart.from_text(window, batch, facts) for batch, facts, _ in rows]
 
         return self._ask(question)
@@ -179,8 +176,8 @@ class LandingIndex:
             ).fetchall()
             for window, batch, facts, crc in rows:
                 if facts is None:
-                    raise Damaged
-                check(crc, window, batch, facts)
+                    raise IndexDamaged
+                require_checksum(crc, window, batch, facts)
             return [LandedPart.from_text(window, batch, facts) for window, batch, facts, _ in rows]
 
         return self._ask(question)
@@ -221,9 +218,9 @@ class LandingIndex:
                 "SELECT id, line, windows, crc FROM batch WHERE number > ? ORDER BY number", (number,)
             ).fetchall()
             if len(rows) != newest - number:
-                raise Damaged
+                raise IndexDamaged
             for batch, line, windows, crc in rows:
-                check(crc, batch, line, windows)
+                require_checksum(crc, batch, line, windows)
             return News(
                 now,
                 newest,
@@ -241,7 +238,7 @@ class LandingIndex:
     def look_again(self) -> None:
         """Hold every manifest against what the index says of it: one that was changed in its place does not
         change its folder. Costs a look at every file."""
-        with self._mine(), contextlib.suppress(OSError, sqlite3.Error, Damaged):
+        with self._mine(), contextlib.suppress(OSError, sqlite3.Error, IndexDamaged):
             db = self._connected()
             with self._alone(), failpoint("landing.index", "look"), writing(db):
                 db.execute("UPDATE meta SET stamp = NULL")
@@ -259,7 +256,9 @@ class LandingIndex:
             added: list[Manifest] = []
             yield added.append
             if current is not None:
-                with contextlib.suppress(OSError, sqlite3.Error, Damaged, ValueError, TypeError, LookupError):
+                with contextlib.suppress(
+                    OSError, sqlite3.Error, IndexDamaged, ValueError, TypeError, LookupError
+                ):
                     self._add(current, added)
 
     def _add(self, db: sqlite3.Connection, added: list[Manifest]) -> None:
@@ -273,7 +272,7 @@ class LandingIndex:
 
     def _current_on_disk(self) -> sqlite3.Connection | None:
         """Return the index if it is up to date, else None."""
-        with contextlib.suppress(OSError, sqlite3.Error, Damaged):
+        with contextlib.suppress(OSError, sqlite3.Error, IndexDamaged):
             db = self._connected()
             if self._is_current(db):
                 return db
@@ -286,7 +285,7 @@ class LandingIndex:
         with self._mine():
             try:
                 return self._answer(question, starts)
-            except (OSError, sqlite3.Error, Damaged):
+            except (OSError, sqlite3.Error, IndexDamaged):
                 self._close()
                 return self._answer_in_memory(question, starts)
 
@@ -305,7 +304,7 @@ class LandingIndex:
                     with failpoint("landing.index", "epochs"), writing(db):
                         fold(db, starts or {})
                     return question(db)
-            except (sqlite3.Error, Damaged, ValueError, TypeError, LookupError) as problem:
+            except (sqlite3.Error, IndexDamaged, ValueError, TypeError, LookupError) as problem:
                 if look == _LOOKS - 1 or _is_of_the_file_system(problem):
                     raise
                 self._drop()
@@ -387,7 +386,7 @@ class LandingIndex:
     def _is_current(self, db: sqlite3.Connection) -> bool:
         row = db.execute("SELECT made_for, stamp FROM meta").fetchone()
         if row is None or row[0] != self._made_for():
-            raise Damaged
+            raise IndexDamaged
         return bool(row[1] == self._changed())
 
     def _made_for(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import sqlite3
@@ -16,6 +15,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, require_checksum
 
 FORMAT_VERSION = 1
 
@@ -42,10 +42,6 @@ Starts = Mapping[int, Lsn]
 """Where the streams of epochs start, by the epochs' records."""
 
 
-class Damaged(Exception):
-    """Raised when the index contradicts its own checksums."""
-
-
 def connect(file: Path) -> sqlite3.Connection:
     uri = f"{file.absolute().as_uri()}?mode=rw"
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=60, check_same_thread=False)
@@ -59,32 +55,11 @@ def connect(file: Path) -> sqlite3.Connection:
     return db
 
 
-@contextlib.contextmanager
-def reading(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN")
-    try:
-        yield
-    finally:
-        db.execute("ROLLBACK")
-
-
-@contextlib.contextmanager
-def writing(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
 def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) -> None:
     """Add a manifest, except to the standing of its epoch (see ``step``)."""
     batch_id = manifest.batch_id
     line, windows = BatchLine.of(manifest).to_text(), json.dumps(manifest.windows)
-    crc = _crc(batch_id, line, windows)
+    crc = checksum(batch_id, line, windows)
     # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
     db.execute("UPDATE meta SET newest = newest + 1, batches = batches + 1, digest = digest + ?", (crc,))
     db.execute(
@@ -95,7 +70,7 @@ def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) 
     for number, file in enumerate(manifest.files):
         part = LandedPart.of(manifest, file)
         facts = part.to_text()
-        crc = _crc(part.window, batch_id, facts)
+        crc = checksum(part.window, batch_id, facts)
         db.execute("INSERT INTO part VALUES (?, ?, ?, ?, ?)", (part.window, batch_id, number, facts, crc))
         db.execute(
             'INSERT INTO "window" VALUES (?, 1, ?, 0, 0) ON CONFLICT DO UPDATE SET parts = parts + 1, '
@@ -153,7 +128,7 @@ def step(db: sqlite3.Connection, line: BatchLine) -> None:
     text, crc = db.execute("SELECT standing, crc FROM epoch WHERE number = ?", (line.epoch,)).fetchone()
     if not text:
         return
-    check(crc, text)
+    require_checksum(crc, text)
     following = standing_in(text).with_next(line)
     if following is None:
         touch(db, line.epoch)
@@ -163,14 +138,14 @@ def step(db: sqlite3.Connection, line: BatchLine) -> None:
 
 def _save(db: sqlite3.Connection, standing: EpochStanding) -> None:
     text = json.dumps(to_plain(standing), separators=(",", ":"))
-    db.execute("INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (standing.epoch, text, _crc(text)))
+    db.execute("INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (standing.epoch, text, checksum(text)))
 
 
 def fold(db: sqlite3.Connection, starts: Starts) -> None:
     """Fold every epoch afresh that needs it, from the lines of its batches."""
     totals = db.execute("SELECT count(*), sum(crc) FROM batch").fetchone()
     if (totals[0], totals[1] or 0) != db.execute("SELECT batches, digest FROM meta").fetchone():
-        raise Damaged
+        raise IndexDamaged
     for number, text in db.execute("SELECT number, standing FROM epoch").fetchall():
         start = starts.get(number)
         if text and standing_in(text).start == start:
@@ -198,7 +173,7 @@ def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
             "SELECT id, line, windows, crc FROM batch WHERE id >= ? AND id < ? ORDER BY id",
             (prefix, prefix + BEHIND),
         ):
-            check(crc, batch_id, line, windows)
+            require_checksum(crc, batch_id, line, windows)
             batch_line = BatchLine.from_text(batch_id, line)
             if batch_line.epoch == epoch:
                 yield batch_line
@@ -207,12 +182,3 @@ def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
 def sortable(position: Position) -> str:
     """Return LSN and ordinal as text that sorts in their order."""
     return f"{position.commit_lsn.value:016x}{position.ordinal + 10**19:020d}"
-
-
-def _crc(*texts: str) -> int:
-    return zlib.crc32("\0".join(texts).encode())
-
-
-def check(crc: int, *texts: str) -> None:
-    if crc != _crc(*texts):
-        raise Damaged

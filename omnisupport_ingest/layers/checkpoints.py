@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from omnisupport_ingest.cdc.dedupe import DEDUPE_KEY
 from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
-from omnisupport_ingest.lake.checkpoint import Checkpoint, RulesAsked
+from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.staging import StagedFiles
@@ -71,7 +71,7 @@ class Outcome:
     past_closing: bool = False
     content: ContentHash | None = None
     exact_share: float | None = None
-    rules: RulesAsked | None = None
+    rules: RuleResults | None = None
     replaced: Replaced | None = None
 
 

@@ -330,7 +330,7 @@ def _placed(
 
 def _reported(made: Made | None) -> Judged:
     """What all tasks report together."""
-    return sum(map(Judged.parse, made.told if made is not None else ()), Judged())
+    return sum(map(Judged.parse, made.results if made is not None else ()), Judged())
 
 
 def _judged(

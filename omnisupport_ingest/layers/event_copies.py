@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.lake.file_tasks import Output, batches_of, rows_at
+from omnisupport_ingest.lake.file_rows import batches_of, rows_at
+from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
@@ -83,7 +84,7 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
     with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
         connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
         found = connection.query(_MARKS)
         assert found is not None, "a SELECT has a result"

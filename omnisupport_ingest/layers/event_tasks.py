@@ -29,7 +29,8 @@ from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.protection import needs_protection
-from omnisupport_ingest.lake.file_tasks import Output, batches_of
+from omnisupport_ingest.lake.file_rows import batches_of
+from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema

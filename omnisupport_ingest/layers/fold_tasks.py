@@ -29,14 +29,9 @@ from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake import file_tasks
-from omnisupport_ingest.lake.file_tasks import (
-    FEW_FILES,
-    Output,
-    are_few,
-    rows_at,
-    rows_that_fit,
-)
+from omnisupport_ingest.lake import file_rows
+from omnisupport_ingest.lake.file_rows import rows_at, rows_that_fit
+from omnisupport_ingest.lake.file_tasks import FEW_FILES, Output, are_few
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -173,7 +168,7 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
     withheld, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
     if accepted is None or withheld is None or others is None:
         return None
-    if accepted.nbytes + withheld.nbytes > file_tasks.MOST_BYTES_HELD:
+    if accepted.nbytes + withheld.nbytes > file_rows.MAX_BYTES_IN_MEMORY:
         return None
     numbers = np.arange(len(accepted) + len(withheld))
     known = _of_table(accepted, numbers[: len(accepted)], contract, withheld=False)
@@ -253,10 +248,10 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
         low, high = np.searchsorted(rows, [first, first + file.rows])
         for wanted in rows_at(file.uri, _IMAGES, rows[low:high] - first):
             held += wanted.nbytes
-            if held > file_tasks.MOST_BYTES_HELD:
+            if held > file_rows.MAX_BYTES_IN_MEMORY:
                 raise TooLarge(
                     f"The images of {len(rows)} events have more bytes than a task may hold "
-                    f"({file_tasks.MOST_BYTES_HELD}).",
+                    f"({file_rows.MAX_BYTES_IN_MEMORY}).",
                     fix="Nothing: they are folded in another way.",
                 )
             found.append(pa.Table.from_batches([wanted]))

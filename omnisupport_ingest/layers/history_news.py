@@ -74,7 +74,7 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:
         named = {path for file in changes.states for path in named_by(read_state(Path(file.uri)))}
-        now = {file.path: file for window in changes.noted for file in files.withheld_in(window)}
+        now = {file.path: file for window in changes.new_states for file in files.withheld_in(window)}
         left = tuple(quarantine.on_disk(path) for path in sorted(named - now.keys()))
     except (StateUnreadable, EventsGone):
         return None
@@ -84,7 +84,7 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
         accepted_before=before,
         withheld=tuple(now[path] for path in sorted(now.keys() - named)),
         withheld_before=left,
-        noted=changes.noted,
+        noted=changes.new_states,
     )
 
 

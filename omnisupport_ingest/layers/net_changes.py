@@ -294,7 +294,7 @@ def _stage(
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
             if made is None:
                 continue
-            reports = [FoldReport.parse(each) for each in made.told]
+            reports = [FoldReport.parse(each) for each in made.results]
             in_order = iter(reports)
             of_blocks = [of_block(next(in_order).stretches for _ in block) for block in blocks]
             if parts_agree(of_blocks):

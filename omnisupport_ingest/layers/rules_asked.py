@@ -23,7 +23,7 @@ from omnisupport_ingest.cdc.broken_rules import SAMPLES, BrokenRules, RulesLooko
 from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.cdc.judging import JudgingRules
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.checkpoint import RulesAsked
+from omnisupport_ingest.lake.checkpoint import RuleResults
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.event_tasks import Judged
 from omnisupport_ingest.layers.plan import WindowPlan, Work
@@ -64,7 +64,7 @@ def _reports(
 
 def rules_asked(
     workspace: Workspace, source: str, judged: Judged, plan: WindowPlan, before: WindowState | None
-) -> RulesAsked:
+) -> RuleResults:
     """What the checkpoint of the window of ``plan`` says of rules, with what it said ``before`` where the
     events are added to those it held."""
     names = {(each.schema, each.table): each.name for each in workspace.contracts.of_source(source)}
@@ -80,4 +80,4 @@ def rules_asked(
             found = judged.broken.keys.get((window, schema, table, rule), ())
             if found:
                 keys[name] = tuple(sorted({*keys.get(name, ()), *found})[:SAMPLES])
-    return RulesAsked(dict(sorted(broken.items())), dict(sorted(keys.items())), judged.rules_share)
+    return RuleResults(dict(sorted(broken.items())), dict(sorted(keys.items())), judged.rules_share)

@@ -21,7 +21,8 @@ from typing import Any, Generic, Self, TypeVar
 from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
 from omnisupport_ingest.landing.index import News
 from omnisupport_ingest.layers.looking import look
-from omnisupport_ingest.layers.window_index import UNSETTLED, IndexDamaged, LookNote, WindowIndex
+from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
+from omnisupport_ingest.sqlite_index import IndexDamaged
 
 T = TypeVar("T")
 F = TypeVar("F")

@@ -120,7 +120,7 @@ def net_facts(
     if state is None or changes is None:
         known, windows = [], net_changes.windows()
     else:
-        known, windows = [state.checkpoint], sorted(changes.noted)
+        known, windows = [state.checkpoint], sorted(changes.new_states)
     states = (net_changes.state(window) for window in windows)
     return facts_of([*known, *(each.checkpoint for each in states if each is not None)])
 

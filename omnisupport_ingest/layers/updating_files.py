@@ -27,7 +27,8 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.file_tasks import are_few, in_shares, rows_of
+from omnisupport_ingest.lake.file_rows import rows_of
+from omnisupport_ingest.lake.file_tasks import are_few, in_shares
 from omnisupport_ingest.lake.key_files import (
     Bound,
     KeyOrder,
@@ -104,7 +105,7 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
         if found is not None:
             return _collected(found, ranges)
     standing_task.release()
-    sample = _Sample(target.order.nothing(), 1)
+    sample = _Sample(target.order.no_values(), 1)
     if not are_few(rows.files):
         sample = _sample(sent.spark, rows, target.order)
         cuts = _cuts(sample, ranges, 2 * target.rows_per_file)
@@ -177,7 +178,7 @@ def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder) -> _Sample:
     take = partial(_sampled, shares=shares, order=order, weight=weight)
     kind = "key long" if order.whole_numbers else "key string"
     found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(take, kind).collect()
-    keys = order.nothing()
+    keys = order.no_values()
     return _Sample(np.array(sorted(row["key"] for row in found), dtype=keys.dtype), weight)
 
 

@@ -16,7 +16,6 @@ import os
 import sqlite3
 import time
 import uuid
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,14 @@ from omnisupport_ingest import __version__
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain, to_plain
-from omnisupport_ingest.lake.file_index_tables import Damaged, place_of, require_place
 from omnisupport_ingest.lake.table import TableMark
+from omnisupport_ingest.sqlite_index import (
+    IndexDamaged,
+    checksum,
+    location_id,
+    require_checksum,
+    require_location,
+)
 
 FORMAT = f"3/{__version__}"
 """What is noted, and how a window is looked at. Another version looks at every window once."""
@@ -59,10 +64,6 @@ CREATE TABLE past (at REAL PRIMARY KEY, held TEXT, crc INTEGER) WITHOUT ROWID;
 
 _WAIT_SECONDS = 60.0
 """How long to wait for another process that looks."""
-
-
-class IndexDamaged(Exception):
-    """The file does not hold what it held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class WindowIndex:
         if row is None:
             self.totals = Counter()
             return LookNote()
-        _check(row[1], row[0])
+        require_checksum(row[1], row[0])
         if self._read is None or self._read[0] != row[0]:
             try:
                 self._read = row[0], from_plain(LookNote, parse_json(row[0]))
@@ -140,7 +141,9 @@ class WindowIndex:
                 db.execute("INSERT OR REPLACE INTO flagged VALUES (?, ?)", (flag, window))
         if new:
             text = json.dumps(new, separators=(",", ":"))
-            db.execute('INSERT OR REPLACE INTO "window" VALUES (?, ?, ?)', (window, text, _crc(window, text)))
+            db.execute(
+                'INSERT OR REPLACE INTO "window" VALUES (?, ?, ?)', (window, text, checksum(window, text))
+            )
         else:
             db.execute('DELETE FROM "window" WHERE "window" = ?', (window,))
 
@@ -171,7 +174,7 @@ class WindowIndex:
         )
         if row is None:
             return {}
-        _check(row[1], window, row[0])
+        require_checksum(row[1], window, row[0])
         found: dict[str, int] = json.loads(row[0])
         return found
 
@@ -200,7 +203,7 @@ class WindowIndex:
         )
         if row is None:
             return None
-        _check(row[1], row[0])
+        require_checksum(row[1], row[0])
         return Counter(json.loads(row[0]))
 
     def commit(self, note: LookNote, before: LookNote) -> LookNote:
@@ -213,7 +216,7 @@ class WindowIndex:
         db = self._db_open()
         with failpoint("lake.noted", self._file or ""):
             self._note_held(db, time.time())
-            db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, _crc(text)))
+            db.execute("INSERT OR REPLACE INTO look VALUES (1, ?, ?)", (text, checksum(text)))
             db.execute("COMMIT")
         return noted
 
@@ -248,7 +251,7 @@ class WindowIndex:
         text = json.dumps({reason: held[reason] for reason in sorted(held) if held[reason]})
         last = db.execute("SELECT held FROM past ORDER BY at DESC").fetchone()
         if last is None or last[0] != text:
-            db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", (now, text, _crc(text)))
+            db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", (now, text, checksum(text)))
         oldest = "(SELECT max(at) FROM past WHERE at <= ?)"
         # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
         db.execute(f"DELETE FROM past WHERE at < {oldest}", (now - _PAST_SECONDS,))
@@ -292,12 +295,9 @@ class WindowIndex:
             if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
                 for statement in _TABLES.split(";"):
                     self._db.execute(statement)
-                self._db.execute(f"PRAGMA application_id = {place_of(file)}")
+                self._db.execute(f"PRAGMA application_id = {location_id(file)}")
             self._db.execute("COMMIT")
-        try:
-            require_place(self._db, file)
-        except Damaged:
-            raise IndexDamaged from None
+        require_location(self._db, file)
         return self._db
 
 
@@ -309,12 +309,3 @@ def _inode(file: Path) -> int | None:
     with contextlib.suppress(FileNotFoundError):
         return file.stat().st_ino
     return None
-
-
-def _crc(*texts: str) -> int:
-    return zlib.crc32("\0".join(texts).encode())
-
-
-def _check(crc: int, *texts: str) -> None:
-    if crc != _crc(*texts):
-        raise IndexDamaged

@@ -1,14 +1,13 @@
 """The state of tables at one log position: the fold of the events below it.
 
-A position at which a snapshot of a table was still being read, or that its stream has not reached,
-is refused: what is known there is no state that the source ever had. So is one below which something
-has landed that the lake has not taken in yet.
+A position is refused if a snapshot of the table was still being read there, or if its stream has not reached
+it: the known events give no state that the source ever had. A position is also refused while events below it
+have landed that the lake does not hold yet.
 
-An LSN stands for everything that was committed at or below it. A time stands for the longest beginning
-of the log in which nothing was committed later: all up to the first transaction, in log order, whose
-commit time is later. The log and not the clock says what is in it, for PostgreSQL takes a commit's time
-before it writes the commit, so times may run against the log by a little, and after a clock was set
-back by much: all transactions with an earlier time would be a state that the source never had.
+An LSN selects everything that was committed at or below it. A time selects all transactions, in log order,
+before the first one with a later commit time. Log order decides, because PostgreSQL takes a commit's time
+before it writes the commit: times may run against the log by a little, and after a clock was set back by
+much. All transactions with an earlier time together would be a state that the source never had.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ At = Position | Lsn | datetime
 """Where to read: at or below an event, at or below an LSN, or at or before a time (timezone-aware)."""
 
 _HIGHEST_LSN = Lsn((1 << 63) - 1)
-"""No log gets there: the lake keeps LSNs as signed numbers."""
+"""Above every LSN: the lake keeps LSNs as signed numbers."""
 
 
 class TableIncomplete(IngestError):
@@ -106,7 +105,7 @@ def open_reading(
     (source,) = sources
     if epoch is not None and not isinstance(at, Lsn):
         raise CannotRead("An epoch was named, but only an LSN needs one.", fix="Leave the epoch out.")
-    # Landing first: what it is seen to hold, the lake must hold when it is opened afterwards.
+    # Landing first: the lake, opened afterwards, must hold what landing was seen to hold.
     landed = workspace.landing(source).landed()
     files = EventFiles.newest(workspace, source)
     if files is None or not landed.batches:
@@ -175,7 +174,7 @@ def _below_which(
     if not is_captured(batches):
         return later or _above_all(batches)
     if later is not None:
-        # A transaction is one moment: of the first later one nothing is in.
+        # A transaction is atomic: nothing of the first later one is included.
         return Position(later.epoch, later.commit_lsn, min(later.ordinal, 0))
     return _end_of_stream(source, batches, at)
 
@@ -185,8 +184,8 @@ def _first_later(workspace: Workspace, files: EventFiles, moment: datetime) -> P
 
     Events with a time that cannot be right are left out.
     """
-    # An event is in the window of its time. The exception is one whose position had landed in another window
-    # first: then it or the other is in quarantine, so a window with quarantine files is looked at as well.
+    # An event is in the window of its time, unless its position had landed in another window first. Then one
+    # of the two events is in quarantine, so windows with quarantine files are read too.
     windows = [
         window
         for window in files.deduped.windows()

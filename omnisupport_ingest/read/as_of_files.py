@@ -1,6 +1,7 @@
-"""What a read of the past is turned into: the number of rows of each table, or a file per table.
+"""Turns a read of the past into row counts, or into a file per table.
 
-All tables are folded before the first file is written, so a fault of one leaves no half set behind.
+All tables are folded before the first file is written, so a fault in one table leaves no incomplete set of
+files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from omnisupport_ingest.read.export import Format, write_file
 from omnisupport_ingest.read.export_ledger import note_export
 
 _SCRATCH = "as-of-"
-"""Folders that hold rows until the files are written; the process that made one follows."""
+"""Prefix of folders that hold rows until the files are written; the identity of the process follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def write_tables(
     """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
@@ -91,5 +92,5 @@ def _remove_left_behind(folder: Path) -> None:
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""Comparing a dimension that has moved on with rows that its source had before.
+"""Compares a dimension with rows that its source had at an earlier LSN.
 
-The source's rows at an LSN are brought forward: each becomes a row that a snapshot read there, and what
-the dimension has taken in at that LSN or above is folded onto them. The outcome must be what
-the dimension shows. The rows below come from the source, so a fault that stands in its files is found,
-and so is one in the events below the LSN; only the events above are taken from the lake.
+The source's rows at the LSN are treated as rows of a snapshot, and the events that the dimension consumed at
+that LSN or above are folded onto them. The result must equal the dimension. Only the newer events come from
+the lake, so a fault in the dimension's files, or in the events below the LSN, is found.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ _WINDOW = "since"
 class MovedOn:
     """A dimension with events above the LSN of ``sample``, and the source's rows at it.
 
-    ``expected`` is a file of the source's rows as text, in a folder of its owner. ``whole``: some event has
-    no key, so that every row may have moved on; else the keys with events are those that have.
+    ``expected``: a file of the source's rows as text, in a folder that only its owner can read. ``whole``: an
+    event without a key exists, so every row may have changed; otherwise only the keys with events have.
     """
 
     contract: TableContract
@@ -80,7 +79,7 @@ class MovedOn:
         if not self.whole:
             stayed = compare(self.contract, self.expected, self.files, sample=self.sample)
         with self._connect() as connection:
-            # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+            # No failpoint: nothing here outlives the process (a database or buffer in memory).
             connection.execute(f"CREATE VIEW lake AS {select_lake(self.contract, self.files)}")
             connection.execute(f"CREATE VIEW forward AS {select_lake(self.contract, forward)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
@@ -115,7 +114,7 @@ class MovedOn:
         """Fold the newer events; return the files of the rows that the dimension should show now."""
         events, folder = self.expected.with_suffix(".events"), self.expected.with_suffix(".forward")
         with self._connect() as connection:
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
             connection.execute(f"COPY ({self._events()}) TO {text(str(events))} (FORMAT parquet)")

@@ -1,8 +1,8 @@
-"""Which event decided each column of a row, and why every other event of its key did not.
+"""Finds which event decided each column of a row, and why the other events of its key did not.
 
-The kernel that the layers use folds the events; nothing of the fold is written a second time. But each
-column that an event carries holds the event's number in place of its value. So what stands in a column
-afterwards is the number of the event that decided it, through windows, lives, truncates and key changes.
+The events are folded by the kernel that the layers use. But each column of an event holds the event's number
+in place of its value. After the fold, a column holds the number of the event that decided it, through
+windows, lives, truncates and key changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omnisupport_ingest.cdc.life import Ending, Position, latest, life_begins
 from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds
 
 _NO_LIMIT = 1 << 62
-"""More rows than are ever folded here: all go through the exact kernel, one group after another."""
+"""More rows than are ever folded here, so all go through the exact kernel, one group after another."""
 
 _LIVING, _STARTS, _TABLE = frozenset("cur"), frozenset("cr"), frozenset("tb")
 

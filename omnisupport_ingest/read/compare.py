@@ -98,9 +98,9 @@ def compare(
     """
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        # What does not fit into memory goes beside the rows, not into the working directory.
+        # DuckDB writes what does not fit into memory beside the rows, not into the working directory.
         connection.execute(f"SET temp_directory = {text(str(expected.parent / 'spill'))}")
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE VIEW source_rows AS {select_source(contract, expected)}")
         connection.execute(f"CREATE VIEW lake_rows AS {select_lake(contract, files)}")
         connection.execute(f"CREATE TABLE moved_on AS {_moved_on(contract, sample)}")
@@ -130,7 +130,7 @@ def compare(
         differences=total[0],
         examples=tuple(Difference(key, tuple(columns)) for key, columns in examples),
         skipped=skipped,
-        # Rows that have come or gone since would be counted as differences.
+        # Rows that were added or deleted since would be counted as differences.
         miscounted=None if source_live is None or skipped else source_live - current_rows,
     )
 

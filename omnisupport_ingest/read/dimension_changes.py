@@ -1,11 +1,11 @@
-"""Rows of a dimension as they change, version by version: what its Delta log says was replaced by what.
+"""Shows how the rows of a dimension change, version by version, from its Delta log.
 
-A version takes files out and puts others in, and rows that did not change stand in both. So the keys are
-found whose row has another hash, and of these alone the rows are read. Files of older versions are there
-until `sweep` deletes them: from there on back nothing can be told.
+A version removes files and adds others, and unchanged rows are in both. So the keys whose row has another
+hash are found first, and only their rows are read. Files of older versions exist until `sweep` deletes them;
+changes before that are not known.
 
-Such files may hold what the dimension must not show any more: values of a row that was erased since, and of
-columns that a policy protects since. Their values are not shown.
+Older files may hold values that the dimension must no longer show: of a row that was erased since, or of
+columns that a policy protects since. These values are not shown.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _rows_of(
                 f"SELECT _cdc_key FROM ({keys}) LEFT JOIN {new} n USING (_cdc_key)"
                 f" LEFT JOIN {old} o USING (_cdc_key) ORDER BY {order} LIMIT {most:d}"
             )
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE TABLE keys AS {keys}")
         after, before = (_of_keys(connection, name) for name in (new, old))
     return after, before
@@ -259,7 +259,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]
     if files:
         listed = ", ".join("'" + each.replace("'", "''") + "'" for each in files)
         source = f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true)"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
     else:
         connection.execute(

@@ -1,7 +1,7 @@
-"""Checksums of key ranges of one version of a dimension, worked out by DuckDB from its files.
+"""Checksums of key ranges of one version of a dimension, computed by DuckDB from its files.
 
-They are those that the server works out for the same rows (``row_checksum``). Rows whose keys are left out,
-because they cannot be compared now, are in none of them.
+The server computes the same checksums for the same rows (``row_checksum``). Rows that cannot be compared now
+are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from omnisupport_ingest.read.row_equality import (
 )
 
 _MEMORY = "1GB"
-"""What DuckDB may take; beyond, it writes to the scratch folder."""
+"""Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
 
 ROWS_BETWEEN_CUTS = 8192
 """About so many rows lie between two cuts of ``even_cuts``: a file of a dimension has about twice as many."""
@@ -52,7 +52,7 @@ class DimensionRanges:
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
         self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
         parts = ", ".join(f"{part} VARCHAR" for part in self._parts)
         self._connection.execute(f"CREATE TABLE left_out ({parts})")
@@ -69,7 +69,7 @@ class DimensionRanges:
         rows = list(keys)
         if rows:
             marks = ", ".join("?" * len(self._parts))
-            # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+            # No failpoint: nothing here outlives the process (a database or buffer in memory).
             self._connection.executemany(f"INSERT INTO left_out VALUES ({marks})", rows)
             self._leaves_out = True
 
@@ -80,7 +80,7 @@ class DimensionRanges:
         """
         parts = ", ".join(f"coalesce({part}, '')" for part in self._parts)
         query = f"SELECT {parts} FROM lake l WHERE len(l._cdc_unresolved) > 0 LIMIT {most}"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return [tuple(each) for each in self._connection.execute(query).fetchall()]
 
     def even_cuts(self) -> list[str]:
@@ -96,7 +96,7 @@ class DimensionRanges:
             f"SELECT DISTINCT {first_key(self._contract)} AS k FROM {files} l"
             f" WHERE file_row_number % {ROWS_BETWEEN_CUTS} = 0 AND k IS NOT NULL ORDER BY k"
         )
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return [str(key) for (key,) in self._connection.execute(query).fetchall()]
 
     def cuts(self, span: KeySpan, parts: int) -> list[str]:
@@ -114,7 +114,7 @@ class DimensionRanges:
 
         The first range lies below all cuts, the next one begins with the first cut.
         """
-        # Numbers before the join, which sorts: they are a third of what digests are.
+        # Numbers before the join, which sorts: they take a third of the space of digests.
         rows = self._hashed(f"{first_key(self._contract)} AS k", spans)
         numbers = f"{row_number('digest', 1)} AS first, {row_number('digest', 2)} AS second"
         rows = f"SELECT k, {numbers} FROM ({rows})"
@@ -140,7 +140,7 @@ class DimensionRanges:
         numbers = ", ".join(row_number("digest", number) for number in (1, 2))
         parts = ", ".join(self._parts)
         query = f"SELECT {parts}, {numbers} FROM ({self._hashed(parts, spans)})"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         rows = self._connection.execute(query).fetchall()
         return {tuple(key): (first, second) for *key, first, second in rows}
 

@@ -1,4 +1,4 @@
-"""Rows of dimensions, held as they are, for finding what the source has otherwise by now."""
+"""The rows of dimensions at fixed versions, to find the rows that differ at the source by now."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DimensionRows:
         self._connection = duckdb.connect(str(scratch / "met.duckdb"))
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
         self._connection.execute("CREATE TABLE met (key VARCHAR)")
 
@@ -67,14 +67,14 @@ class DimensionRows:
             f"(l._cdc_is_deleted AND {not_marked(contract)})",
             *(["true"] if contract.unprotected else (f"NOT ({equal(each)})" for each in contract.columns)),
         ]
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         self._connection.execute(
             "CREATE OR REPLACE TEMP TABLE pairs AS"
             f" SELECT l._cdc_key AS key, {' OR '.join(differs)} AS differs"
             f" FROM ({select_source(contract, rows)}) s LEFT JOIN lake l ON {same_key(contract, 's', 'l')}"
         )
         self._connection.execute("INSERT INTO met SELECT key FROM pairs WHERE key IS NOT NULL")
-        # Not known is not the same.
+        # An unresolved value counts as different.
         row = self._connection.execute("SELECT bool_and(differs IS FALSE) FROM pairs").fetchone()
         assert row is not None
         return row[0] is not False
@@ -97,7 +97,7 @@ class DimensionRows:
         *sums, unresolved = sums_row
         if unresolved or RowChecksum(*map(int, sums)) != checksum:
             return False
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         self._connection.execute(f"INSERT INTO met SELECT l._cdc_key FROM lake l WHERE {condition}")
         return True
 
@@ -128,7 +128,7 @@ class PinnedDimensions:
         workspace, source = self._workspace, self._workspace.settings.source
         for folder in workspace.home.run.glob(f"{_SCRATCH}{source}-*"):
             # Of a repair that was killed: it holds rows of the source.
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(folder, ignore_errors=True)
         pending = pending_windows(workspace.merging_at_once(), source)
         if pending.gap is not None:
@@ -151,7 +151,7 @@ class PinnedDimensions:
     def rows(self, contract: TableContract) -> Iterator[DimensionRows]:
         """The rows of one table, as ``pin`` found it."""
         own = f"{_SCRATCH}{contract.source}-"
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         with TemporaryDirectory(prefix=own, dir=self._workspace.home.run) as scratch:
             rows = DimensionRows(contract, self._files[contract.name], Path(scratch))
             try:

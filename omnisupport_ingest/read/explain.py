@@ -1,7 +1,7 @@
-"""What the lake knows of one key, from landing to the dimension: its events, their copies, their decisions.
+"""Collects what the lake knows of one key, from landing to the dimension: its events, copies and decisions.
 
-Read from files by the key, without Spark. The values are those that the lake holds: protected as the
-contract's policies for personal data say, and gone where a row was erased.
+Reads files by the key, without Spark. Values are shown as the lake holds them: protected by the contract's
+policies for personal data, and absent where a row was erased.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _raw_rows(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Window and columns ``_IN_RAW`` of what raw holds of ``key``, and at the positions of ``events``."""
     raw = look(workspace.raw(contract.source))
-    # A copy stands where the event that is kept does, whatever a policy for personal data made of the key.
+    # A copy has the position of the accepted event, even if a policy for personal data changed its key.
     where = pc.field("commit_lsn").isin(sorted({each.position[1] for each in events}))
     where = (where | (pc.field("key") == key)) & (pc.field("source_schema") == contract.schema)
     where = where & (pc.field("source_table") == contract.table)

@@ -1,11 +1,11 @@
-"""A dimension as one file for other programs, with nothing lost on the way and nothing made up.
+"""Exports a dimension to one file for other programs, without loss.
 
-DuckDB reads the files that one version of the table names; neither Spark nor the source is needed.
+DuckDB reads the files of one version of the table; neither Spark nor the source is needed.
 
-A value that the column's type cannot hold (``NaN`` in a numeric, ``infinity`` in a timestamp) is
-written as its exact text in CSV and JSON lines; a Parquet column keeps its type, is NULL there, and
-the text stands in the map column ``_cdc_exact``. A value that is not known is NULL in its column in
-every format, and ``_cdc_unresolved``, which is always there, names the column.
+A value that the column's type cannot hold (``NaN`` in a numeric, ``infinity`` in a timestamp) is written as
+its exact text in CSV and JSON lines. A Parquet column keeps its type and is NULL there; the text is in the
+map column ``_cdc_exact``. An unresolved value is NULL in every format, and the column ``_cdc_unresolved``
+names its column.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def export(
     place of a file of that name. With ``deleted`` the softly deleted rows are in it too, told apart
     by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
     """
-    # Before the table is opened: what is complete now is complete in what is read afterwards.
+    # Before the table is opened, so that what is read afterwards is at least as complete.
     progress = _progress(workspace, contract)
     snapshot = look(workspace.dimension(contract))
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
@@ -201,7 +201,7 @@ def write_rows(
         connection.execute(f"CREATE VIEW lake AS {_rows(contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
-        # With a temporary file of its own DuckDB would put one in place that others can read.
+        # DuckDB's own temporary file would be readable by other users.
         connection.execute(
             f"COPY (SELECT {', '.join(columns)} FROM lake WHERE {kept}) TO {_text(str(draft))} "
             f"({options}, USE_TMP_FILE false)"
@@ -268,7 +268,7 @@ def _as_text(column: Column) -> str:
         zone = "" if column.type.kind is Kind.TIMESTAMP else "Z"
         return f"strftime({name}, '%Y-%m-%dT%H:%M:%S.%f{zone}')"
     if column.type.kind in FLOATS:
-        # As PostgreSQL spells them.
+        # As PostgreSQL writes them.
         return (
             f"CASE WHEN isnan({name}) THEN 'NaN' WHEN isinf({name}) AND {name} > 0 THEN 'Infinity'"
             f" WHEN isinf({name}) THEN '-Infinity' ELSE {name}::VARCHAR END"

@@ -1,8 +1,7 @@
-"""The ledger of exports: which files with rows were written for other programs, so that a certificate of
-erasure can name them.
+"""The ledger of exports: which files with rows were written, so that a certificate of erasure can name them.
 
-One line of JSON for each file, appended to ``exports.jsonl`` in the home, readable by its owner only. It has
-no value of a row. An export is on record before anybody is told that it was written.
+One line of JSON per file is appended to ``exports.jsonl`` in the home, readable by its owner only, without
+values of rows. An export is recorded before its command reports success.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from omnisupport_ingest.landing.integrity import sha256_of
 FILE = "exports.jsonl"
 
 _WHOLE = re.compile(rb'[0-9a-f]{64}"\}$')
-"""Ends every line that was written whole."""
+"""Ends every complete line."""
 
 
 class ExportLedgerUnreadable(IngestError):
-    """The ledger of exports is there and cannot be read."""
+    """Raised when the ledger of exports exists and cannot be read."""
 
     exit_code = 3
 
@@ -57,7 +56,7 @@ def note_export(home: Path, table: str, path: Path, rows: int) -> None:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                # A line that a crash or a full disk cut off: it stays one of its own.
+                # A crash or a full disk cut the last line off: the new entry begins a new line.
                 line = b"\n" + line
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(home / FILE))
@@ -81,7 +80,7 @@ def exported_files(home: Path) -> list[ExportedFile]:
             files.append(from_note(ExportedFile, json.loads(line)))
         except ValueError as problem:
             if not _WHOLE.search(line):
-                # Cut off, by a crash or a full disk, before anybody was told of the export.
+                # Cut off by a crash or a full disk, before the export was reported.
                 continue
             raise _unreadable(home, problem) from problem
     return files

@@ -1,8 +1,8 @@
-"""How far behind is what people read: per dimension, not per source.
+"""Measures how far each dimension is behind its source.
 
-A source may have landed a second ago while a table still shows what it showed ten minutes ago: its run
-failed, waits, or takes long. So a table's lag is counted from the oldest landed change of it that it does
-not show; where it shows all of them, it is as far as landing is. Landing and the tables' logs answer this.
+A batch may have landed a second ago while a table shows its state of ten minutes ago, because its run failed,
+waits, or takes long. So the lag of a table counts from its oldest landed change that it does not show; a
+table that shows all changes is as far as landing. Only landing and the tables' logs are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.read.verified import EQUAL, PART_EQUAL, Verified
 
 FRESH_WITHIN = timedelta(minutes=15)
-"""How far behind a table may be whose contract does not say it."""
+"""The allowed lag of a table whose contract sets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _before(part: LandedPart, landing: LandingStore) -> datetime:
         return part.landed_at
     if part.mark_before is not None:
         return part.mark_before
-    # The first batch of all found no watermark.
+    # The very first batch had no watermark before it.
     stream = landing.read(part.batch_id).stream
     return stream.first_commit_ts if stream and stream.first_commit_ts else part.landed_at
 

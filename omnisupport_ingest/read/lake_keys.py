@@ -1,7 +1,6 @@
-"""The keys of a dimension, held as they are, for comparing them with those of the source.
+"""The keys of a dimension at a fixed version, to compare them with those of the source.
 
-Keys are compared as the texts that the source sent: whole numbers in their order, everything else in that
-of the bytes.
+Keys are compared as the texts that the source sent: whole numbers by value, all others by their bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from omnisupport_ingest.read.lake_checksum import is_at_source
 from omnisupport_ingest.read.row_equality import key_part, select_lake, text
 
 _MEMORY = "512MB"
-"""What DuckDB may take; beyond, it writes to the scratch folder."""
+"""Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
 
 
 class Bounds(Protocol):
@@ -42,7 +41,7 @@ class DimensionKeys:
     def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
         """``files``: of the dimension. They are read when something is first asked."""
         self._contract, self._files = contract, files
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         self._scratch = TemporaryDirectory(prefix="omnisupport-keys-")
         self._order = f"({', '.join(_part(i) for i in self._range)})"
 
@@ -51,7 +50,7 @@ class DimensionKeys:
         """A database with the keys in the table ``alive``."""
         connection = duckdb.connect(f"{self._scratch.name}/keys.duckdb")
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
-        # Hashed once: a range is then a sum of numbers, however often it is halved.
+        # Hashed once: the checksum of a range is then a sum of numbers, however often it is halved.
         texts = " || ".join(f"strlen({key_part(i)}) || ':' || {key_part(i)}" for i in self._range)
         parts = [
             f"{f'CAST({key_part(i)} AS BIGINT)' if self._counts(i) else key_part(i)} AS {_part(i)}"
@@ -62,7 +61,7 @@ class DimensionKeys:
             for n, start in enumerate((1, 1 + DIGITS))
         ]
         rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(self._contract, self._files)}) l"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(
             f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
             f" FROM ({rows}) l WHERE {is_at_source(self._contract)}"
@@ -93,7 +92,7 @@ class DimensionKeys:
     def ordinals(self, bounds: Bounds, /) -> Mapping[str, int]:
         """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
         query = f"SELECT _cdc_key, _cdc_ordinal FROM alive WHERE {self._within(bounds)}"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return dict(self._connection.execute(query).fetchall())
 
     def close(self) -> None:
@@ -120,7 +119,7 @@ class DimensionKeys:
         return " AND ".join(conditions)
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         row = self._connection.execute(query).fetchone()
         assert row is not None
         return row

@@ -1,9 +1,9 @@
-"""Did we lose anything? What landing can prove of a source, from the creation of its first slot to now.
+"""The loss account: what landing proves about losses of a source, since its first slot was created.
 
-Landing never forgets quietly: the chain of the stream names its gaps, an epoch says why it began, an
-accepted loss who accepted it, a stretch of missed changes when it was noticed, and quarantine what is
-withheld. This puts them side by side, and says in one sentence what they come to. Manifests and notes alone
-are read.
+Landing records every loss: the chain of the stream names its gaps, an epoch the reason for its beginning, an
+accepted loss the person who accepted it, missed changes the time when they were noticed, and quarantine what
+is withheld. The account lists them and gives a verdict in one sentence. It reads only manifests and records
+of landing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LossAccount:
         """Return the known losses as the beginning of a sentence."""
         gone = len(self.offsets_gone)
         if gone:
-            # A topic is not read again, unlike tables.
+            # Unlike tables, a topic cannot be read again.
             return (
                 f"Messages of {self.source} were deleted before they were read, and that was accepted: of "
                 f"{_stretches(gone)} named below nothing is known"

@@ -1,6 +1,6 @@
-"""One source at a glance: where its landing stands, and how far behind it every table is.
+"""An overview of one source: how far its landing is, and how far behind landing every table is.
 
-Read from landing and from the tables' own logs, without Spark; nothing is changed.
+Reads landing and the tables' logs, without Spark, and changes nothing.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _tables(
         net = _behind(folded, _always(of_contract(contract)), batches, table=contract.full_name)
         dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
         if net.pending != dimension.pending and dimension.waits is None:
-            # A run that died between the two, or a dimension that a person has to look at.
+            # A run died between the two, or the dimension waits for a person.
             yield net
         verified = verified_of(workspace.home, contract)
         level = None
@@ -259,7 +259,7 @@ def _pending(
     stale = seen.states.keys() - taken.keys()
 
     def wanted(part: LandedPart) -> bool:
-        # As the sensor asks (``layers.table_news``).
+        # By the same rule as the sensor (``layers.table_news``).
         return table is None or seen.snapshot is None or table in part.rows_per_table or part.window in stale
 
     return batches.not_in(taken, batches.store.windows(), wanted)

@@ -1,8 +1,8 @@
-"""Rows and events of the source as the lake would hold them, to be compared or shown: protected.
+"""Protects rows and events of the source as the lake would, before they are compared or shown.
 
-What is compared is what the lake may show, no more: dropped columns are left out, masked ones are the same
-where their masks are. Of a hashed column the hashes by every key in force count, as windows that are not made
-again yet have that of a former one.
+Only what the lake may show is compared: dropped columns are left out, and masked columns are equal if their
+masks are. A hashed column may match by any key in force, because windows that are not rebuilt yet have the
+hash of a former key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def protect_rows(contract: TableContract, path: Path, secrets: Secrets) -> None:
         names = [name for name in rows.schema_arrow.names if name.removeprefix("json:") not in dropped]
         hashed = [column.name for column in contract.columns if column.pii == HASH]
         every = [*names, *(HASHES_PREFIX + name for name in hashed)]
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with pq.ParquetWriter(draft, pa.schema([(name, pa.string()) for name in every])) as writer:
             for batch in rows.iter_batches(columns=names):

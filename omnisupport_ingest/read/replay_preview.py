@@ -1,7 +1,7 @@
-"""What a replay of windows would come to, without committing anything.
+"""Previews a replay of windows without committing anything.
 
-Everything that has landed for the windows, and what raw holds of batches that landing has forgotten, is
-judged and folded as a replay would do it; the result is compared with what the net changes hold.
+Judges and folds everything that has landed for the windows, and what raw holds of batches that landing no
+longer has, as a replay would. The result is compared with the current net changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a row of the source and one of the lake are the same: SQL of DuckDB, key by key, column by column.
+"""SQL for DuckDB that decides whether a row of the source equals a row of the lake, column by column.
 
-A source's row is its columns as PostgreSQL's text, arrays also as JSON in ``json:<column>``; the lake's are
-those of a dimension. Shares no code with the pipeline that made the table.
+A source row has its columns as PostgreSQL's text, arrays also as JSON in ``json:<column>``; a lake row is a
+row of a dimension. This shares no code with the pipeline that made the table.
 """
 
 from __future__ import annotations

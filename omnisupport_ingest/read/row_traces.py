@@ -1,7 +1,7 @@
-"""What the lake holds of one row, found by its key without Spark: its state now, its events, its keys.
+"""Finds what the lake holds of one row by its key, without Spark: its current state, its events, its keys.
 
-A row may have had several keys, and a key several rows, one after the other. What belongs to a row is
-told in spans: of each of its keys, the events between two positions.
+A row may have had several keys, and a key several rows, one after the other. So a row is described by spans:
+for each of its keys, the events between two positions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Schema changes as people see them: each recorded change, what it means for the contract, and whether it
-still asks for something.
+still needs an action.
 
-A change asks until the contract says what the source does, or, where no contract can say it (a column that
-was dropped and added again, a table that was made anew), until the table has been read again.
+A change needs an action until the contract matches the source. Where no contract can express it (a column
+that was dropped and added again, a table that was created again), it needs one until the table has been read
+again.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _of_column(
             (old in columns),
         )
     if column is None:
-        # The contract does not name it: raw has it, and nobody reads it.
+        # The contract does not name it: only raw has it.
         return NONE, "", False
     if kind == "column_dropped":
         return BREAKING, f"{at} is gone at the source", True

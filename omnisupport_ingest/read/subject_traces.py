@@ -1,9 +1,10 @@
-"""Where the values of a subject are: encrypted images in landing and raw, and cells in the tables above.
+"""Finds where the values of a subject are: encrypted images in landing and raw, and cells in tables
+downstream.
 
-An encrypted image names its key, so the images of a subject are found in every table of the source without
-reading one of them. Beside it they say whose they are; by that the subject's rows are found in the tables
-that hold values readable, those too of which landing and raw have forgotten the events. Every file of the
-source is read, however little is found in it.
+An encrypted image names its encryption key, so the images of a subject are found in every table of the source
+without decrypting one. The image also names its row and subject. By these the subject's rows are found in the
+tables that hold readable values, even if landing and raw no longer have the events. Every file of the source
+is read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known of each table: equal to its source at which LSN, and what the last check came to.
+"""Records for each table the LSN at which it was equal to its source, and the result of the last check.
 
-A note for each table in the folder ``verified`` of the home. The freshness of a table may be judged by it.
+The record of a table is a file in the folder ``verified`` of the home. A service level may depend on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The windows of a source for people: open or closed, what landed in them, and what replays did."""
+"""Lists the windows of a source: open or closed, what landed in them, and what replays did."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 
 class Stand(Enum):
-    """Where a window stands on its way: open → closed → (late) replayed → closed."""
+    """The state of a window: open → closed → (late) replayed → closed."""
 
     OPEN = "open"
     CLOSING = "closing"
-    """The watermark has passed it, and its files are still to be folded."""
+    """The watermark has passed it, and its files are not compacted yet."""
     CLOSED = "closed"
     LATE = "late"
     """Closed, and events landed in it since: its replay is due."""
@@ -79,7 +79,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     pending = pending_windows(workspace, source)
     judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
     parts = {window: of_window for window in landing.windows() if (of_window := landed.parts(window))}
-    # What landing has forgotten, raw still holds. A run over windows in a row makes empty ones as well.
+    # Raw may hold batches that landing no longer has. A run over a range of windows makes empty ones too.
     kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []
     windows, sealed = {*parts, *kept}, Removed.open(workspace, source).sealed
     return WindowList(

@@ -205,7 +205,7 @@ class _Looked:
         if verdict.layer == RAW:
             assert self._raw is not None, "a window that raw does not hold is refused"
             files = self._raw.files(verdict.window)
-            sizes = [freed_by(Path(file.place)) for file in files]
+            sizes = [freed_by(Path(file.full_path)) for file in files]
             events = sum(file.rows for file in files)
         else:
             sizes, events = list(map(self._size, parts)), sum(part.rows for part in parts)
@@ -221,8 +221,8 @@ class _Looked:
         """Whether ``file`` is there as long as its table's log says: what was made from it may be made
         again."""
         if self._objects is not None:
-            return self._objects.get(file.place) == file.bytes
-        return LOCAL.size(Path(file.place)) == file.bytes
+            return self._objects.get(file.full_path) == file.bytes
+        return LOCAL.size(Path(file.full_path)) == file.bytes
 
     @cached_property
     def _objects(self) -> Mapping[str, int] | None:

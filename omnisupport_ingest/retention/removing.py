@@ -177,7 +177,7 @@ class _Remover:
                 change = _emptied(snapshot, judged, removal.window)
                 if change is not None:
                     changes.append(change)
-                    sizes = (freed_by(Path(file.place)) for file in change.remove)
+                    sizes = (freed_by(Path(file.full_path)) for file in change.remove)
                     left.append((len(change.remove), sum(sizes)))
             snapshot.commit(changes)
 

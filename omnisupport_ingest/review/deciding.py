@@ -1,7 +1,7 @@
-"""Releasing and discarding quarantined events: checked, then recorded in one commit, or refused whole.
+"""Releases and discards quarantined events: all decisions of a command are recorded in one commit, or none.
 
-What is decided is checked against the ledger that the commit stands on: of two people who release the
-two events of a collision at one time, the second is refused.
+Decisions are checked against the ledger version that the commit is based on. If two people release the two
+events of a collision at the same time, the second is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DECISIONS = (RELEASE, DISCARD)
 
 _DONE = {RELEASE: "released", DISCARD: "discarded"}
 _NAMED = 10
-"""How many refused events an error names."""
+"""Most refused events that an error names."""
 
 
 class ReviewRefused(IngestError):
@@ -58,7 +58,7 @@ class ReviewIncomplete(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An event that a decision cannot be taken on, why, and what to do instead."""
+    """An event that the decision is not allowed for, the reason, and what to do instead."""
 
     event: EventRef
     problem: str
@@ -67,9 +67,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """``recorded`` now; ``unchanged``: decided so before, nothing was written for them.
+    """The result of a command.
 
-    ``beside``: events that stand at the position of a released one and still wait for a review.
+    ``recorded``: decisions that were written now. ``unchanged``: events that had the same decision before.
+    ``beside``: events at the position of a released one that still wait for a review.
     """
 
     recorded: tuple[Review, ...]
@@ -78,7 +79,7 @@ class Decided:
 
     @property
     def windows(self) -> list[str]:
-        """The windows that are stale by what was recorded, sorted."""
+        """Return the windows that the recorded decisions make stale, sorted."""
         return sorted({review.window for review in self.recorded})
 
 
@@ -93,8 +94,8 @@ def decide(
 ) -> Decided:
     """Record ``decision`` (``release`` or ``discard``) on ``events``; a repeated one changes nothing.
 
-    ``reviewer`` and ``why`` are kept as they are told. ``ReviewRefused`` names every event that cannot
-    be decided so, ``ReviewIncomplete`` names what is missing.
+    ``reviewer`` and ``why`` are recorded as they are given. Raises ``ReviewRefused`` naming every event that
+    the decision is not allowed for, and ``ReviewIncomplete`` naming what is missing.
     """
     reviewer, why = reviewer.strip(), why.strip()
     _require_complete(decision, events, reviewer, why)
@@ -105,7 +106,8 @@ def decide(
 
 
 class _Plan:
-    """What a command comes to on the ledger as it is; made anew each time another one was first."""
+    """The effect of a command on the current ledger; built again each time another command committed
+    first."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class _Plan:
         self.beside: list[Quarantined] = []
 
     def rows(self, entries: pa.Table) -> pa.Table:
-        """The rows to record; ``ReviewRefused`` if any event cannot be decided so."""
+        """Return the rows to record; ``ReviewRefused`` if the decision is not allowed for an event."""
         ledger = ReviewLedger.of_entries(entries)
         copies = whole_events(self._workspace, self._source, ledger, self._events)
         copy_of = {row.event: (row, values) for row, values in _copies_first(copies)}
@@ -156,7 +158,7 @@ class _Plan:
         latest: Review | None,
         positions: _ReleasedPositions,
     ) -> tuple[str, str] | None:
-        """Why the event cannot be decided so, and what to do instead; None if it can be."""
+        """Return why the decision is not allowed for the event, and what to do instead; None if it is."""
         if holding is None:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
                 return None
@@ -213,7 +215,7 @@ def _columns(subject: Quarantined | Review) -> dict[str, Any]:
 
 
 class _ReleasedPositions:
-    """Positions at which an event is released already, or by the command in hand."""
+    """Positions at which an event is released already, or by this command."""
 
     def __init__(self, ledger: ReviewLedger, rows: Iterable[Quarantined]) -> None:
         self._released: dict[Position, list[Review]] = {}
@@ -225,7 +227,7 @@ class _ReleasedPositions:
             self._rows_at.setdefault(row.event.position, []).append(row)
 
     def taken(self, row: Quarantined) -> tuple[str, str] | None:
-        """Why ``row`` cannot be released beside another content of its position; None if it can be."""
+        """Return why ``row`` cannot be released: another content of its position is; None if it can be."""
         for review in self._released.get(row.event.position, ()):
             if review.event != row.event and row.same_position(review):
                 return (
@@ -237,7 +239,7 @@ class _ReleasedPositions:
         for other in self._rows_at[row.event.position]:
             if other.event != row.event and row.same_position(other):
                 return (
-                    f"{other.event} stands at the same position with other content, and is asked for too.",
+                    f"{other.event} stands at the same position with other content, and is named too.",
                     "Release one of them, and discard the others.",
                 )
         return None
@@ -257,7 +259,7 @@ def _require_complete(decision: str, events: Sequence[EventRef], reviewer: str, 
 
 
 def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
-    """What is wrong with the event itself, whatever reason it is in quarantine for."""
+    """Return what is wrong with the event itself, whatever the reason for its quarantine."""
     if row.reason == DUPLICATE_POSITION:
         return "It is a copy; the event itself is judged on its own.", "Discard the copy."
     if row.window == OUT_OF_RANGE or row.reason == OUT_OF_RANGE_TIME:
@@ -274,8 +276,8 @@ def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] |
 
 
 def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str] | None:
-    """What of its contract the event breaks; a rule that lets rows pass is nothing, nor is one that another
-    row of its batch breaks."""
+    """Return what the event breaks of its contract. Rules that let rows pass do not count, nor do rules that
+    another row of its batch breaks."""
     if row.reason == BATCH_REJECTED:
         return None
     policies = policies_of(contract) if contract is not None else {}
@@ -291,7 +293,7 @@ def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str]
 
 
 def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review | None) -> tuple[str, str]:
-    """What an event is now that is not in quarantine."""
+    """Return what became of an event that is not in quarantine."""
     before = f"It was {_DONE[latest.decision]} by {_by(latest)}, and is " if latest else "It is "
     window = _window_in(workspace.deduped(source), event)
     if window is not None:
@@ -313,7 +315,7 @@ def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review
 
 
 def _window_in(table: LakeTable, event: EventRef) -> str | None:
-    """The window in which ``table`` holds ``event``; None if it does not."""
+    """Return the window in which ``table`` holds ``event``; None if it does not."""
     if not table.exists:
         return None
     epoch, commit_lsn, ordinal, event_hash = event.key
@@ -331,7 +333,7 @@ def _window_in(table: LakeTable, event: EventRef) -> str | None:
 def _copies_first(
     copies: Iterable[tuple[Quarantined, dict[str, Any]]],
 ) -> list[tuple[Quarantined, dict[str, Any]]]:
-    """Copies of an event before the event itself, which has the same name."""
+    """Sort copies of an event before the event itself, which has the same id."""
     return sorted(copies, key=lambda pair: pair[0].reason != DUPLICATE_POSITION)
 
 

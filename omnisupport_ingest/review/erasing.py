@@ -1,8 +1,8 @@
-"""Having a row erased: its values leave the events, the folded rows, the dimension and the history.
+"""Erases a row: its values are removed from the events, the net changes, the dimension and the history.
 
-Only a row that has ended at its source is erased, so nothing that people look up loses a cell, and no
-later event builds on what is gone. What is recorded is checked, and looked at once more afterwards: an
-event that was judged in the same moment by a run that did not know is found then.
+Only a row that has ended at its source can be erased, so no current row loses a cell, and no later event
+depends on the erased values. The events are read again after the erasure is recorded: this finds events that
+a run judged at the same time without knowing of the erasure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POSITION = ("epoch", "commit_lsn", "ordinal")
 
 
 class ErasureRefused(IngestError):
-    """The row cannot be erased, or not yet; nothing was recorded."""
+    """Raised when the row cannot be erased, or not yet; nothing was recorded."""
 
 
 class ErasureIncomplete(IngestError):
@@ -48,14 +48,14 @@ class ErasureIncomplete(IngestError):
 
 
 _KeySpan = tuple[str, Span]
-"""A key of the row and which of its events are the row's. The key never leaves this process."""
+"""A key of the row, and which of the key's events belong to the row. The key never leaves this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanEvents:
-    """What the lake holds of one span: ``events``, and the ``windows`` they are in.
+    """What the lake holds of one span: the number of ``events`` and the ``windows`` they are in.
 
-    ``waiting``: windows with landed events of the table that are not judged yet and may be of the row.
+    ``waiting``: windows with landed events of the table that are not judged yet and may belong to the row.
     """
 
     events: int
@@ -65,9 +65,10 @@ class SpanEvents:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """``keys`` of the row, the last one and former ones, and its ``events`` in ``windows``.
+    """The result of an erasure: the ``keys`` of the row, the last and former ones, and its ``events`` in
+    ``windows``.
 
-    ``recorded`` now, nothing if all of it was recorded ``before``.
+    ``recorded``: what was written now; empty if everything was recorded ``before``.
     """
 
     keys: int
@@ -78,27 +79,27 @@ class Erased:
 
     @property
     def stale_windows(self) -> list[str]:
-        """The windows that are to be judged again by what was recorded, sorted."""
+        """Return the windows that must be judged again because of the erasure, sorted."""
         return sorted({window for each in self.recorded for window in each.windows})
 
 
 def key_text(values: Sequence[str]) -> str:
-    """The text of a key as events have it: the texts of its columns as a JSON array."""
+    """Return the text of a key as in events: the texts of its columns as a JSON array."""
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
-    """What ``erase`` would erase, nothing recorded; ``ErasureRefused`` if it would refuse."""
+    """Return what ``erase`` would erase, without recording it; ``ErasureRefused`` if it would refuse."""
     events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key))
     ledger = ErasureLedger.open(workspace, contract.source)
     return _erased(events_by_span, (), _recorded(ledger, contract, events_by_span))
 
 
 def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str) -> Erased:
-    """Record that the row which ended under ``key`` is erased; asked for again, nothing is written.
+    """Record the erasure of the row that ended under ``key``; a repeated call writes nothing.
 
-    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are kept as they are told.
-    ``ErasureRefused``: the row must not be erased, and why. ``ErasureIncomplete``: person or reason is
+    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as they are given. Raises
+    ``ErasureRefused`` saying why the row must not be erased, and ``ErasureIncomplete`` if person or reason is
     missing.
     """
     erased_by, why = erased_by.strip(), why.strip()
@@ -119,7 +120,8 @@ def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by:
 
 
 class _Command:
-    """What an erasure comes to on the ledger as it is; made anew each time another one was first."""
+    """The effect of an erasure on the current ledger; built again each time another command committed
+    first."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class _Command:
         self.before: tuple[Erasure, ...] = ()
 
     def rows(self, entries: pa.Table) -> pa.Table:
-        """The rows to record; none if every span is recorded with all windows that hold events of it."""
+        """Return the rows to record; none if all spans are recorded with all windows of their events."""
         ledger = ErasureLedger.of_entries(entries)
         self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
         self.before = _recorded(ledger, self._contract, self.events_by_span)
@@ -149,7 +151,7 @@ class _Command:
         return self._table({}) if complete else self._missing(ledger, self.events_by_span)
 
     def rows_missed(self, entries: pa.Table) -> pa.Table:
-        """The same once the erasure stands, for windows that were judged or landed in meanwhile."""
+        """Return the rows to record for windows that were judged, or received events, since the erasure."""
         events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
         return self._missing(ErasureLedger.of_entries(entries), events_by_span)
 
@@ -179,7 +181,7 @@ class _Command:
 
 
 def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_KeySpan]:
-    """The spans of the row that ended under ``key``; ``ErasureRefused`` if there is none to be erased."""
+    """Return the spans of the row that ended under ``key``; ``ErasureRefused`` if it cannot be erased."""
     files, state = EventFiles.newest(workspace, contract.source), state_of(workspace, contract, key)
     if files is None or state is None:
         raise ErasureRefused(
@@ -226,11 +228,11 @@ def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) ->
 def _events_by_span(
     workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]
 ) -> dict[_KeySpan, SpanEvents]:
-    """What the lake holds of each span by now, and what has landed and is not judged."""
+    """Return what the lake holds of each span, and what has landed and is not judged yet."""
     files = EventFiles.newest(workspace, contract.source)
     assert files is not None, "a row that was found is in some table"
     of_keys = traces(files, contract, [name for name, _ in spans])
-    # Read after the events: what has landed is among these, or waits.
+    # Read after the events: whatever has landed is among the events, or waits.
     waiting = _waiting(workspace, contract, files)
     events_by_span = {}
     for name, span in spans:
@@ -247,7 +249,7 @@ def _events_by_span(
 def _waiting(
     workspace: Workspace, contract: TableContract, files: EventFiles
 ) -> list[tuple[str, tuple[int, int, int]]]:
-    """Windows that have landed events of the table which ``files`` has not, with their lowest position."""
+    """Return windows with landed events of the table that ``files`` lacks, with their lowest position."""
     waiting = []
     landing = workspace.landing(contract.source)
     landed = landing.landed()
@@ -261,7 +263,7 @@ def _waiting(
 
 
 def _known(ledger: ErasureLedger, contract: TableContract, span: _KeySpan) -> frozenset[str] | None:
-    """The windows that the ledger names for a span; None if it has none of it."""
+    """Return the windows that the ledger names for a span; None if it does not have the span."""
     recorded = ledger.of((contract.schema, contract.table, key_hash(span[0])), span[1])
     return frozenset(window for each in recorded for window in each.windows) if recorded else None
 

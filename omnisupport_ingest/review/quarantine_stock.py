@@ -1,8 +1,8 @@
-"""How many events are in quarantine by reason, now and at an earlier moment.
+"""Counts the events in quarantine by reason, now and at an earlier time.
 
-What the states of ``deduped_events`` name is there now. Looks at the windows have noted the earlier moment,
-or the log of the table knows it: so the answer depends neither on what a run reported nor on when the events
-landed. A contract that refuses rows of last year makes the quarantine rise today.
+The current counts come from the states of ``deduped_events``. Earlier counts were recorded in the window
+index, or come from the log of the table. So they depend neither on what a run reported nor on when the events
+landed: a contract that refuses rows of last year makes the quarantine rise today.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from omnisupport_ingest.review.quarantined import Filter, quarantined
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """``events`` in quarantine for ``reason`` and not discarded, ``more`` (or less) than before."""
+    """The number of undiscarded ``events`` in quarantine for ``reason``: ``more`` than before, or fewer if
+    negative."""
 
     reason: str
     events: int
@@ -34,7 +35,8 @@ class Rise:
 
 
 def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
-    """Every reason of now or of ``before`` (timezone-aware), those that rose most first."""
+    """Return every reason that has events now or had some at ``before`` (timezone-aware), the largest rise
+    first."""
     ledger, standing = ReviewLedger.open(workspace, source), standing_of_windows(workspace, source)
     now = Counter(standing.held)
     now.subtract(standing.discarded)
@@ -43,7 +45,7 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
         now.subtract(row.reason for row in rows)
     noted = held_at(workspace, source, before)
     then = _stock_at(workspace.quarantine(source), before) if noted is None else noted
-    # An event may have been discarded and not been here any more; then it counts as risen, not as gone.
+    # An event may have been discarded and gone by then; it counts as risen, not as gone.
     then.subtract(_discarded_at(ledger, before))
     rises = [
         Rise(reason, max(now[reason], 0), max(now[reason], 0) - max(then[reason], 0))
@@ -53,13 +55,13 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
 
 
 def stock_of(workspace: Workspace, source: str) -> Counter[str]:
-    """Events in quarantine by reason, now, without reading one."""
+    """Count the events in quarantine now, by reason, without reading one."""
     files = QuarantineFiles.newest(workspace, source)
     return _by_reason(file for file, _ in files.shown()) if files is not None else Counter()
 
 
 def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
-    """The same at the moment ``at``, timezone-aware. States of then may be gone, so the log has to do."""
+    """Count them at the time ``at`` (timezone-aware), from the log: states of that time may be gone."""
     snapshot = _look_at(table, at)
     return _by_reason(snapshot.all_files() if snapshot is not None else ())
 
@@ -72,7 +74,7 @@ def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
 
 
 def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
-    """The version of the moment ``at``; None if there was none, or the log does not reach back so far."""
+    """Return the version at the time ``at``; None without one, or if the log does not reach back so far."""
     if not table.exists:
         return None
     handle = open_delta(table.folder)

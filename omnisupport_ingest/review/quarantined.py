@@ -1,6 +1,6 @@
-"""What is in quarantine now, for the people who review it: each event, why it is there, what was decided.
+"""Lists what is in quarantine for the people who review it: each event, the reason, and the decision.
 
-Read from the files that the states of ``deduped_events`` name, so that both always agree; no Spark.
+Reads the quarantine files that the states of ``deduped_events`` name, so the two always agree; no Spark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from omnisupport_ingest.layers.withheld_numbers import judged_with, reason_of
 from omnisupport_ingest.layers.workspace import Workspace
 
 RELEASED = "released"
-"""State of an event that somebody released and whose window is not judged again yet."""
+"""State of an event that was released and whose window is not judged again yet."""
 
 _PARTITION = ("window", "reason")
 _POSITION = ("epoch", "commit_lsn", "ordinal", "event_hash")
@@ -35,18 +35,18 @@ _FACTS = (
     *("identity", "op", "source_ts", "source_schema", "source_table", "batch_id", "file_name", "file_row"),
     *("landed_at", "detector", "rules", "review_state"),
 )
-"""What is known of an event besides the values of its row."""
+"""What is shown of an event: nothing of the values of its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """An event in quarantine. No value of its row is here.
+    """An event in quarantine, without the values of its row.
 
-    ``state``: ``open``, ``discarded``, ``not_needed`` or ``released``. ``waits``: what was decided is not
-    in the lake yet, because the window was not judged since. ``review``: the decision that counts.
-    ``rules``: the row rules it breaks, whatever the ``reason``. ``first_seen``: when its first copy
-    landed. ``batch_id``, ``file_name`` and ``file_row`` say where it came from; the last two are null but
-    for events of a file. Moments are timezone-aware.
+    ``state``: ``open``, ``discarded``, ``not_needed`` or ``released``. ``waits``: the decision is not in the
+    lake yet, because the window was not judged since. ``review``: the decision that counts. ``rules``: the
+    row rules that it breaks, whatever the ``reason``. ``first_seen``: when its first copy landed.
+    ``batch_id``, ``file_name`` and ``file_row``: where it came from; the last two are None except for events
+    of a file. Times are timezone-aware.
     """
 
     event: EventRef
@@ -72,14 +72,14 @@ class Quarantined:
         return f"{self.source_schema}.{self.source_table}"
 
     def same_position(self, other: Quarantined | Review) -> bool:
-        """Whether both stand at one position of one window, so that one of them at most can be true."""
+        """Return whether both have one position in one window, so that at most one of them can be true."""
         own = (self.event.position, self.identity_hash, self.window)
         return own == (other.event.position, other.identity_hash, other.window)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events are meant; None means any. ``table`` with or without its schema."""
+    """Selects events; None selects all. ``table``: with or without its schema."""
 
     reason: str | None = None
     state: str | None = None
@@ -100,7 +100,7 @@ EVERYTHING = Filter()
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of quarantine. ``judged_with``: the digest of the reviews that its window was judged with."""
+    """A quarantine file. ``judged_with``: the digest of the reviews with which its window was judged."""
 
     path: str
     window: str
@@ -111,9 +111,9 @@ class _File:
 def quarantined(
     workspace: Workspace, source: str, ledger: ReviewLedger, where: Filter = EVERYTHING
 ) -> list[Quarantined]:
-    """The events in quarantine that ``where`` takes, by window, then position.
+    """Return the events in quarantine that ``where`` selects, sorted by window, then position.
 
-    ``ledger``: the reviews of ``source``, that the states are told by.
+    ``ledger``: the reviews of ``source``, which determine the states.
     """
     rows = [
         row
@@ -128,10 +128,8 @@ def quarantined(
 def whole_events(
     workspace: Workspace, source: str, ledger: ReviewLedger, events: Sequence[EventRef]
 ) -> list[tuple[Quarantined, dict[str, Any]]]:
-    """Those of ``events`` that are in quarantine, and what stands at their positions beside them.
-
-    Each with the values of all its columns.
-    """
+    """Return those of ``events`` that are in quarantine, and the other events at their positions, with all
+    columns."""
     positions = {event.position for event in events}
     lsns = pa.array(sorted({position.commit_lsn.value for position in positions}), pa.int64())
     whole = []
@@ -144,7 +142,7 @@ def whole_events(
 
 
 def is_malformed(values: Mapping[str, Any]) -> bool:
-    """Whether an event that must carry a row has none that can be read, or no key."""
+    """Return whether an event that must carry a row has no readable row, or no key."""
     return values["op"] in ("c", "u", "r") and (read_image(values["after"]) is None or values["key"] is None)
 
 
@@ -199,12 +197,12 @@ def _quarantined(file: _File, values: Mapping[str, Any], ledger: ReviewLedger) -
 
 
 def _state(judged: str, review: Review | None, *, applied: bool) -> tuple[str, bool]:
-    """The state, and whether it waits for a run. ``judged``: what the lake says; ``applied``: it knows all
-    decisions on its window."""
+    """Return the state, and whether it waits for a run. ``judged``: the state in the lake; ``applied``: the
+    lake knows all decisions on the window."""
     if applied:
         return judged, False
     if review is None:
-        # A decision that the lake knows and the ledger has lost is none.
+        # A decision that the lake has and the ledger lacks does not count.
         return (OPEN, True) if judged == DISCARDED else (judged, False)
     if review.decision == RELEASE:
         return RELEASED, True

@@ -1,9 +1,9 @@
-"""Having a subject erased: its key is destroyed, so no copy of what landed of it can be read any more.
+"""Erases a subject: its encryption key is destroyed, so no copy of its landed rows can be read any more.
 
-That reaches every table of the source, living and deleted rows, landing, raw, and backups of both, and cannot
-be taken back. The tables above raw hold values readable (what policies leave of them), so their windows are
-judged again, without the values; then the versions before are swept at once, and the certificate is complete.
-The same command does all of it, however often it is given: what is done already stays done.
+This covers every table of the source, live and deleted rows, landing, raw, and backups of both, and cannot be
+undone. Layers downstream of raw hold values in readable form (what policies leave of them). So their windows
+are judged again without the values, former versions are swept at once, and then the certificate is complete.
+The same command continues until all is done; it may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
 from omnisupport_ingest.storage import storage_of
 
 FOLDER = "certificates"
-"""Of the home; a certificate is one JSON file in it, for its owner only."""
+"""Folder of the home; a certificate is one JSON file in it, readable by its owner only."""
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectErased:
-    """What was done: ``certificate`` is its file, None where nothing was recorded. ``complete``: nothing of
-    the subject can be read in the home any more but what ``remains`` names.
+    """What was done.
 
-    ``images`` of it landed encrypted, in ``windows``; ``cells`` above raw are readable still. ``swept``:
-    files of former versions that are gone now.
+    ``certificate``: its file; None if nothing was recorded. ``complete``: the home holds nothing readable of
+    the subject except what ``remains`` names. ``images``: row images that landed encrypted, in ``windows``.
+    ``cells``: cells downstream of raw that are still readable. ``swept``: deleted files of former versions.
     """
 
     certificate: Path | None
@@ -69,7 +69,8 @@ class SubjectErased:
 
 
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
-    """What ``erase_subject`` would erase; nothing is destroyed. ``ErasureRefused`` if it would refuse."""
+    """Return what ``erase_subject`` would erase, without destroying it; ``ErasureRefused`` if it would
+    refuse."""
     ids = _key_ids(workspace, contract, key)
     of_subject = traced(workspace, contract.source, ids)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
@@ -80,9 +81,10 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
 def erase_subject(
     workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str
 ) -> SubjectErased:
-    """Destroy the key of whom the row with ``key`` (as ``key_text`` writes it) is of, and certify it.
+    """Destroy the encryption key of the subject of the row with ``key``, and write a certificate.
 
-    ``erased_by`` and ``why`` are kept as they are told. ``ErasureRefused`` says why nothing was destroyed.
+    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as they are given. Raises
+    ``ErasureRefused`` saying why nothing was destroyed.
     """
     erased_by, why = erased_by.strip(), why.strip()
     for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
@@ -100,7 +102,7 @@ def erase_subject(
         "swept": [],
     }
     destroyed = workspace.subjects.destroy(ids)
-    # Only now: what landed or was judged in the meantime is found as well.
+    # Only now, so that events which landed or were judged meanwhile are found too.
     of_subject = traced(workspace, contract.source, ids)
     workspace.subjects.name_windows(contract.source, of_subject.windows)
     waiting = _waiting(workspace, contract.source, of_subject)
@@ -133,7 +135,7 @@ def erase_subject(
 
 
 def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
-    """The ids of the keys that are to be destroyed: that of the row's subject, and the row's own."""
+    """Return the ids of the keys to destroy: that of the row's subject, and the row's own."""
     if contract.subject is None:
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} lands plain, so there is no key to destroy.",
@@ -147,7 +149,7 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
     ids = workspace.subjects.ids_of([own, *named])
     others = workspace.subjects.living(row_ids.difference(ids[:1]))
     if not row_ids and not traced(workspace, contract.source, ids).encrypted:
-        # A key that was mistyped must not be destroyed before its subject comes.
+        # A mistyped key must not destroy the key of a subject that has yet to land.
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
@@ -155,7 +157,7 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
         )
     if len(others) > 1:
         raise ErasureRefused(
-            f"The row of {contract.full_name} has been of {len(others)} subjects.",
+            f"The row of {contract.full_name} has belonged to {len(others)} subjects.",
             fix="Erase each by a table of which the key is the subject.",
         )
     return {*row_ids, *ids}
@@ -163,9 +165,9 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 
 @dataclass(frozen=True, slots=True)
 class _Remaining:
-    """What is left of a subject: ``cells`` above raw; windows ``waiting`` to be judged, again or for the
-    first time; landed images of its rows ``by_other_keys``. ``in_versions``: the bucket keeps what is deleted
-    from it."""
+    """What is left of a subject: readable ``cells`` downstream of raw; windows ``waiting`` to be judged,
+    again or for the first time; landed images of its rows ``by_other_keys``; ``in_versions``: whether the
+    bucket keeps versions of what is deleted from it."""
 
     cells: Sequence[Holding]
     waiting: Collection[str]
@@ -174,10 +176,10 @@ class _Remaining:
 
 
 def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]:
-    """The windows with images of the subject that some layer has yet to make without their values.
+    """Return the windows with images of the subject that a layer has yet to rebuild without their values.
 
-    A run that is under way may have read them before the key was destroyed. What it writes is made again, as
-    its windows have other versions by now.
+    A run in progress may have read them before the key was destroyed. What it writes is rebuilt, because the
+    versions of its windows have changed.
     """
     windows = {window for named in of_subject.windows.values() for window in named}
     versions, deduped = RulesVersions(workspace, source), look(workspace.deduped(source))
@@ -192,7 +194,7 @@ def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]
 
 
 def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
-    """The contracts of the tables that may hold rows of the subject."""
+    """Return the contracts of the tables that may hold rows of the subject."""
     table_names, subject = {(schema, table) for schema, table, _ in of_subject.rows}, contract.subject
     return [
         each
@@ -203,7 +205,8 @@ def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -
 
 
 def _sweep(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[str]:
-    """Delete former versions of the tables that held the subject's values; their files, below the lake."""
+    """Delete former versions of the tables that held the subject's values; return the deleted files, relative
+    to the lake."""
     source = contract.source
     tables = [(workspace.deduped(source), frozenset[str]())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
@@ -217,7 +220,7 @@ def _sweep(workspace: Workspace, contract: TableContract, of_subject: Traced) ->
 def _remains(
     workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Remaining
 ) -> tuple[dict[str, Any], ...]:
-    """What of the subject is not gone, where, and why."""
+    """Return what remains of the subject, where, and why."""
     remains: list[dict[str, Any]] = []
 
     def add(what: str, where: Collection[str], why: str) -> None:
@@ -306,7 +309,7 @@ def _remains(
 
 
 def _after(workspace: Workspace, before: Sequence[dict[str, Any]], cells: Sequence[Holding]) -> list[Any]:
-    """What became of the files that held cells, and which files hold cells now."""
+    """Return what became of the files that held cells, and which files hold cells now."""
     count_of = {each.path: each.count for each in cells}
     home = workspace.home.path
     entries = [
@@ -336,7 +339,7 @@ def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What an earlier certificate has that a later one repeats; None if there is none."""
+    """Return what a later certificate repeats from an earlier one; None without one."""
     try:
         document = json.loads(read_file(path))
     except FileNotFoundError:

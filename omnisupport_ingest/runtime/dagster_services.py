@@ -74,7 +74,7 @@ def start_dagster(supervisor: Supervisor, settings: Settings, home: Home) -> str
 def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: Home) -> None:
     """Start the code server and the daemon alone, which is all that sensors and backfills need."""
     # What an earlier start was killed over is not needed any more.
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     shutil.rmtree(_temporary(home), ignore_errors=True)
     prepare_dagster(settings, home)
     supervisor.start(code_server(settings, home))
@@ -89,7 +89,7 @@ def prepare_dagster(settings: Settings, home: Home) -> None:
     """Write the files that Dagster's services of ``home`` begin with; as often as one of them starts."""
     write_dagster_home(settings, home)
     remove_old_run_logs(home)
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     _temporary(home).mkdir(mode=0o700, exist_ok=True)
     write_workspace(home, code_server_socket(home))
 

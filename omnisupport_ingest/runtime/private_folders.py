@@ -113,7 +113,7 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove the folder with everything in it."""
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
 

@@ -126,7 +126,7 @@ class Difference:
             self._connection.execute(f"SET {setting}")
         self._connection.execute("SET arrow_large_buffer_size = true")
         names = ", ".join(_KNOWN)
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         self._connection.execute(f"CREATE VIEW came AS {self._rows(added)}")
         self._connection.execute(f"CREATE VIEW known AS SELECT {names} FROM {self._known(known)}")
         here, there = (", ".join(f"{side}.{name}" for name in POSITION) for side in "ck")

@@ -280,7 +280,7 @@ class _Sync:
         """The keys, positions and hashes that the target has, as a file."""
         path = scratch / "known.csv"
         columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
-        # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+        # No failpoint: scratch files, which the next command removes if this process is killed.
         with path.open("wb") as file:
             cursor.copy_expert(f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
         return path
@@ -452,7 +452,7 @@ def _scratch(workspace: Workspace) -> Iterator[Path]:
     for left in workspace.home.run.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(left, ignore_errors=True)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     with TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:

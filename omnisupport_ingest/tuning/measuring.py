@@ -107,7 +107,7 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
 
     ``settings``: of whoever asks, of which only those are taken that change what is measured.
     """
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     path = Path(tempfile.mkdtemp(prefix=".omnisupport-tune-", dir=folder))
     try:
         with _out_of_sight(path):

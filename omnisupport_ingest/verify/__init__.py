@@ -1,1 +1,1 @@
-"""One pass over a home from its source to its dimensions, and the proof that both are the same."""
+"""One pass over a home from its source to its dimensions, and the proof that the two are equal."""

@@ -1,8 +1,8 @@
-"""The batches of a home taken through every layer again, in a home beside it and by other settings.
+"""Takes the batches of a home through every layer again, in another home with other settings.
 
-What a layer holds is a function of what has landed. So one machine, a cluster, and a cluster of another size
-must come to the same content hash of every window of every table, however the work was cut and whenever it
-was done.
+The content of a layer depends only on what has landed. So one machine, a cluster, and a cluster of another
+size must give the same content hash for every window of every table, however and whenever the work was
+divided.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ Contents = Mapping[tuple[str, str], str]
 
 
 class NotMadeAgain(IngestError):
-    """The batches of a home could not be taken through the layers again."""
+    """Raised when the batches of a home could not be taken through the layers again."""
 
 
 @dataclass(frozen=True)
 class MadeAgain:
-    """What came of the same batches, and how many ``seconds`` the pass took, the start of Spark included."""
+    """The contents that the same batches gave, and the ``seconds`` of the pass, the start of Spark
+    included."""
 
     contents: Contents
     seconds: float
 
 
 def contents(settings: Settings) -> Contents:
-    """The content hash of every window that has rows, in every table of the home of ``settings``."""
+    """Return the content hash of every window with rows, in every table of the home of ``settings``."""
     workspace = Workspace.open(settings)
     nothing = str(ContentHash())
     hashes = {}
@@ -66,10 +67,10 @@ def contents(settings: Settings) -> Contents:
 
 
 def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> MadeAgain:
-    """Take the batches of ``home`` through every layer in the new home ``folder``, and say what came of it.
+    """Take the batches of ``home`` through every layer in the new home ``folder``; return the contents.
 
-    ``changed``: settings that are others there. No process runs on ``home`` meanwhile. ``NotMadeAgain`` with
-    the last line of what the pass says if it fails.
+    ``changed``: settings that differ there. No process may run on ``home`` meanwhile. Raises ``NotMadeAgain``
+    with the last line of the pass's output if it fails.
     """
     with failpoint("runtime.file"):
         folder.mkdir(mode=0o700)
@@ -99,7 +100,7 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
 
 
 def differing(one: Contents, other: Contents) -> list[str]:
-    """The tables and windows whose content is not the same in both, named for a person; sorted."""
+    """Return the tables and windows whose content differs, named for a person, sorted."""
     return sorted(
         f"{table} {window}".rstrip()
         for table, window in one.keys() | other.keys()

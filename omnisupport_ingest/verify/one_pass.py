@@ -1,7 +1,7 @@
-"""One pass over a home without daemon and webserver: source, capture, runs, each only if it is needed.
+"""One pass over a home without daemon and webserver: source, capture and runs, each only if it is needed.
 
-``sync``, ``capture --once``, ``materialize``, ``rebuild`` and ``replay`` are made of it. Spark is started for
-the first run, so a pass that finds nothing new is over in seconds.
+``sync``, ``capture --once``, ``materialize``, ``rebuild`` and ``replay`` use it. Spark is started for the
+first run, so a pass that finds nothing new takes seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NONE, IN_SAMPLE, FULL = "none", "sample", "full"
 
 
 class NothingMoves(IngestError):
-    """Pending windows that no run can take in; asking again would never end."""
+    """Raised for pending windows that no run can ingest; requesting them again would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class OnePass:
         Raises ``RunFailed`` at the first run that fails, ``NothingMoves``, and ``IngestError`` for a gap.
         """
         self.prepare()
-        # Nobody comes after this pass who would merge what waits.
+        # No later run would merge what waits.
         # Capture may have let contracts learn since it was opened.
         workspace = workspace.current().merging_at_once()
         done: list[FinishedRun] = []
@@ -180,7 +180,7 @@ class OnePass:
 
 @contextmanager
 def one_pass(settings: Settings, home: Home, command: str, progress: Progress) -> Iterator[OnePass]:
-    """A pass that has ``home`` for itself; everything that it started is stopped at the end.
+    """Yield a pass that has ``home`` to itself; everything that it started is stopped at the end.
 
     Raises ``HomeInUse`` if the platform or another pass runs on the home.
     """

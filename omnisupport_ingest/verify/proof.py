@@ -41,7 +41,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     (``layers.removed``) are left out.
     """
     judged, raw = EventFiles.opened(workspace, source), workspace.raw(source).open()
-    # Of a sealed window raw counts nothing any more, so nothing is held against it.
+    # A sealed window has no raw events any more, so it is not compared.
     sealed = Removed.open(workspace, source).sealed
     taken = [
         str(file)
@@ -72,12 +72,12 @@ def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
         return []
     with duckdb.connect() as connection:
         query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false) GROUP BY 1"
-        # No failpoint: a database in memory, or a buffer: nothing of it outlives the process.
+        # No failpoint: a database in memory.
         return connection.execute(query).fetchall()
 
 
 _SCRATCH = "proof-"
-"""Folders with the source's rows during a comparison begin so; the identity of the process follows."""
+"""Prefix of folders with the source's rows during a comparison; the identity of the process follows."""
 
 SAMPLE = 1000
 """Keys per table that a sample has by default."""
@@ -152,7 +152,7 @@ def prove(
     secrets = workspace.secrets(contracts)
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch files, which the next command removes if this process is killed.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
@@ -161,7 +161,7 @@ def prove(
                 rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
                 protect_rows(contract, path, secrets)
                 expected.append(_Expected(contract, path, rows))
-        # The slot of the snapshot is gone by now, so waiting holds no WAL back.
+        # The slot of the snapshot is dropped by now, so waiting retains no WAL.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
         _require_complete(workspace, source, contracts, lsn)
         _merge_what_waits(workspace, spark, contracts)
@@ -177,7 +177,7 @@ def _remove_left_behind(folder: Path) -> None:
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch files, which the next command removes if this process is killed.
             shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""Replay a finished window through every layer: no table's content may change.
+"""Replays a finished window through every layer: no table's content may change.
 
-A backfill replays the window, which the Dagster daemon carries out. The content of the window is compared
-by its hash in every table.
+The Dagster daemon replays the window by a backfill. The content of the window is compared by its hash in
+every table.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class StartedReplay:
 
 
 def replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
-    """The checkpoints of the windows with accepted events that every layer holds."""
+    """Return the checkpoints of windows that have accepted events and are in every layer."""
     behind = pending_windows(workspace, source).windows
     committed = checkpoints.read([workspace.deduped(source)])
     return [each for each in committed if each.deduped and each.window not in behind]
 
 
 def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]) -> StartedReplay:
-    """Replay the replayable window with the most events, which has the most to lose.
+    """Start the replay of the replayable window with the most events.
 
-    ``launch`` is given the window, starts its backfill and returns the backfill's id.
+    ``launch``: called with the window; starts its backfill and returns the backfill's id.
     """
     window = max(replayable(workspace, source), key=lambda each: each.deduped).window
-    # The hashes are read first: the backfill may be quick.
+    # The hashes are read first: the backfill may be fast.
     before = _content_hashes(workspace, source, window)
     return StartedReplay(source, window, launch(window), before)
 
 
 def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
-    """The tables whose content the replay changed, by path; empty if it did what a replay must."""
+    """Return the paths of tables whose content the replay changed; empty if all is well."""
     after = _content_hashes(workspace, replay.source, replay.window)
     return sorted(table for table, content in replay.before.items() if after.get(table) != content)
 
@@ -58,7 +58,7 @@ def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str,
     hashes = {}
     for table in _tables(workspace, source):
         snapshot = look(table)
-        # A table without news has no part of an open window.
+        # A table without new events has no part of an open window.
         state = snapshot.state(window) if snapshot is not None else None
         if state is not None:
             hashes[table.spec.path] = state.checkpoint.content_hash

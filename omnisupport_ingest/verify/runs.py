@@ -1,7 +1,7 @@
-"""Runs of the ingest job without a daemon: each in a process of its own, one after the other.
+"""Runs the ingest job without a daemon: each run in a process of its own, one after the other.
 
-What a run leaves in memory ends with its process, as with Dagster's own launcher. The process ends when the
-one that started it does.
+The memory of a run is freed with its process, as with Dagster's own launcher. The process ends when its
+parent ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _END_SECONDS = 30.0
 
 
 class RunFailed(IngestError):
-    """A run of the ingest job failed. What it had committed stays; the rest is pending."""
+    """Raised when a run of the ingest job failed. What it committed stays; the rest is pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What one run is to do: take new batches into ``windows``, or replay them.
+    """The work of one run: ingest new batches into ``windows``, or replay them.
 
-    ``cursor``: the newest landed batch, for a run that takes what is new. ``replay``: tags that say why the
-    windows are replayed; None for a run that takes what is new. ``tables``: visit only the tables of the
-    contracts with these names; None for all.
+    ``cursor``: the newest landed batch, for an ingest run. ``replay``: tags that say why the windows are
+    replayed; None for an ingest run. ``tables``: visit only the tables of the contracts with these names;
+    None for all.
     """
 
     source: str
@@ -56,7 +56,7 @@ class RunRequest:
 
     @property
     def arguments(self) -> list[str]:
-        """The request as arguments of the command ``ingest-run``."""
+        """Return the request as arguments of the command ``ingest-run``."""
         arguments = [self.source, self.windows.first, self.windows.last]
         arguments += ["--cursor", self.cursor] if self.cursor else []
         arguments += ["--replay", json.dumps(dict(self.replay))] if self.replay is not None else []
@@ -105,7 +105,7 @@ class IngestRuns:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # Ctrl-C reaches this process alone, which then ends the run.
+                # Ctrl-C reaches only this process, which then ends the run.
                 start_new_session=True,
             )
             assert child.stdout is not None

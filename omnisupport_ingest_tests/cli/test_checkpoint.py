@@ -10,17 +10,8 @@ import pytest
 
 from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.layers.checkpoint_file import CheckpointFileUnreadable, HomeContradicts
-from omnisupport_ingest_tests.cli.home_to_look_at import (
-    SampleHome,
-    document,
-    land_another,
-    run,
-    sample_home,
-    whole,
-)
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, land_another, run
 from omnisupport_ingest_tests.layers.story import SOURCE
-
-__all__ = ["sample_home", "whole"]
 
 
 def test_checkpoints_of_one_table_as_json(sample_home: SampleHome) -> None:

@@ -16,10 +16,8 @@ from omnisupport_ingest.cli.doctor_machine import Level, contradictions, days_le
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.report.facts import Batch, SourceFacts
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, run
 from omnisupport_ingest_tests.layers.story import SOURCE
-
-__all__ = ["sample_home", "whole"]
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

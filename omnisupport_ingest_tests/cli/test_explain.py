@@ -11,18 +11,9 @@ from omnisupport_ingest.cli.explain import explain
 from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.read.explain import NothingToExplain
 from omnisupport_ingest.review.deciding import decide
-from omnisupport_ingest_tests.cli.home_to_look_at import (
-    SampleHome,
-    document,
-    land_another,
-    run,
-    sample_home,
-    whole,
-)
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, land_another, run
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
-
-__all__ = ["sample_home", "whole"]
 
 
 def test_a_cell_names_its_event_and_the_way_from_landing_to_the_dimension(sample_home: SampleHome) -> None:

@@ -11,17 +11,8 @@ import pytest
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.read.export import NoDimension
-from omnisupport_ingest_tests.cli.home_to_look_at import (
-    SampleHome,
-    document,
-    land_another,
-    run,
-    sample_home,
-    whole,
-)
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, land_another, run
 from omnisupport_ingest_tests.layers.story import SOURCE
-
-__all__ = ["sample_home", "whole"]
 
 
 def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(

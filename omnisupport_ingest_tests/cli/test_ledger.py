@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from omnisupport_ingest.cli.ledger import ledger
-from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, run
 from omnisupport_ingest_tests.layers.story import SOURCE
-
-__all__ = ["sample_home", "whole"]
 
 
 def test_a_table_that_was_never_read_whole_may_lack_rows(sample_home: SampleHome) -> None:

@@ -9,15 +9,7 @@ import pytest
 
 from omnisupport_ingest.runtime import spark as runtime_spark
 from omnisupport_ingest_tests.cli.command import command
-from omnisupport_ingest_tests.cli.home_to_look_at import (
-    SampleHome,
-    files_in,
-    land_another,
-    sample_home,
-    whole,
-)
-
-__all__ = ["sample_home", "whole"]
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, files_in, land_another
 
 LOOKING = (
     "status",

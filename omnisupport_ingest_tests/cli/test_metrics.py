@@ -14,9 +14,7 @@ from omnisupport_ingest.cli.metrics import METRICS, PREFIX, Looks, metrics_page,
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
-from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, sample_home, tables, whole
-
-__all__ = ["sample_home", "whole"]
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, tables
 
 ROOT = Path(__file__).parents[2]
 

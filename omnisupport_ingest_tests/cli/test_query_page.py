@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest_tests.cli.home_to_look_at import whole
-
-__all__ = ["whole"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "query.md"
 OURS = {
     ".omnisupport/lake/support_desk": "home/lake/desk",

@@ -23,20 +23,9 @@ from omnisupport_ingest.read.verified import EQUAL, Moment, Verified, write_veri
 from omnisupport_ingest.runtime.running import record_ui_port, ui_port
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
-from omnisupport_ingest_tests.cli.home_to_look_at import (
-    SampleHome,
-    document,
-    files_in,
-    land_another,
-    run,
-    sample_home,
-    tables,
-    whole,
-)
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, files_in, land_another, run, tables
 from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, events
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace
-
-__all__ = ["sample_home", "whole"]
 
 
 def test_status_of_a_home_that_is_not_there_makes_none(

@@ -16,10 +16,8 @@ import pytest
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.status_health import health
 from omnisupport_ingest.cli.status_live import WalGrowth
-from omnisupport_ingest_tests.cli.home_to_look_at import SampleHome, document, run, sample_home, whole
+from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, run
 from omnisupport_ingest_tests.layers.story import SOURCE
-
-__all__ = ["sample_home", "whole"]
 
 WELL: dict[str, Any] = {
     "source": {

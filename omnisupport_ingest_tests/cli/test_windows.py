@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.checks import window_checks
 from omnisupport_ingest.cli import replay as replay_command
 from omnisupport_ingest.cli.replay import ReplayRequest
+from omnisupport_ingest.definitions import window_partitions
 from omnisupport_ingest.defs.keys import raw_key
-from omnisupport_ingest.defs.partitions import window_partitions
 from omnisupport_ingest.runtime.dagster_home import write_dagster_home
 from omnisupport_ingest.verify.runs import FinishedRun
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowRange

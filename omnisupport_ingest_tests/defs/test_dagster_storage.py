@@ -14,7 +14,7 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from omnisupport_ingest.defs.dagster_storage import (
-    _KEPT,
+    _OPEN_DATABASES,
     KeptEventLogStorage,
     KeptRunStorage,
     KeptScheduleStorage,
@@ -79,12 +79,12 @@ def test_the_files_are_where_dagsters_own_storage_looks_for_them(
 
 
 def test_a_process_keeps_open_the_databases_of_the_runs_last_used(instance: dg.DagsterInstance) -> None:
-    runs = [made(instance) for _ in range(_KEPT + 3)]
+    runs = [made(instance) for _ in range(_OPEN_DATABASES + 3)]
     open_files = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
     kept = [run for run in runs if any(each.endswith(f"{run}.db") for each in open_files)]
     # The others are of the instance: its runs, its assets.
     assert kept == runs[-len(kept) :]
-    assert _KEPT - 3 <= len(kept) < _KEPT
+    assert _OPEN_DATABASES - 3 <= len(kept) < _OPEN_DATABASES
     assert all(instance.all_logs(run) for run in runs), "those that are closed are opened again"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
 from omnisupport_ingest.layers.pending import Pending, pending_windows
 from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.layers import story as stories
@@ -50,7 +50,7 @@ class Desk:
         return self.made_by(windows, tables=found.tables)
 
     def made_by(self, windows: WindowRange, **how: object) -> set[dg.AssetKey]:
-        done = run_windows(self.instance, self.definitions, SOURCE, windows, None, **how)  # type: ignore[arg-type]
+        done = run_windows(self.instance, self.definitions, WindowRun(SOURCE, windows, None, **how))  # type: ignore[arg-type]
         assert done.succeeded
         logs = self.instance.all_logs(done.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
         self.checked = {

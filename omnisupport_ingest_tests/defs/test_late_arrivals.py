@@ -14,7 +14,7 @@ from omnisupport_ingest.contracts.decision_table import load_decision_table
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.direct_run import run_windows
+from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.windows import WindowRange
 from omnisupport_ingest_tests.contracts.decision_tables import write_decision
@@ -157,12 +157,14 @@ def test_replay_run_takes_the_late_events_and_leaves_nothing_to_ask_for(soon_clo
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
     story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
     with dg.instance_for_test() as instance:
-        done = run_windows(instance, definitions, SOURCE, WindowRange(first, newest), None)
+        done = run_windows(instance, definitions, WindowRun(SOURCE, WindowRange(first, newest), None))
         assert done.succeeded, done.failures
         story.land_file(LATE_ONE)
         assert pending_windows(story.workspace, SOURCE).late_windows == (first,)
         tags = {keys.REASON_TAG: "late", keys.LATE_TAG: "1"}
-        done = run_windows(instance, definitions, SOURCE, WindowRange(first, first), None, replay=tags)
+        done = run_windows(
+            instance, definitions, WindowRun(SOURCE, WindowRange(first, first), None, replay=tags)
+        )
         assert done.succeeded, done.failures
         assert pending_windows(story.workspace, SOURCE).late_windows == ()
         wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey([SOURCE, "dim_notes"]), asset_partitions=[first])
@@ -180,7 +182,9 @@ def test_run_of_a_backfill_finds_its_late_windows_settled(soon_closing):
     first, newest = (story.workspace.grid.key_of(each, story.clock) for each in (stories.START, story.clock))
     story.land_file(EARLY, Commit(90, 299, NEWEST.changes))
     with dg.instance_for_test() as instance:
-        assert run_windows(instance, definitions, SOURCE, WindowRange(first, newest), None).succeeded
+        assert run_windows(
+            instance, definitions, WindowRun(SOURCE, WindowRange(first, newest), None)
+        ).succeeded
         story.land_file(LATE_ONE)
         # As the daemon runs a backfill: every asset of it, with the checks that they have.
         done = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
@@ -210,14 +214,16 @@ def test_backfill_by_hand_fails_and_changes_nothing_where_the_table_refuses_it(r
     definitions = build_definitions(story.workspace)
     windows, by_hand = WindowRange(first, newest), {keys.REASON_TAG: "to be sure"}
     with dg.instance_for_test() as instance:
-        refused = run_windows(instance, definitions, SOURCE, windows, None, replay=by_hand)
+        refused = run_windows(instance, definitions, WindowRun(SOURCE, windows, None, replay=by_hand))
         assert [failure.step for failure in refused.failures] == [f"{SOURCE}/raw_cdc_staging"]
         assert "manual_backfill" in refused.failures[0].problem
         assert "replay_window" in refused.failures[0].fix
         assert not story.workspace.raw(SOURCE).exists
-        done = run_windows(instance, definitions, SOURCE, windows, None)
+        done = run_windows(instance, definitions, WindowRun(SOURCE, windows, None))
         assert done.succeeded, "a run that the sensor asks for is no backfill by hand"
         story.land_file(LATE_ONE)
         late = by_hand | {keys.LATE_TAG: "1"}
-        done = run_windows(instance, definitions, SOURCE, WindowRange(first, first), None, replay=late)
+        done = run_windows(
+            instance, definitions, WindowRun(SOURCE, WindowRange(first, first), None, replay=late)
+        )
         assert done.succeeded, "nor is the replay of late events"

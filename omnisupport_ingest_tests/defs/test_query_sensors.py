@@ -146,4 +146,4 @@ def test_a_comparison_waits_until_the_lake_has_all(ticks: Ticks):
         assert "Nothing has landed" in tick()
         ticks.add(1, 10)
         ticks.tick()
-        assert "has not taken in" in tick()
+        assert "does not have all yet" in tick()

@@ -128,7 +128,7 @@ def test_run_that_makes_no_events_ends_with_its_last_checks(
     recent_story: Story, monkeypatch: pytest.MonkeyPatch
 ):
     """Dagster records nothing of the steps that it does not begin, so nobody may wait for their end."""
-    monkeypatch.setattr(checks, "LOOKS_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(checks, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr(checks, "_LOOKS", 20)
     window = land_of_both_tables(recent_story)
     for file in (recent_story.workspace.landing(SOURCE).folder / "data").rglob("*.parquet"):
@@ -143,7 +143,7 @@ def test_run_that_makes_no_events_ends_with_its_last_checks(
 def test_last_checks_of_a_run_wait_for_a_table_that_another_run_writes(
     recent_story: Story, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checks, "LOOKS_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(checks, "RETRY_SECONDS", 0.5)
     window = land_of_both_tables(recent_story)
     workspace, pool = add_labels(recent_story), keys.pool_of(NOTES)
     with dg.instance_for_test(

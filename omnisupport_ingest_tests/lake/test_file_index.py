@@ -70,11 +70,11 @@ def by_library(table: LakeTable, version: int) -> dict[str, tuple[LakeFile, ...]
 
 def by_index(snapshot: TableSnapshot) -> dict[str, tuple[LakeFile, ...]]:
     listing = snapshot._listing
-    assert listing._noted is not None
+    assert listing._indexed is not None
     found = {window: listing.files(window) for window in listing.windows()}
     assert [file for of_window in found.values() for file in of_window] == list(listing.all_files())
     assert listing.last_window() == max(found, default=None)
-    assert listing._noted is not None
+    assert listing._indexed is not None
     return found
 
 
@@ -99,7 +99,7 @@ def test_snapshots_of_any_age_hold_what_their_version_holds_while_others_commit(
 def test_a_snapshot_that_is_older_than_the_list_tells_of_asks_the_library(
     table: LakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_index_tables, "_VERSIONS_TOLD", 3)
+    monkeypatch.setattr(file_index_tables, "_VERSIONS_KEPT", 3)
     put(table, W1, "a", 1)
     old = table.open()
     for number in range(6):
@@ -150,9 +150,9 @@ def test_an_entry_says_what_the_library_would_have_said(tmp_path: Path) -> None:
     for table in (ours, theirs):
         for number, replaces in enumerate((False, False, True)):
             snapshot = table.open()
-            assert snapshot._note is not None
+            assert snapshot._indexed is not None
             if table is theirs:
-                snapshot._note = None
+                snapshot._indexed = None
             generation = 2 if replaces else 1
             staged = place_without_spark(table, W1, f"u é%{number}", [number], generation=generation)
             snapshot.commit(
@@ -259,7 +259,7 @@ def test_a_folder_that_may_not_be_written_is_done_without(table: LakeTable) -> N
     noted.write_text("no folder")
     lake_table._opened.clear()
     snapshot = table.open()
-    assert snapshot._listing._noted is None
+    assert snapshot._listing._indexed is None
     assert snapshot.windows() == [W1]
     put(table, W2, "b", 2)
     assert table.open().windows() == [W1, W2]
@@ -328,7 +328,7 @@ def test_a_snapshot_of_the_parent_lists_by_a_connection_of_the_child(table: Lake
     if child == 0:
         # What another thread of the parent held at the fork is never let go here.
         signal.alarm(10)
-        found = (held.windows(), table.open().again().windows())
+        found = (held.windows(), table.open().renewed().windows())
         os._exit(0 if found == ([W1], [W1]) and table.index is not index else 1)
     _, status = os.waitpid(child, 0)
     done.set()
@@ -401,6 +401,6 @@ def test_a_list_that_ends_before_a_hole_in_the_log_is_made_anew(table: LakeTable
     DeltaTable(str(table.folder)).create_checkpoint()
     # A clean-up of old entries was cut off: the one that the list knows is still there.
     for version in (4, 5):
-        table.place.entry(version).unlink()
+        table.log.entry(version).unlink()
     assert put(table, W2, "new", 9) == 9
     assert set(by_library(table, 9)) == {W1, W2}

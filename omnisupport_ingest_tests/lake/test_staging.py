@@ -21,7 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from omnisupport_ingest.lake import staging
-from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks, rows_of
+from omnisupport_ingest.lake.file_rows import rows_of
+from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import FrameMismatch, place_files, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable

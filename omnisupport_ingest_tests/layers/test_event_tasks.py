@@ -17,8 +17,9 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.contracts.quality import Policies
-from omnisupport_ingest.lake import file_tasks
-from omnisupport_ingest.lake.file_tasks import Output, batches_of, in_shares, rows_of
+from omnisupport_ingest.lake import file_rows, file_tasks
+from omnisupport_ingest.lake.file_rows import batches_of, rows_of
+from omnisupport_ingest.lake.file_tasks import Output, in_shares
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.integrity import sha256_of
@@ -129,7 +130,7 @@ def test_batches_are_cut_by_the_bytes_of_their_rows(tmp_path: Path, monkeypatch:
     schema = pa.schema([("t", pa.string())])
     assert path.stat().st_size < 100_000
     assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [5_000]
-    monkeypatch.setattr(file_tasks, "_BYTES_OF_A_BATCH", 1_500_000)
+    monkeypatch.setattr(file_rows, "BYTES_OF_A_BATCH", 1_500_000)
     assert [batch.num_rows for batch in batches_of(str(path), schema, {})] == [2_000, 2_000, 1_000]
 
 
@@ -161,7 +162,7 @@ def test_events_that_are_small_on_disk_but_large_in_memory_are_not_folded_by_a_t
     fold_it = partial(fold, share=Share((file,)), contract=contract, order=order_of(contract))
     schema = arrow_schema(folded_type(contract), without=())
     assert fold_it(Output(tmp_path / "whole", 0, schema, ("window",))) is not None
-    monkeypatch.setattr(file_tasks, "MOST_BYTES_HELD", 4_000_000)
+    monkeypatch.setattr(file_rows, "MAX_BYTES_IN_MEMORY", 4_000_000)
     assert fold_it(Output(tmp_path / "none", 0, schema, ("window",))) is None
 
 
@@ -217,7 +218,7 @@ def test_no_event_is_judged_twice_where_a_later_one_is_refused_and_the_file_is_w
 
     monkeypatch.setattr(event_tasks, "judge_unprotected", counted)
     # Of what is looked at first, and of what is written, other rows come together.
-    monkeypatch.setattr(file_tasks, "_BYTES_OF_A_BATCH", 2_000)
+    monkeypatch.setattr(file_rows, "BYTES_OF_A_BATCH", 2_000)
     output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
     told = Judged.read(judge(output, [file], RULES))
     output.close()

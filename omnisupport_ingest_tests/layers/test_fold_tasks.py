@@ -24,8 +24,8 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers import fold_tasks
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.fold_tasks import (
+    FoldReport,
     Share,
-    Told,
     fold,
     in_key_shares,
     of_block,
@@ -68,7 +68,7 @@ def written(folder: Path, events: Sequence[Event], *, withheld: bool) -> LakeFil
     return LakeFile(path.name, str(path), WINDOW, (("window", WINDOW), part), len(rows), path.stat().st_size)
 
 
-def folded(folder: Path, share: Share) -> tuple[pa.Table, Told] | None:
+def folded(folder: Path, share: Share) -> tuple[pa.Table, FoldReport] | None:
     """What a task makes of ``share``: its rows, and what it says."""
     output = Output(folder, 0, arrow_schema(folded_type(CONTRACT), without=()), ("window",))
     told = fold(output, share, CONTRACT, order_of(CONTRACT))
@@ -78,9 +78,9 @@ def folded(folder: Path, share: Share) -> tuple[pa.Table, Told] | None:
     schema = arrow_schema(folded_type(CONTRACT), without=())
     parts = [pq.read_table(file, partitioning=None) for file in (folder / "rows").rglob("*.parquet")]
     windows = [part.add_column(0, schema.field(0), pa.array([WINDOW] * len(part))) for part in parts]
-    return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in windows)]), Told.parse(
-        told
-    )
+    return pa.concat_tables(
+        [schema.empty_table(), *(part.cast(schema) for part in windows)]
+    ), FoldReport.parse(told)
 
 
 def with_voided(rng: Random, events: Sequence[Event]) -> list[Event]:

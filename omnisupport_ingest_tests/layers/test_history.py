@@ -210,7 +210,7 @@ class TestHistory:
         take_in(ahead, spark, SECOND)
         since = open_rows_are_current_state(ahead.workspace, spark, ahead.contract)
         assert (since.passed, since.numbers["open_versions"]) == (True, 1)
-        assert "but for those that have moved on" in since.summary
+        assert "that have not changed since" in since.summary
         older = open_rows_are_current_state(ahead.workspace, spark, ahead.contract, whole=True)
         assert older.passed
         assert "the dimension was made from others" in older.summary

@@ -64,7 +64,7 @@ class InFiles(alone.Held):
         rows = pa.concat_tables(
             [
                 alone.SCHEMA.empty_table(),
-                *(pq.read_table(file.place).cast(alone.SCHEMA) for file in self.files),
+                *(pq.read_table(file.full_path).cast(alone.SCHEMA) for file in self.files),
             ]
         )
         hashes = rows["_cdc_row_hash"].to_numpy()

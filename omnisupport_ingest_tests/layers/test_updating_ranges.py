@@ -80,7 +80,7 @@ class InFiles(Held):
         stay = [file for file in self.files if file.path not in found.replaced]
         came = [self._file(each.name, each.stats) for each in found.written]
         self.files = sorted([*stay, *came], key=lambda file: file.lowest)
-        rows = [pq.read_table(file.place).cast(SCHEMA) for file in self.files]
+        rows = [pq.read_table(file.full_path).cast(SCHEMA) for file in self.files]
         rows = pa.concat_tables([SCHEMA.empty_table(), *rows])
         assert rows["_cdc_key"].to_pylist() == sorted(rows["_cdc_key"].to_pylist())
         hashes = rows["_cdc_row_hash"].to_numpy()

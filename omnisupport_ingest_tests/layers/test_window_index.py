@@ -23,8 +23,9 @@ from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
 from omnisupport_ingest.layers import dimensions, window_index
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
-from omnisupport_ingest.layers.window_index import HELD, UNSETTLED, IndexDamaged, WindowIndex
+from omnisupport_ingest.layers.window_index import HELD, UNSETTLED, WindowIndex
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sqlite_index import IndexDamaged
 from omnisupport_ingest_tests.layers.test_cost import READS
 
 PER_WINDOW = 3
@@ -260,6 +261,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.lake import table
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.sqlite_index import IndexDamaged
 folder = Path(sys.argv[1])
 settings = Settings(
     home=folder / "home", window="minutes:60", first_window=START, contracts_dir=folder / "contracts",

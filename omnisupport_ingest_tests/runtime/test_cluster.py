@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.lake.file_tasks import rows_of
+from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.running import running_services

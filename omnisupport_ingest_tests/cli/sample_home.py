@@ -1,4 +1,7 @@
-"""A home to look at: its first batch is in every layer; and commands of this process that look at it."""
+"""A home whose first batch is in every layer, and commands of this process that read it.
+
+``conftest.py`` makes the fixtures known to every test of commands.
+"""
 
 from __future__ import annotations
 
