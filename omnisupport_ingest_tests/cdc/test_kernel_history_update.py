@@ -94,7 +94,7 @@ class Held:
 
     def _whole(self) -> pa.Table:
         made = whole(self.seen)
-        made = with_hashes(only_changes(made, TABLE.shape.columns)) if self.changed_only else made
+        made = with_hashes(only_changes(made, TABLE.shape.names)) if self.changed_only else made
         return young(made, self.ended_before)
 
     def _put(self, rows: pa.Table) -> None:
@@ -176,7 +176,7 @@ def agrees(events: list[Event], rng: Random, *, changed_only: bool = False) -> C
     at_once = whole(events)
     if changed_only:
         versions = at_once.num_rows
-        at_once = with_hashes(only_changes(at_once, TABLE.shape.columns))
+        at_once = with_hashes(only_changes(at_once, TABLE.shape.names))
         held.counts["left out"] += versions - at_once.num_rows
     assert content(held.rows) == content(at_once)
     assert held.content == ContentHash.of(at_once["_cdc_row_hash"].to_numpy())
