@@ -7,9 +7,8 @@ are swept, and a reader of an older version finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,49 +20,32 @@ from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.layers.idempotency import unit_key
-from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import WindowPlan, Work
-from omnisupport_ingest.layers.upstream_files import folded_names
+from omnisupport_ingest.layers.upstream_files import compacted_names
 
 
-class FoldedDiffers(IngestError):
+class CompactionDiffers(IngestError):
     """The files of a window do not hold the rows that its checkpoint says; nothing was committed."""
 
 
-def passed_by_watermark(
-    lateness: Lateness, watermark: datetime | None, sealed: Collection[str] = ()
-) -> Callable[[str], bool]:
-    """Whether ``watermark``, the source's now, closes a window. ``sealed`` ones are left as they are: they
-    were closed, and what lands in them since must not be folded with what a layer below has taken."""
-    return lambda window: window not in sealed and lateness.closed(window, watermark)
+def due(snapshot: TableSnapshot, windows: Iterable[str], is_past: Callable[[str], bool]) -> list[str]:
+    """Those of ``windows`` that are still open in the table and ``is_past`` by now."""
+    return [window for window in _open(snapshot, windows) if is_past(window)]
 
 
-def passed_with(above: TableSnapshot) -> Callable[[str], bool]:
-    """Whether a window is closed in the layer ``above``, which is enough to know and cheap to ask."""
-
-    def passed(window: str) -> bool:
-        state = above.state(window)
-        return state is not None and state.closed
-
-    return passed
-
-
-def due(snapshot: TableSnapshot, windows: Iterable[str], passed: Callable[[str], bool]) -> list[str]:
-    """Those of ``windows`` that are ``passed`` by now and were not yet when they were last committed."""
-    return [window for window in _open(snapshot, windows) if passed(window)]
-
-
-def close(table: LakeTable, windows: Sequence[str], run_id: str, fold: Fold | None = None) -> None:
-    """Close ``windows``, which are due, folding their files by ``fold`` (null: they are only marked)."""
+def close(
+    table: LakeTable, windows: Sequence[str], run_id: str, compaction: Compaction | None = None
+) -> None:
+    """Close ``windows``, which are due. Without a ``compaction`` they are only marked as closed."""
     if not windows:
         return
 
     def attempt(snapshot: TableSnapshot) -> None:
         found = _open(snapshot, windows)
         if found:
-            folded = fold.files(snapshot, found) if fold is not None else {}
+            compacted = compaction.files(snapshot, found) if compaction is not None else {}
             snapshot.commit(
-                [_change(snapshot, window, folded.get(window, ())) for window in found], run_id=run_id
+                [_change(snapshot, window, compacted.get(window, ())) for window in found], run_id=run_id
             )
 
     retrying(attempt, table)
@@ -78,11 +60,12 @@ def _open(snapshot: TableSnapshot, windows: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class Compaction:
     """Writes one file per partition for windows that have several.
 
-    ``hash_column``: the rows' own hash, None where the content hash is not one of rows. ``merge``: makes the
-    rows fewer that say the same (called with them and their number); null: they stay as they are.
+    ``hash_column``: the rows' own hash; None where the content hash of the table is not one of its rows.
+    ``merge``: reduces rows that mean the same to fewer (called with the rows and their number); None: they
+    stay as they are.
     """
 
     spark: SparkSession
@@ -90,9 +73,9 @@ class Fold:
     merge: Callable[[DataFrame, int], DataFrame] | None = None
 
     def files(self, snapshot: TableSnapshot, windows: Iterable[str]) -> Mapping[str, tuple[StagedFile, ...]]:
-        """The new files, in their final place, of those of ``windows`` that have something to fold.
+        """The new files, in their final place, of those of ``windows`` that have several per partition.
 
-        ``FoldedDiffers`` if what was written has not the content hash of the window's checkpoint.
+        ``CompactionDiffers`` if the files do not have the content hash of the window's checkpoint.
         """
         split = [window for window in windows if _is_split(snapshot.files(window))]
         if not split:
@@ -128,7 +111,7 @@ class Fold:
             return
         written = hash_of_files((folder / file.path for file in staged.of(window)), self.hash_column)
         if str(written) != expected.content_hash:
-            raise FoldedDiffers(
+            raise CompactionDiffers(
                 f"The files of window {window} in {folder} hold {written.count} rows that are not the "
                 f"{expected.rows} of its checkpoint. The window was not closed.",
                 fix="Materialize this window by hand: it is made again from the layer above. Then see why a "
@@ -136,25 +119,25 @@ class Fold:
             )
 
 
-def _change(snapshot: TableSnapshot, window: str, folded: tuple[StagedFile, ...]) -> WindowChange:
+def _change(snapshot: TableSnapshot, window: str, compacted: tuple[StagedFile, ...]) -> WindowChange:
     before = _state(snapshot, window)
     closed = replace(before, checkpoint=replace(before.checkpoint, closed=True))
-    if folded:
-        rows = sum(file.rows for file in folded)
+    if compacted:
+        rows = sum(file.rows for file in compacted)
         closed = replace(closed, checkpoint=replace(closed.checkpoint, rows=rows))
-        closed = replace(closed, compacted_units=_stands_for(snapshot.files(window), before, folded))
-    return WindowChange(window, folded, (), closed, replaces=bool(folded), same_rows=True)
+        closed = replace(closed, compacted_units=_stands_for(snapshot.files(window), before, compacted))
+    return WindowChange(window, compacted, (), closed, replaces=bool(compacted), same_rows=True)
 
 
 def _stands_for(
-    files: Sequence[LakeFile], before: WindowState, folded: Iterable[StagedFile]
+    files: Sequence[LakeFile], before: WindowState, compacted: Iterable[StagedFile]
 ) -> dict[str, tuple[str, ...]]:
-    """For each new file, what the files of its partition stood for."""
+    """For each new file the names that the files of its partition stood for (``upstream_files``)."""
     return {
-        new.path: folded_names(
+        new.path: compacted_names(
             [file.path for file in files if file.partition == new.partition], before.compacted_units
         )
-        for new in folded
+        for new in compacted
     }
 
 

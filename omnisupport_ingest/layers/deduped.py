@@ -10,9 +10,10 @@ table of quarantine (``quarantine``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial, reduce
 from itertools import count
 
@@ -28,24 +29,24 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import closing, quarantine, scenarios
+from omnisupport_ingest.layers import quarantine, scenarios
 from omnisupport_ingest.layers.checkpoints import (
     Counts,
     Identity,
     Outcome,
-    change_for,
     found_before,
-    report,
 )
+from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.erasures import refuse_lost
 from omnisupport_ingest.layers.event_copies import Copies, mark_copies
 from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
-from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
@@ -55,6 +56,13 @@ from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_r
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions, found_in
+from omnisupport_ingest.layers.window_update import (
+    LayerRun,
+    Produced,
+    WindowJob,
+    WindowUpdate,
+    update_windows,
+)
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -67,41 +75,27 @@ class CountsDisagree(IngestError):
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One window's work with all it needs: plan, upstream, and the raw files to judge.
+class _Job(WindowJob):
+    """The work of one window, and the raw files to judge.
 
-    ``landed``: what landing has of its ``batches``.
+    ``batches``: those that raw holds of the window; ``landed``: what landing has of them. ``distinct``:
+    whether no two of the events can stand at one position.
     """
 
-    plan: WindowPlan
-    upstream: Upstream
     files: tuple[LakeFile, ...]
     batches: tuple[str, ...]
     landed: tuple[LandedPart, ...]
-    outcome_key: str
     distinct: bool
 
 
-_Verdicts = tuple[StagedFiles, Tallies, StagedFiles, Judged]
-"""The accepted events that were written, what was found, the quarantined events that were written, and what
-judging says of all."""
-
-
 @dataclass(frozen=True)
-class _Judging:
-    """What a run judges events of ``source`` with.
+class _Verdicts:
+    """What judging comes to: files of accepted and of quarantined events, counts, and what tasks report."""
 
-    ``passed`` tells whether the watermark has closed a window; events go to quarantine in ``sealed`` ones.
-    """
-
-    workspace: Workspace
-    spark: SparkSession
-    source: str
-    run_id: str
-    versions: RulesVersions
-    lateness: Lateness
-    passed: Callable[[str], bool]
-    sealed: frozenset[str]
+    accepted: StagedFiles
+    quarantined: StagedFiles
+    tallies: Tallies
+    judged: Judged
 
 
 def materialize(
@@ -119,61 +113,115 @@ def materialize(
     that the watermark has closed, and in which nothing is left to judge, are closed.
     Returns one checkpoint per window asked for, in order.
     """
-    table, withheld = workspace.deduped(source), workspace.quarantine(source)
-    store, asked = workspace.landing(source), Asked(replay, repeats_writes(workspace.decisions))
-    repeated: list[str] = []
-    lateness = Lateness.of(workspace, source)
-    landed = store.landed()
-    sealed: set[str] = set()
-    passed = closing.passed_by_watermark(lateness, landed.watermark, sealed)
+    table, quarantined = workspace.deduped(source), workspace.quarantine(source)
+    asked = Asked(replay, repeats_writes(workspace.decisions))
+    run = LayerRun(workspace, spark, source, run_id, asked)
+    settle = partial(
+        quarantine.settle,
+        table,
+        quarantined,
+        [*windows, OUT_OF_RANGE],
+        Identity(quarantine.LAYER, source, run_id),
+    )
+    return update_windows(
+        table,
+        windows,
+        run,
+        partial(_Update, watermark=workspace.landing(source).landed().watermark),
+        Compaction(spark, "event_hash"),
+        before_closing=settle,
+    )
 
-    def attempt(snapshot: TableSnapshot) -> list[str]:
-        raw = workspace.raw(source).open()
+
+class _Update(WindowUpdate[_Job]):
+    """An update of the deduped events from what raw holds by now."""
+
+    layer = LAYER
+
+    def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
+        super().__init__(snapshot, run)
+        workspace, source = run.workspace, run.source
+        self._watermark, self._lateness = watermark, Lateness.of(workspace, source)
+        self._landing = workspace.landing(source)
+        self._quarantine = workspace.quarantine(source)
+        self._raw = workspace.raw(source).open()
         # After raw: what raw has lost by retention is on record by then, and must not be judged as if it
         # had never been.
-        sealed.update(Removed.open(workspace, source).sealed)
+        self._sealed = frozenset(Removed.open(workspace, source).sealed)
         # Before its version is asked for: the map of tokens is made here.
         workspace.secrets(workspace.contracts.of_source(source))
         # In this order: who has something erased looks at what has landed after it is recorded, so every
         # event that a run judges without knowing of it is seen there.
-        versions = RulesVersions(workspace, source)
-        targets = [*dict.fromkeys(windows), *([OUT_OF_RANGE] if raw.files(OUT_OF_RANGE) else [])]
-        for window in targets:
-            state = snapshot.state(window)
-            held = state.versions if state is not None else ()
-            refuse_lost(workspace, source, window, held, versions.of(window))
-        every = [
-            _job(
-                snapshot,
-                raw,
-                store,
-                window,
-                versions.of_held(window, snapshot.state(window), partial(store.parts, window)),
-                None if window in sealed else _asked(asked, withheld, snapshot, window),
-            )
-            for window in targets
-        ]
-        jobs = [job for job in every if job.plan.work is not Work.NOTHING]
-        if jobs:
-            judging = _Judging(
-                workspace, spark, source, run_id, versions, lateness, passed, frozenset(sealed)
-            )
-            _commit(judging, snapshot, raw, jobs)
-        idle = closing.due(snapshot, set(targets) - {job.plan.window for job in jobs}, passed)
-        done = (job.plan.window for job in every if job.plan.repeated)
-        repeated[:] = [window for window in done if window not in idle]
-        return idle
+        self._versions = RulesVersions(workspace, source)
 
-    due = retrying(attempt, table)
-    quarantine.settle(table, withheld, [*windows, OUT_OF_RANGE], Identity(quarantine.LAYER, source, run_id))
-    closing.close(table, due, run_id, closing.Fold(spark, "event_hash"))
-    return report(table, windows, repeated)
+    def targets(self, windows: Sequence[str]) -> list[str]:
+        return [*dict.fromkeys(windows), *([OUT_OF_RANGE] if self._raw.files(OUT_OF_RANGE) else [])]
 
+    def is_past(self, window: str) -> bool:
+        # A sealed window is closed already. What lands in it since must not be compacted with files that a
+        # layer below has taken.
+        return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
-def _asked(asked: Asked, withheld: LakeTable, snapshot: TableSnapshot, window: str) -> Asked:
-    """``asked``, as a replay where a quarantine file of ``window`` is gone from disk: it is judged anew."""
-    gone = gone_from_disk(withheld, snapshot.state(window))
-    return replace(asked, replay=asked.replay or gone)
+    def job(self, window: str) -> _Job:
+        state = self.snapshot.state(window)
+        held = state.versions if state is not None else ()
+        refuse_lost(self.run.workspace, self.run.source, window, held, self._versions.of(window))
+        versions = self._versions.of_held(window, state, partial(self._landing.parts, window))
+        return _job(self.snapshot, self._raw, self._landing, window, versions, self._asked(window))
+
+    def _asked(self, window: str) -> Asked | None:
+        """None of a sealed window, which takes in what is new and is never judged again. A window of which a
+        quarantine file is gone from disk is judged again."""
+        if window in self._sealed:
+            return None
+        asked = self.run.asked
+        gone = gone_from_disk(self._quarantine, self.snapshot.state(window))
+        return replace(asked, replay=asked.replay or gone)
+
+    def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
+        workspace, source = self.run.workspace, self.run.source
+        rules = _judging_rules(workspace, source, self._versions, [job.window for job in jobs])
+        rules = replace(rules, sealed=self._sealed)
+        if rules.erasures:
+            marked = _marked(self.run.spark, self._raw, jobs)
+            judged = dedupe.judge(marked, with_rejected(marked, rules))
+            verdicts = _judged(self.run, self.snapshot, judged, jobs, unit)
+        else:
+            verdicts = _judged_by_tasks(self.run, self.snapshot, jobs, rules, unit)
+        counts = _counts(self.snapshot, jobs, verdicts)
+        quarantine.add(
+            self._quarantine, verdicts.quarantined, Identity(quarantine.LAYER, source, self.run.run_id)
+        )
+        return Produced(verdicts.accepted, partial(self._outcome, verdicts, counts))
+
+    def _outcome(self, verdicts: _Verdicts, counts: Mapping[str, Counts], job: _Job) -> Outcome:
+        before = self.snapshot.state(job.window)
+        quarantine_files = _quarantine_files(before, job, verdicts.quarantined)
+        judged = verdicts.judged
+        return Outcome(
+            idempotency_key=job.key,
+            batches=job.batches,
+            facts=facts_of_parts(job.landed),
+            counts=counts[job.window],
+            companions=quarantine_files,
+            upstream_version=self._raw.version,
+            found=_found(before, job, verdicts.tallies),
+            past_closing=job.window in self._sealed or self.is_past(job.window),
+            exact_share=judged.taken.share,
+            rules=rules_asked(self.run.workspace, self.run.source, judged, job.plan, before),
+            replaced=self._replaced(before, job, quarantine_files),
+        )
+
+    def _replaced(
+        self, before: WindowState | None, job: _Job, quarantine_files: tuple[str, ...]
+    ) -> Replaced | None:
+        if before is None or not job.replays:
+            return None
+        late = frozenset(each.batch_id for each in self._lateness.late_parts(job.landed))
+        why = reasons(before, job.upstream, job.batches, late, self._raw.state(job.window))
+        emptied = tuple(each for each in why if each in (ERASURE, DESTROYED_KEY))
+        in_quarantine = quarantine_files != before.companions
+        return Replaced(before.checkpoint.content_hash, why, unseen=emptied if in_quarantine else ())
 
 
 def _job(
@@ -184,7 +232,7 @@ def _job(
     versions: tuple[str, ...],
     asked: Asked | None,
 ) -> _Job:
-    """``asked``: null of a sealed window, which takes in what is new and is never judged again."""
+    """``asked``: as of ``_Update._asked``."""
     files = raw.files(window)
     raw_state, state = raw.state(window), snapshot.state(window)
     paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
@@ -214,7 +262,7 @@ def _job(
         files=tuple(file for file in files if file.path in read),
         batches=batches,
         landed=tuple(parts),
-        outcome_key=idempotency_key(
+        key=idempotency_key(
             layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=upstream.versions
         ),
         distinct=distinct,
@@ -229,62 +277,14 @@ def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | N
     return rise_from(last, [part for part in parts if part.batch_id in wanted])
 
 
-def _commit(judging: _Judging, snapshot: TableSnapshot, raw: TableSnapshot, jobs: Sequence[_Job]) -> None:
-    workspace, source = judging.workspace, judging.source
-    identity = Identity(LAYER, source, judging.run_id)
-    unit = unit_key((job.outcome_key, job.plan) for job in jobs)
-    judging_rules = _judging_rules(workspace, source, judging.versions, [job.plan.window for job in jobs])
-    judging_rules = replace(judging_rules, sealed=judging.sealed)
-    if judging_rules.erasures:
-        marked = _marked(judging.spark, raw, jobs)
-        judged = dedupe.judge(marked, with_rejected(marked, judging_rules))
-        accepted, tallies, staged, told = _judged(judging, snapshot, judged, jobs, unit)
-    else:
-        accepted, tallies, staged, told = _judged_by_tasks(judging, snapshot, jobs, judging_rules, unit)
-    counts = _counts(snapshot, jobs, accepted, tallies)
-    quarantine.add(workspace.quarantine(source), staged, replace(identity, layer=quarantine.LAYER))
-    companions = {job.plan.window: _companions(snapshot, job, staged) for job in jobs}
-    snapshot.commit(
-        [
-            change_for(
-                snapshot,
-                job.plan,
-                job.upstream,
-                Outcome(
-                    idempotency_key=job.outcome_key,
-                    batches=job.batches,
-                    facts=facts_of_parts(job.landed),
-                    counts=counts[job.plan.window],
-                    companions=companions[job.plan.window],
-                    upstream_version=raw.version,
-                    found=_found(snapshot, job, tallies),
-                    past_closing=job.plan.window in judging.sealed or judging.passed(job.plan.window),
-                    exact_share=told.taken.share,
-                    rules=rules_asked(workspace, source, told, job.plan, snapshot.state(job.plan.window)),
-                    replaced=_replaced(
-                        snapshot,
-                        raw,
-                        job,
-                        frozenset(each.batch_id for each in judging.lateness.late_parts(job.landed)),
-                        companions[job.plan.window],
-                    ),
-                ),
-                identity,
-                accepted,
-            )
-            for job in jobs
-        ]
-    )
-
-
 def _judged_by_tasks(
-    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], judging_rules: JudgingRules, unit: str
+    run: LayerRun, snapshot: TableSnapshot, jobs: Sequence[_Job], judging_rules: JudgingRules, unit: str
 ) -> _Verdicts:
     """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
     that a task for each window made."""
     files = [file for job in jobs for file in job.files]
-    generation = {job.plan.window: job.plan.generation for job in jobs}
-    make = partial(made_by_tasks, judging.spark, snapshot.table, unit=unit, generation=generation)
+    generation = {job.window: job.plan.generation for job in jobs}
+    make = partial(made_by_tasks, run.spark, snapshot.table, unit=unit, generation=generation)
     number = count()
     together = [
         [(next(number), file) for file in job.files] for job in jobs if job.files and not job.distinct
@@ -303,37 +303,38 @@ def _judged_by_tasks(
             return drafts.enter_context(make(works))
 
         first = made(judging_rules)
-        told = _told(first)
-        if told.broken.rejected:
+        judged = _reported(first)
+        if judged.broken.rejected:
             # Who judges a batch must have seen all of it; that is another task's work, and seldom to be done.
-            first = made(replace(judging_rules, rejected=told.broken.rejected))
-        return _placed(judging, snapshot, jobs, first, unit)
+            first = made(replace(judging_rules, rejected=judged.broken.rejected))
+        return _placed(run, snapshot, jobs, first, unit)
 
 
 def _placed(
-    judging: _Judging, snapshot: TableSnapshot, jobs: Sequence[_Job], made: Made | None, unit: str
+    run: LayerRun, snapshot: TableSnapshot, jobs: Sequence[_Job], made: Made | None, unit: str
 ) -> _Verdicts:
-    """What tasks made of the jobs, with its counts."""
+    """The verdicts that tasks made, with their files in place."""
     assert made is not None, "an event is always judged"
-    told = _told(made)
-    tallies = scenarios.tally(told.groups)
-    scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
-    withheld = quarantine.stage_written(
-        judging.workspace.quarantine(judging.source),
+    judged = _reported(made)
+    tallies = scenarios.tally(judged.groups)
+    scenarios.refuse_stopped(tallies, run.workspace.decisions, run.source)
+    quarantined = quarantine.stage_written(
+        run.workspace.quarantine(run.source),
         made.beside if tallies.withheld else (),
-        [job.plan.window for job in jobs],
+        [job.window for job in jobs],
         unit=unit,
         version=snapshot.version + 1,
     )
-    return made.place(), tallies, withheld, told
+    return _Verdicts(made.place(), quarantined, tallies, judged)
 
 
-def _told(made: Made | None) -> Judged:
-    return sum(map(Judged.read, made.told if made is not None else ()), Judged())
+def _reported(made: Made | None) -> Judged:
+    """What all tasks report together."""
+    return sum(map(Judged.parse, made.told if made is not None else ()), Judged())
 
 
 def _judged(
-    judging: _Judging, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
+    run: LayerRun, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
 ) -> _Verdicts:
     """The verdicts of events of a source of which rows were erased, by a shuffle of whole rows."""
     seen = Observation()
@@ -348,22 +349,21 @@ def _judged(
         .where(F.col("verdict") == ACCEPTED)
         .select(*RAW_TYPE.names),
         unit=unit,
-        generation={job.plan.window: job.plan.generation for job in jobs},
+        generation={job.window: job.plan.generation for job in jobs},
         rows=sum(file.rows for job in jobs for file in job.files),
     )
     with _kept(judged, seen) as others:
-        contracts = judging.workspace.contracts.of_source(judging.source)
-        told = Judged(broken=broken_in(others, contracts))
+        broken = broken_in(others, run.workspace.contracts.of_source(run.source))
         tallies = scenarios.tally(scenarios.groups_of(others) if others is not None else {})
-        scenarios.refuse_stopped(tallies, judging.workspace.decisions, judging.source)
-        withheld = quarantine.stage(
-            judging.workspace.quarantine(judging.source),
+        scenarios.refuse_stopped(tallies, run.workspace.decisions, run.source)
+        quarantined = quarantine.stage(
+            run.workspace.quarantine(run.source),
             others if tallies.withheld else None,
-            [job.plan.window for job in jobs],
+            [job.window for job in jobs],
             unit=unit,
             version=snapshot.version + 1,
         )
-        return accepted, tallies, withheld, told
+        return _Verdicts(accepted, quarantined, tallies, Judged(broken=broken))
 
 
 @contextmanager
@@ -405,42 +405,24 @@ def _judging_rules(
     )
 
 
-def _found(snapshot: TableSnapshot, job: _Job, tallies: Tallies) -> Counter[Finding]:
+def _found(before: WindowState | None, job: _Job, tallies: Tallies) -> Counter[Finding]:
     """What was found of the job's window: of its events, those it held before included, and how often it
     was made again for what it is judged by."""
-    found = Counter(tallies.found.get(job.plan.window, {}))
-    state = snapshot.state(job.plan.window)
-    if state is None:
+    found = Counter(tallies.found.get(job.window, {}))
+    if before is None:
         return found
-    before = found_before(state.checkpoint)
+    held = found_before(before.checkpoint)
     if job.plan.work is Work.APPEND:
-        return found + before
-    again = found_in(state.versions, job.upstream.versions)
+        return found + held
+    again = found_in(before.versions, job.upstream.versions)
     # Its events are counted anew.
-    return found + Counter(again) + Counter({f: n for f, n in before.items() if f.scenario not in JUDGED})
+    return found + Counter(again) + Counter({f: n for f, n in held.items() if f.scenario not in JUDGED})
 
 
-def _replaced(
-    snapshot: TableSnapshot,
-    raw: TableSnapshot,
-    job: _Job,
-    late: frozenset[str],
-    companions: tuple[str, ...],
-) -> Replaced | None:
-    before = snapshot.state(job.plan.window)
-    if before is None or job.plan.work is not Work.REPLACE:
-        return None
-    why = reasons(before, job.upstream, job.batches, late, raw.state(job.plan.window))
-    emptied = tuple(each for each in why if each in (ERASURE, DESTROYED_KEY))
-    in_quarantine = companions != before.companions
-    return Replaced(before.checkpoint.content_hash, why, unseen=emptied if in_quarantine else ())
-
-
-def _companions(snapshot: TableSnapshot, job: _Job, staged: StagedFiles) -> tuple[str, ...]:
+def _quarantine_files(before: WindowState | None, job: _Job, staged: StagedFiles) -> tuple[str, ...]:
     """The quarantine files of the job's window: the new ones, beside those before where it appends."""
-    window = job.plan.window
-    kept = named_by(snapshot.state(window)) if job.plan.work is Work.APPEND else ()
-    return tuple(sorted({*kept, *(file.path for file in staged.of(window))}))
+    kept = named_by(before) if job.plan.work is Work.APPEND else ()
+    return tuple(sorted({*kept, *(file.path for file in staged.of(job.window))}))
 
 
 def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job]) -> DataFrame:
@@ -460,18 +442,16 @@ def to_judge(raw: DataFrame) -> DataFrame:
     return raw.withColumn("identity", F.regexp_replace("identity", EARLIER_IDENTITY, "$1]"))
 
 
-def _counts(
-    snapshot: TableSnapshot, jobs: Sequence[_Job], accepted: StagedFiles, tallies: Tallies
-) -> dict[str, Counts]:
+def _counts(snapshot: TableSnapshot, jobs: Sequence[_Job], verdicts: _Verdicts) -> dict[str, Counts]:
     """Counts per window, each taken where it arises; ``CountsDisagree`` if they do not add up."""
-    counts = {}
+    counts, tallied = {}, verdicts.tallies.verdicts
     for job in jobs:
-        window, state = job.plan.window, snapshot.state(job.plan.window)
+        window, state = job.window, snapshot.state(job.window)
         now = Counts(
             raw=sum(file.rows for file in job.files),
-            deduped=sum(file.rows for file in accepted.of(window)),
-            duplicates=tallies.verdicts.get((window, DUPLICATE), 0),
-            quarantined=tallies.verdicts.get((window, QUARANTINED), 0),
+            deduped=sum(file.rows for file in verdicts.accepted.of(window)),
+            duplicates=tallied.get((window, DUPLICATE), 0),
+            quarantined=tallied.get((window, QUARANTINED), 0),
         )
         if now.raw != now.deduped + now.duplicates + now.quarantined:
             raise CountsDisagree(

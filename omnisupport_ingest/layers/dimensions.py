@@ -236,10 +236,9 @@ class _Update(KeyedUpdate):
             updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
             if not updated.refold:
                 return updated
-            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            more = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
             # Read now: the folder is cleared when this is done.
-            told = told.localCheckpoint() if refold is None else refold.unionByName(told).localCheckpoint()
-            refold = told
+            refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
     def _odd(self) -> DataFrame | None:
         """The keys that cannot be merged; None if there are none."""
@@ -322,9 +321,9 @@ def _gate(
         frame = spark.read.schema(current_type(contract)).parquet(*(f"file://{file}" for file in files))
         broken = failures(known_live_rows(frame), contract)
     if broken:
-        told = ", ".join(f"{name} ({count} rows)" for name, count in broken.items())
+        rules = ", ".join(f"{name} ({count} rows)" for name, count in broken.items())
         raise GateClosed(
-            f"The current state of {contract.full_name} does not meet its contract: {told}. "
+            f"The current state of {contract.full_name} does not meet its contract: {rules}. "
             "The dimension stays as it was.",
             fix=f"Look at the rows of net_changes/{contract.name} that break it; correct the contract or its "
             "source, and run the windows again.",

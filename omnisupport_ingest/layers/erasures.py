@@ -91,10 +91,10 @@ class ErasureLedger:
 
         The same erasures have the same digest, whoever made them, when, and how often.
         """
-        told = {(each.place, each.span) for each in self._by_window.get(window, ())}
-        if not told:
+        erased = {(each.place, each.span) for each in self._by_window.get(window, ())}
+        if not erased:
             return None
-        lines = sorted([*place, span.after or (), span.through] for place, span in told)
+        lines = sorted([*place, span.after or (), span.through] for place, span in erased)
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
     def windows(self) -> list[str]:

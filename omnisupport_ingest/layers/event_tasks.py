@@ -1,7 +1,7 @@
 """What Spark's tasks do with files of events: they take them in, judge them, or fold them.
 
 By the kernels that Spark's shuffles hand their rows to as well, so the rows are the same. A task sees its own
-files alone: what it needs to know of the others is known beforehand, or said afterwards.
+files alone. What it must know of others is given to it, or worked out from what all tasks report.
 """
 
 from __future__ import annotations
@@ -97,25 +97,25 @@ def judge(
 
     ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
     events are written; quarantined ones are put beside, as ``quarantine`` has them. A file of one table whose
-    every event is accepted is taken over as it is, unless a policy for personal data changes its values. Says
-    what ``Judged`` reads.
+    every event is accepted is taken over as it is, unless a policy for personal data changes its values.
+    Returns the text that ``Judged`` parses.
     """
     started = time.perf_counter()
-    told, protected, copies = Judged(), _protected_tables(judging_rules), copies or Copies()
+    report, protected, copies = Judged(), _protected_tables(judging_rules), copies or Copies()
     lookout = RulesLookout(judging_rules.contracts)
     for file in files:
         table, marked, first = _only_table(file), copies.of(file), _First(judging_rules)
         found = None
         if table is not None and not marked and not protected(table):
             found = _taken_over(output, file, table, first, lookout)
-        told += found or _judge_rows(output, file, marked, first, lookout)
-    return replace(told, seconds=time.perf_counter() - started).told()
+        report += found or _judge_rows(output, file, marked, first, lookout)
+    return replace(report, seconds=time.perf_counter() - started).to_text()
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a task of ``judge`` says of its events: how many there were, which rules they broke, and how many
-    that were refused or late are alike. ``seconds``: how long it took."""
+    """What a task of ``judge`` reports of its events: how many there were, which rules they broke, and how
+    many that were refused or late are alike. ``seconds``: how long it took."""
 
     taken: Taken = field(default_factory=Taken)
     broken: BrokenRules = field(default_factory=BrokenRules)
@@ -135,14 +135,14 @@ class Judged:
         """The share of the time that asking rows for the rules of contracts took; None without time."""
         return round(self.taken.rules_seconds / self.seconds, 6) if self.seconds else None
 
-    def told(self) -> str:
-        """What a task says, for ``read``."""
+    def to_text(self) -> str:
+        """The report as text, for ``parse``."""
         taken = [self.taken.events, self.taken.exactly, self.taken.rules_seconds]
         return json.dumps([taken, self.broken.to_text(), [*self.groups.items()], self.seconds])
 
     @classmethod
-    def read(cls, told: str) -> Judged:
-        taken, broken, groups, seconds = json.loads(told)
+    def parse(cls, text: str) -> Judged:
+        taken, broken, groups, seconds = json.loads(text)
         alike = Counter({Group(*group): events for group, events in groups})
         return cls(Taken(*taken), BrokenRules.parse(broken), alike, seconds)
 
@@ -255,10 +255,12 @@ def _only_table(file: LakeFile) -> str | None:
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         columns = (group.column(place) for place in range(group.num_columns))
-        told = next(each.statistics for each in columns if each.path_in_schema == "source_table")
-        if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+        statistics = next(each.statistics for each in columns if each.path_in_schema == "source_table")
+        if statistics is None or not statistics.has_min_max:
             return None
-        found |= {told.min, told.max}
+        if not statistics.has_null_count or statistics.null_count:
+            return None
+        found |= {statistics.min, statistics.max}
     return found.pop() if len(found) == 1 else None
 
 

@@ -124,8 +124,8 @@ def _blocks(files: Sequence[LakeFile]) -> list[list[LakeFile]]:
 def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
     """Fold the events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
 
-    Says what ``Told`` reads. None if the events are more than a task may hold, or if one of them voids one
-    that another block has.
+    Returns the text that ``FoldReport`` parses. None if the events are more than a task may hold, or if one
+    of them voids one that another block has.
     """
     # A file lies in the partition of its table, if not in that of a namesake in another schema.
     files = [file for file in share.files if dict(file.partition)["source_table"] == contract.table]
@@ -147,20 +147,20 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
     # A key change that brought every column takes nothing from the old key.
-    told = {window: (first, last, window in moves) for window, (first, last, _) in stretches.items()}
-    return json.dumps([json.dumps(told), taken.events, taken.exactly])
+    found = {window: (first, last, window in moves) for window, (first, last, _) in stretches.items()}
+    return json.dumps([json.dumps(found), taken.events, taken.exactly])
 
 
 @dataclass(frozen=True)
-class Told:
-    """What ``fold`` says: of its block the ``stretches`` of positions (``parts_agree``), with the key changes
-    of its share alone, and what it took."""
+class FoldReport:
+    """What ``fold`` reports: the ``stretches`` of positions of its block (``parts_agree``), with the key
+    changes of its share alone, and what it took."""
 
     stretches: str
     taken: Taken
 
     @classmethod
-    def parse(cls, text: str) -> Told:
+    def parse(cls, text: str) -> FoldReport:
         stretches, events, exactly = json.loads(text)
         return cls(stretches, Taken(events, exactly))
 
@@ -264,24 +264,24 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
     return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()
 
 
-def of_block(told: Iterable[str]) -> str:
-    """The stretches of a block, from those that its shares tell: a key changed where one of them says so."""
+def of_block(shares: Iterable[str]) -> str:
+    """The stretches of a block, from those of its shares: a key changed in it if one changed in a share."""
     together: dict[str, tuple[list[int], list[int], bool]] = {}
-    for part in told:
+    for part in shares:
         for window, (first, last, moves) in json.loads(part).items():
             known = together.get(window, (first, last, False))
             together[window] = (first, last, moves or known[2])
     return json.dumps(together)
 
 
-def parts_agree(told: Iterable[str]) -> bool:
-    """Whether what was folded in parts is what all events together fold to, by the stretches of each.
+def parts_agree(blocks: Iterable[str]) -> bool:
+    """Whether folding in blocks gives the same as folding all events at once, by the stretches of each block.
 
-    It is where no key change left a column unsent, and where each part has a stretch of positions of its own:
-    then none folds what the old key of a change holds on both sides of it (``cdc.fold``).
+    It does in a window where no key change left a column unsent. It also does where the blocks' stretches of
+    positions do not overlap: then no block splits what the old key of a change holds (``cdc.fold``).
     """
     by_window: dict[str, list[tuple[list[int], list[int], bool]]] = {}
-    for part in told:
+    for part in blocks:
         for window, (first, last, moves) in json.loads(part).items():
             by_window.setdefault(window, []).append((first, last, moves))
     for parts in by_window.values():
@@ -293,7 +293,7 @@ def parts_agree(told: Iterable[str]) -> bool:
 
 
 def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
-    """What ``fold`` says of ``events`` (the columns of ``EVENT_COLUMNS``)."""
+    """By window of ``events`` (``EVENT_COLUMNS``): first and last position, and whether a key changed."""
     found = {}
     epoch, lsn = (columnar.one_chunk(events[name]).to_numpy() for name in ("epoch", "commit_lsn"))
     moved = columnar.one_chunk(events["moved_from_key"]).is_valid().to_numpy(zero_copy_only=False)

@@ -90,7 +90,7 @@ def versions_of(contract: TableContract) -> tuple[str, ...]:
 
 
 def news_of(state: WindowState | None, files: EventFiles, contract: TableContract) -> EventNews | None:
-    """What the events have that a history with ``state`` was not made from; None if that cannot be told."""
+    """What the events have that a history with ``state`` was not made from; None if that is not known."""
     if state is None or state.upstream_table_id != files.deduped.table_id:
         return None
     version = state.checkpoint.upstream_version
@@ -212,9 +212,9 @@ class _Update(KeyedUpdate):
             updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
             if not updated.refold:
                 return updated
-            told = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            refold = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
             # Read now: the folder is cleared when this is done.
-            odd = (told if odd is None else odd.unionByName(told)).localCheckpoint()
+            odd = (refold if odd is None else odd.unionByName(refold)).localCheckpoint()
 
     def _all(self) -> Sent | None:
         """Every version, to be put into files; None where there are no events."""

@@ -61,7 +61,7 @@ class EventNews:
 
 
 def news_since(files: EventFiles, contract: TableContract, version: int) -> EventNews | None:
-    """The news in ``files`` after ``version`` of the deduped events; None if they cannot be told any more."""
+    """The news in ``files`` after ``version`` of the deduped events; None if they are not known any more."""
     changes = files_since(files.deduped, version)
     if changes is None:
         return None
@@ -173,5 +173,7 @@ def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[Tabl
 def _may_be_null(parquet: pq.ParquetFile, name: str) -> bool:
     footer = parquet.metadata
     column = next(n for n in range(len(parquet.schema)) if parquet.schema.column(n).path == name)
-    told = (footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups))
-    return any(found is None or not found.has_null_count or found.null_count for found in told)
+    statistics = (
+        footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups)
+    )
+    return any(each is None or not each.has_null_count or each.null_count for each in statistics)

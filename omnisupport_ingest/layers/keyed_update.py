@@ -1,7 +1,7 @@
 """One update of a table with one row per key or version, in place: its files, then one commit.
 
-A dimension and a history are such tables. Each says what its rows are made of (``_updated``); how they come
-into the table is said here, once.
+A dimension and a history are such tables. Each defines what its rows are made of (``_updated``). This module
+brings them into the table, the same way for both. Tables stored by window have ``window_update``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KeyedUpdate(ABC):
 
     @cached_property
     def _held(self) -> list[KeyFile] | None:
-        """The files of the table by their keys; None where these cannot be told. Delta's library is asked."""
+        """The files of the table by their keys; None where these are not known. Delta's library is asked."""
         return key_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
 
     @cached_property

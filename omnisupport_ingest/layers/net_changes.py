@@ -26,30 +26,36 @@ from omnisupport_ingest.lake.file_tasks import made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import closing
-from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.layers.checkpoints import Counts, Outcome
+from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.layers.fold_tasks import (
     SHARES,
-    Told,
+    FoldReport,
     fold,
     in_key_shares,
     of_block,
     parts_agree,
 )
-from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
+from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
-from omnisupport_ingest.layers.progress import BatchFacts, facts_of_parts
+from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import RULES, of_contract
+from omnisupport_ingest.layers.window_update import (
+    LayerRun,
+    Produced,
+    WindowJob,
+    WindowUpdate,
+    update_windows,
+)
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -57,20 +63,13 @@ LAYER = "net_changes"
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One window's work: its plan, and the files of accepted and quarantined events to fold."""
+class _Job(WindowJob):
+    """The work of one window, and the files of accepted and quarantined events to fold."""
 
-    plan: WindowPlan
-    upstream: Upstream
     accepted: tuple[LakeFile, ...]
     withheld: tuple[LakeFile, ...]
     counts: Counts
     batches: tuple[str, ...]
-
-    @property
-    def replays(self) -> bool:
-        """Whether the window is made again from all its events."""
-        return self.plan.work is Work.REPLACE
 
     @property
     def files(self) -> tuple[LakeFile, ...]:
@@ -89,75 +88,94 @@ def materialize(
     """Fold the events of ``windows`` that are not in the net changes yet.
 
     With ``replay`` the windows are folded again from all their events. A second call changes
-    nothing. Windows that are closed in the layer above are marked so: they are one row per key already.
-    Returns one checkpoint per window asked for, in order.
+    nothing. Windows that are closed in the layer above are closed here too: their parts are folded into one
+    row per key. Returns one checkpoint per window asked for, in order.
     """
-    table, asked_as = workspace.net_changes(contract), Asked(replay, repeats_writes(workspace.decisions))
-    repeated: list[str] = []
-
-    def attempt(snapshot: TableSnapshot) -> list[str]:
-        files = EventFiles.opened(workspace, contract.source)
-        deduped = files.deduped
-        passed = closing.passed_with(deduped)
-        require_types(workspace, contract, snapshot)
-        asked = list(dict.fromkeys(windows))
-        if snapshot.retyped:
-            # All in one commit: no reader ever finds files of both types, or a part of the table.
-            asked = sorted({*asked, *snapshot.windows(), *deduped.windows()})
-        if deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in asked:
-            # Events whose time cannot be right are withheld in the fold like any other.
-            asked.append(OUT_OF_RANGE)
-        anew = replace(asked_as, replay=replay or bool(snapshot.retyped))
-        jobs = [_job(snapshot, files, contract, window, anew) for window in asked]
-        done = [job.plan.window for job in jobs if job.plan.repeated]
-        jobs = [job for job in jobs if job.plan.work is not Work.NOTHING]
-        idle = closing.due(snapshot, set(asked) - {job.plan.window for job in jobs}, passed)
-        repeated[:] = [window for window in done if window not in idle]
-        if not jobs:
-            return idle
-        keys = {job.plan.window: _key(contract, job) for job in jobs}
-        staged, exact_share = _stage(
-            spark,
-            contract,
-            snapshot,
-            files,
-            jobs,
-            unit_key((keys[job.plan.window], job.plan) for job in jobs),
-        )
-        landing = workspace.landing(contract.source)
-        lateness = Lateness.of(workspace, contract.source)
-        changed = _Changed(spark, snapshot, contract, [job for job in jobs if job.replays], staged)
-        snapshot.commit(
-            [
-                change_for(
-                    snapshot,
-                    job.plan,
-                    job.upstream,
-                    Outcome(
-                        idempotency_key=keys[job.plan.window],
-                        batches=job.batches,
-                        facts=_facts(landing, job),
-                        counts=job.counts,
-                        upstream_version=deduped.version,
-                        past_closing=passed(job.plan.window),
-                        exact_share=exact_share,
-                        content=content_of(contract, job.accepted, job.withheld),
-                        replaced=_replaced(snapshot, deduped, job, landing, lateness, changed),
-                    ),
-                    Identity(LAYER, contract.source, run_id),
-                    staged,
-                )
-                for job in jobs
-            ]
-        )
-        # A table without news takes the batches of others in when its window closes, and is closed with it.
-        appended = [job.plan.window for job in jobs if job.plan.work is Work.APPEND]
-        return [*idle, *(each for each in appended if passed(each) and not staged.of(each))]
-
-    closing.close(
-        table, retrying(attempt, table), run_id, closing.Fold(spark, None, partial(_once, contract))
+    asked = Asked(replay, repeats_writes(workspace.decisions))
+    return update_windows(
+        workspace.net_changes(contract),
+        windows,
+        LayerRun(workspace, spark, contract.source, run_id, asked),
+        partial(_Update, contract=contract),
+        Compaction(spark, None, partial(_once, contract)),
     )
-    return report(table, windows, repeated)
+
+
+class _Update(WindowUpdate[_Job]):
+    """An update of one table's net changes from what the deduped events hold by now."""
+
+    layer = LAYER
+
+    def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, contract: TableContract) -> None:
+        super().__init__(snapshot, run)
+        self._contract = contract
+        self._files = EventFiles.opened(run.workspace, contract.source)
+        self._deduped = self._files.deduped
+        self._landing = run.workspace.landing(run.source)
+        self._lateness = Lateness.of(run.workspace, run.source)
+        require_types(run.workspace, contract, snapshot)
+
+    def targets(self, windows: Sequence[str]) -> list[str]:
+        targets = list(dict.fromkeys(windows))
+        if self.snapshot.retyped:
+            # All in one commit: no reader ever finds files of both types, or a part of the table.
+            targets = sorted({*targets, *self.snapshot.windows(), *self._deduped.windows()})
+        if self._deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in targets:
+            # Events whose time cannot be right are withheld in the fold like any other.
+            targets.append(OUT_OF_RANGE)
+        return targets
+
+    def is_past(self, window: str) -> bool:
+        # Whether the layer above has closed it, which is enough to know and cheap to ask.
+        state = self._deduped.state(window)
+        return state is not None and state.closed
+
+    def job(self, window: str) -> _Job:
+        asked = self.run.asked
+        if self.snapshot.retyped:
+            asked = replace(asked, replay=True)
+        return _job(self.snapshot, self._files, self._contract, window, asked)
+
+    def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
+        run, contract = self.run, self._contract
+        files, exact_share = _stage(run.spark, contract, self.snapshot, self._files, jobs, unit)
+        replayed = [job for job in jobs if job.replays]
+        changed = _Changed(run.spark, self.snapshot, contract, replayed, files)
+        return Produced(files, partial(self._outcome, exact_share, changed))
+
+    def closes_now(self, job: _Job, files: StagedFiles) -> bool:
+        # A table without news takes in the batches of others when its window closes, and is closed with it.
+        return job.plan.work is Work.APPEND and self.is_past(job.window) and not files.of(job.window)
+
+    def _outcome(self, exact_share: float | None, changed: _Changed, job: _Job) -> Outcome:
+        parts = self._landed_parts(job)
+        return Outcome(
+            idempotency_key=job.key,
+            batches=job.batches,
+            facts=facts_of_parts(parts),
+            counts=job.counts,
+            upstream_version=self._deduped.version,
+            past_closing=self.is_past(job.window),
+            exact_share=exact_share,
+            content=content_of(self._contract, job.accepted, job.withheld),
+            replaced=self._replaced(job, parts, changed),
+        )
+
+    def _landed_parts(self, job: _Job) -> list[LandedPart]:
+        """The landed files of the job's window, of the batches that it holds."""
+        held = frozenset(job.batches)
+        return [part for part in self._landing.parts(job.window) if part.batch_id in held]
+
+    def _replaced(self, job: _Job, parts: Sequence[LandedPart], changed: _Changed) -> Replaced | None:
+        before = self.snapshot.state(job.window)
+        if before is None or not job.replays or self.snapshot.retyped:
+            # Rows of other types are other rows, every one.
+            return None
+        late = {each.batch_id for each in self._lateness.late_parts(parts)}
+        why = reasons(before, job.upstream, job.batches, late, self._deduped.state(job.window))
+        rules = tuple(each for each in why if each in RULES)
+        keys = partial(changed.of, job.window)
+        return Replaced(before.checkpoint.content_hash, why, keys, unseen=rules)
 
 
 def _job(
@@ -180,6 +198,13 @@ def _job(
     return _Job(
         plan=plan,
         upstream=upstream,
+        key=idempotency_key(
+            layer=LAYER,
+            table=contract.full_name,
+            window=window,
+            inputs=upstream.units,
+            versions=upstream.versions,
+        ),
         accepted=tuple(file for file in accepted if file.path in read),
         withheld=tuple(file for file in withheld if f"{WITHHELD}{file.path}" in plan.read),
         counts=Counts(
@@ -211,26 +236,6 @@ def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
     return merge_rows(rows, contract, partitions=partitions_for(count, 0))
 
 
-def _key(contract: TableContract, job: _Job) -> str:
-    return idempotency_key(
-        layer=LAYER,
-        table=contract.full_name,
-        window=job.plan.window,
-        inputs=job.upstream.units,
-        versions=job.upstream.versions,
-    )
-
-
-def _facts(landing: LandingStore, job: _Job) -> BatchFacts:
-    return facts_of_parts(_parts_of(landing, job))
-
-
-def _parts_of(landing: LandingStore, job: _Job) -> list[LandedPart]:
-    """The landed files of the job's window, of the batches that it holds."""
-    held = frozenset(job.batches)
-    return [part for part in landing.parts(job.plan.window) if part.batch_id in held]
-
-
 class _Changed:
     """How many keys of the replayed windows have another state; counted once, and only if asked."""
 
@@ -243,7 +248,7 @@ class _Changed:
         staged: StagedFiles,
     ) -> None:
         self._spark, self._snapshot, self._contract = spark, snapshot, contract
-        self._windows = [job.plan.window for job in jobs]
+        self._windows = [job.window for job in jobs]
         self._staged = staged
 
     def of(self, window: str) -> int:
@@ -263,24 +268,6 @@ class _Changed:
         return keys_changed(before, after, self._windows, state, "_cdc_key")
 
 
-def _replaced(
-    snapshot: TableSnapshot,
-    deduped: TableSnapshot,
-    job: _Job,
-    landing: LandingStore,
-    lateness: Lateness,
-    changed: _Changed,
-) -> Replaced | None:
-    before = snapshot.state(job.plan.window)
-    if before is None or not job.replays or snapshot.retyped:
-        # Rows of other types are other rows, every one.
-        return None
-    late = {each.batch_id for each in lateness.late_parts(_parts_of(landing, job))}
-    why = reasons(before, job.upstream, job.batches, late, deduped.state(job.plan.window))
-    rules = tuple(each for each in why if each in RULES)
-    return Replaced(before.checkpoint.content_hash, why, partial(changed.of, job.plan.window), unseen=rules)
-
-
 def _stage(
     spark: SparkSession,
     contract: TableContract,
@@ -296,7 +283,7 @@ def _stage(
     if not working:
         return StagedFiles(()), None
     events = [file for job in working for file in job.files]
-    generation = {job.plan.window: job.plan.generation for job in working}
+    generation = {job.window: job.plan.generation for job in working}
     withheld = [file for job in working for file in job.withheld]
     apart = {file.uri for file in withheld}
     events.sort(key=lambda file: (file.window, file.uri in apart, file.path))
@@ -307,11 +294,11 @@ def _stage(
         with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
             if made is None:
                 continue
-            told = [Told.parse(each) for each in made.told]
-            each_told = iter(told)
-            of_blocks = [of_block(next(each_told).stretches for _ in block) for block in blocks]
+            reports = [FoldReport.parse(each) for each in made.told]
+            in_order = iter(reports)
+            of_blocks = [of_block(next(in_order).stretches for _ in block) for block in blocks]
             if parts_agree(of_blocks):
-                return made.place(), sum((each.taken for each in told), Taken()).share
+                return made.place(), sum((each.taken for each in reports), Taken()).share
             break
     rows = fold_events(_events(spark, contract, files, working), contract, partitions=_parts(events))
     staged = stage_frame(

@@ -68,8 +68,8 @@ def _kinds(parquet: pq.ParquetFile) -> set[str]:
 def _only_nulls(parquet: pq.ParquetFile, leaf: str) -> bool:
     place = _leaf(parquet, leaf)
     groups = (parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups))
-    told = (group.column(place).statistics for group in groups)
-    return all(found is not None and found.has_null_count and not found.num_values for found in told)
+    statistics = (group.column(place).statistics for group in groups)
+    return all(each is not None and each.has_null_count and not each.num_values for each in statistics)
 
 
 def _leaf(parquet: pq.ParquetFile, name: str) -> int:
@@ -102,7 +102,7 @@ def refolded(
     """The rows that ``keys`` should have, by the net changes of all windows: stored rows with ``CHANGE``.
 
     ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
-    without a row is told as gone. ``doubted``: a truncate or boundary is in quarantine.
+    without a row is given as gone. ``doubted``: a truncate or snapshot end is in quarantine.
     """
     files = net_changes.all_files()
     rows = net_changes.read(spark, files)

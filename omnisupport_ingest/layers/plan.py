@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -100,8 +99,3 @@ def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, re
 def repeats_writes(decisions: DecisionTable) -> bool:
     """Whether a window that holds all its inputs is made again when it is asked for."""
     return decisions.action(DUPLICATE_WRITE) == REPLAY_WINDOW
-
-
-def pending(plans: Iterable[WindowPlan]) -> list[WindowPlan]:
-    """The plans that call for work."""
-    return [plan for plan in plans if plan.work is not Work.NOTHING]

@@ -6,7 +6,7 @@ reads withheld events reads these, whatever the log of ``quarantine`` holds. Tha
 commits: a file is added before a state names it, and removed after no state names it any more.
 
 A crash or a writer that lost a race leaves files that no state names. Whether one will still be named
-is told by its path, which has the version of ``deduped_events`` that it was judged for (the number in
+is in its path, which has the version of ``deduped_events`` that it was judged for (the number in
 the unit's folder): a commit makes exactly the version that it was planned for or fails, so once that
 version is there and does not name the file, none ever will.
 """
@@ -139,7 +139,7 @@ class QuarantineFiles:
         return {file.path: file for file in self.quarantine.files(window)}
 
     def may_have(self, path: str, contract: TableContract) -> bool:
-        """Whether the file at ``path`` may have events of the contract's table; yes if it cannot be told."""
+        """Whether the file at ``path`` may have events of the contract's table; yes if that is not known."""
         try:
             return _may_have(str(at_hand(self.quarantine.table.folder / path)), contract.table)
         except (OSError, pa.ArrowException):
@@ -181,8 +181,10 @@ def _tables_in(uri: str) -> tuple[tuple[str, str] | None, ...]:
         schema, footer = parquet.schema, parquet.metadata
         place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == "source_table")
         groups = (footer.row_group(number).column(place) for number in range(footer.num_row_groups))
-        told = [group.statistics for group in groups]
-    return tuple(None if each is None or not each.has_min_max else (each.min, each.max) for each in told)
+        statistics = [group.statistics for group in groups]
+    return tuple(
+        None if each is None or not each.has_min_max else (each.min, each.max) for each in statistics
+    )
 
 
 def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:

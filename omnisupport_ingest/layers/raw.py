@@ -7,7 +7,7 @@ against its manifest before it is read, so a damaged file stops here and changes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,26 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
 from omnisupport_ingest.lake.staging import StagedFiles
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers import closing
-from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, change_for, report
+from omnisupport_ingest.layers.checkpoints import Counts, Outcome
+from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
 from omnisupport_ingest.layers.explained import Replaced, reasons
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION, idempotency_key, unit_key
+from omnisupport_ingest.layers.idempotency import LOGIC_VERSION, idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.plan import (
-    Asked,
-    Upstream,
-    WindowPlan,
-    Work,
-    pending,
-    plan_window,
-    repeats_writes,
-)
+from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.removed import Present, Removed, lasting, refuse_remake
+from omnisupport_ingest.layers.window_update import (
+    LayerRun,
+    Produced,
+    WindowJob,
+    WindowUpdate,
+    update_windows,
+)
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -80,60 +79,80 @@ def materialize(
 ) -> list[Checkpoint]:
     """Take in the batches of ``windows`` that raw does not hold yet; a second call changes nothing.
 
-    With ``replay`` the windows are written again from all their batches; where raw holds a batch
-    that is no longer in landing, raw is the record and only new batches join it. The sentinel
-    window is taken in with every call. Windows that the watermark has closed, and that have nothing to
-    take in, are closed. Returns one checkpoint per window asked for, in order.
-    ``DamagedBatch`` and ``LandingDisagrees`` name a file that is not what its manifest says.
+    With ``replay`` the windows are written again from all their batches. Where landing has forgotten a batch
+    that raw holds, raw is the record and only new batches join it. The sentinel window is taken in with every
+    call. Windows that the watermark has closed, and that have nothing to take in, are closed. Returns one
+    checkpoint per window asked for, in order. ``DamagedBatch`` and ``LandingDisagrees`` name a file that is
+    not what its manifest says.
     """
-    store, table = workspace.landing(source), workspace.raw(source)
     asked = Asked(replay, repeats_writes(workspace.decisions))
-    sealed: set[str] = set()
-    identity = Identity(LAYER, source, run_id)
-    lateness = Lateness.of(workspace, source)
-    passed = closing.passed_by_watermark(lateness, store.landed().watermark, sealed)
-    repeated: list[str] = []
+    run = LayerRun(workspace, spark, source, run_id, asked)
+    # Read before what has landed: a batch that comes in between does not close the window it belongs to.
+    watermark = workspace.landing(source).landed().watermark
+    return update_windows(
+        workspace.raw(source),
+        windows,
+        run,
+        partial(_Update, watermark=watermark),
+        Compaction(spark, "event_hash"),
+    )
 
-    def attempt(snapshot: TableSnapshot) -> list[str]:
+
+class _Update(WindowUpdate[WindowJob]):
+    """An update of raw from what has landed by now."""
+
+    layer = LAYER
+
+    def __init__(self, snapshot: TableSnapshot, run: LayerRun, *, watermark: datetime | None) -> None:
+        super().__init__(snapshot, run)
+        self._watermark = watermark
+        self._lateness = Lateness.of(run.workspace, run.source)
+        self._store = run.workspace.landing(run.source)
         # After raw was opened: what it has lost by retention is on record by then.
-        removed = Removed.open(workspace, source)
-        sealed.update(removed.sealed)
-        landed = _Landing(store, removed)
-        targets = [*dict.fromkeys(windows), *landed.sentinel()]
-        upstreams = {window: _upstream(snapshot, window, landed) for window in targets}
-        every = [_planned(snapshot, upstreams[window], window, landed, asked) for window in targets]
-        plans = pending(every)
-        idle = closing.due(snapshot, set(targets) - {plan.window for plan in plans}, passed)
-        repeated[:] = [plan.window for plan in every if plan.repeated and plan.window not in idle]
-        if not plans:
-            return idle
-        outcomes = {
-            plan.window: _outcome(plan, upstreams[plan.window], landed, past_closing=passed(plan.window))
-            for plan in plans
-        }
-        unit = unit_key((outcomes[plan.window].idempotency_key, plan) for plan in plans)
-        staged = _stage(spark, store, snapshot, plans, landed, unit)
-        _refuse_other_counts(store, plans, landed, staged)
-        snapshot.commit(
-            [
-                change_for(
-                    snapshot,
-                    plan,
-                    upstreams[plan.window],
-                    replace(
-                        outcomes[plan.window],
-                        replaced=_replaced(snapshot, plan, upstreams[plan.window], landed, lateness),
-                    ),
-                    identity,
-                    staged,
-                )
-                for plan in plans
-            ]
-        )
-        return idle
+        removed = Removed.open(run.workspace, run.source)
+        self._sealed = frozenset(removed.sealed)
+        self._landed = _Landing(self._store, removed)
 
-    closing.close(table, retrying(attempt, table), run_id, closing.Fold(spark, "event_hash"))
-    return report(table, windows, repeated)
+    def targets(self, windows: Sequence[str]) -> list[str]:
+        return [*dict.fromkeys(windows), *self._landed.sentinel()]
+
+    def is_past(self, window: str) -> bool:
+        # A sealed window is closed already. What lands in it since must not be compacted with files that a
+        # layer below has taken.
+        return window not in self._sealed and self._lateness.closed(window, self._watermark)
+
+    def job(self, window: str) -> WindowJob:
+        upstream = _upstream(self.snapshot, window, self._landed)
+        key = idempotency_key(
+            layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=upstream.versions
+        )
+        plan = _planned(self.snapshot, upstream, window, self._landed, self.run.asked)
+        return WindowJob(plan, upstream, key)
+
+    def produce(self, jobs: Sequence[WindowJob], unit: str) -> Produced[WindowJob]:
+        plans = [job.plan for job in jobs]
+        files = _stage(self.run.spark, self._store, self.snapshot, plans, self._landed, unit)
+        _refuse_other_counts(self._store, plans, self._landed, files)
+        return Produced(files, self._outcome)
+
+    def _outcome(self, job: WindowJob) -> Outcome:
+        parts = self._landed.parts(job.window, job.upstream.units)
+        return Outcome(
+            idempotency_key=job.key,
+            batches=tuple(job.upstream.units),
+            facts=facts_of_parts(parts),
+            counts=Counts(raw=sum(part.rows for part in parts)),
+            past_closing=self.is_past(job.window),
+            replaced=self._replaced(job, parts),
+        )
+
+    def _replaced(self, job: WindowJob, parts: Sequence[LandedPart]) -> Replaced | None:
+        before = self.snapshot.state(job.window)
+        if before is None or not job.replays:
+            return None
+        late = frozenset(each.batch_id for each in self._lateness.late_parts(parts))
+        why = reasons(before, job.upstream, job.upstream.units, late)
+        return Replaced(before.checkpoint.content_hash, why)
 
 
 class _Landing:
@@ -207,34 +226,6 @@ def _planned(
 def _upstream(snapshot: TableSnapshot, window: str, landed: _Landing) -> Upstream:
     # What raw holds and landing does not was forgotten.
     return Upstream(_held(snapshot, window) | landed.of(window).keys(), None, VERSIONS)
-
-
-def _outcome(plan: WindowPlan, upstream: Upstream, landed: _Landing, *, past_closing: bool) -> Outcome:
-    parts = landed.parts(plan.window, upstream.units)
-    rows = sum(part.rows for part in parts)
-    return Outcome(
-        idempotency_key=idempotency_key(
-            layer=LAYER, table=LAYER, window=plan.window, inputs=upstream.units, versions=upstream.versions
-        ),
-        batches=tuple(upstream.units),
-        facts=facts_of_parts(parts),
-        counts=Counts(raw=rows),
-        past_closing=past_closing,
-    )
-
-
-def _replaced(
-    snapshot: TableSnapshot,
-    plan: WindowPlan,
-    upstream: Upstream,
-    landed: _Landing,
-    lateness: Lateness,
-) -> Replaced | None:
-    before = snapshot.state(plan.window)
-    if before is None or plan.work is not Work.REPLACE:
-        return None
-    late = frozenset(each.batch_id for each in lateness.late_parts(landed.parts(plan.window, upstream.units)))
-    return Replaced(before.checkpoint.content_hash, reasons(before, upstream, upstream.units, late))
 
 
 def _stage(

@@ -32,7 +32,7 @@ BEGUN, DONE = "begun", "done"
 
 _NAME = "retention_ledger"
 _REQUIRED = frozenset(("layer", "window", "step", "files", "events", "bytes", SEQUENCE))
-_TOLD_BY = {
+_COLUMNS_OF = {
     LANDING: ("landed_until",),
     RAW: ("landed_until",),
     QUARANTINE: ("landed_until", "table"),
@@ -106,9 +106,9 @@ class Removed:
         begun: dict[Any, Removal] = {}
         done: set[Any] = set()
         for number, row in enumerate(entries.to_pylist()):
-            if row["layer"] not in _TOLD_BY or row["step"] not in (BEGUN, DONE):
+            if row["layer"] not in _COLUMNS_OF or row["step"] not in (BEGUN, DONE):
                 refuse_row(entries, _NAME, number, "its layer or step is none that this version knows")
-            for name in _TOLD_BY[row["layer"]]:
+            for name in _COLUMNS_OF[row["layer"]]:
                 if row[name] is None:
                     refuse_row(entries, _NAME, number, f"{name} is missing")
             del row[SEQUENCE]
@@ -213,6 +213,6 @@ def sealed_error(removal: Removal, source: str, windows: int = 1) -> WindowSeale
     return WindowSealed(
         f"Window {removal.window} of {source}{more} is sealed: its events left raw on "
         f"{removal.removed_at:%Y-%m-%d} ({removal.why}), so it cannot be judged again.",
-        fix="Leave it out. What the table should have by now is told by its source: "
+        fix="Leave it out. What the table should have by now is known to its source: "
         "`omnisupport-ingest source snapshot TABLE` reads it again.",
     )

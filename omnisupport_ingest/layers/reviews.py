@@ -59,8 +59,8 @@ class ReviewLedger:
     def of_entries(cls, entries: pa.Table) -> ReviewLedger:
         """From the rows of the ledger, by ``sequence`` (columns of ``REVIEW_TYPE``). ``LedgerUnreadable``."""
         require_rows(entries, _NAME, _REQUIRED)
-        told = zip(entries["decision"].to_pylist(), entries["commit_lsn"].to_pylist(), strict=True)
-        for row, (decision, lsn) in enumerate(told):
+        decided = zip(entries["decision"].to_pylist(), entries["commit_lsn"].to_pylist(), strict=True)
+        for row, (decision, lsn) in enumerate(decided):
             if decision not in (RELEASE, DISCARD):
                 refuse_row(entries, _NAME, row, "its decision is none that this version knows")
             if lsn < 0:

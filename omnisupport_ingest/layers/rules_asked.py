@@ -49,8 +49,8 @@ def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> B
     if judged is None:
         return BrokenRules()
     look = partial(_told, contracts=tuple(contracts))
-    told = judged.mapInArrow(look, "told string").collect()
-    return sum((BrokenRules.parse(each["told"]) for each in told), BrokenRules())
+    reports = judged.mapInArrow(look, "report string").collect()
+    return sum((BrokenRules.parse(each["report"]) for each in reports), BrokenRules())
 
 
 def _told(
@@ -58,8 +58,8 @@ def _told(
 ) -> Iterator[pa.RecordBatch]:
     lookout = RulesLookout(contracts)
     for batch in batches:
-        told = pa.array([lookout.found(batch).to_text()], pa.string())
-        yield pa.RecordBatch.from_arrays([told], names=["told"])
+        report = pa.array([lookout.found(batch).to_text()], pa.string())
+        yield pa.RecordBatch.from_arrays([report], names=["report"])
 
 
 def rules_asked(

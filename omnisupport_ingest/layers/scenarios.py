@@ -53,8 +53,8 @@ def groups_of(judged: DataFrame) -> Counter[Group]:
 def groups_in(judged: pa.RecordBatch) -> Counter[Group]:
     """How many of the judged events that were refused or late are alike."""
     plain = pc.and_not(pc.equal(judged.column("verdict"), ACCEPTED), judged.column("late"))
-    told = pa.Table.from_batches([judged.select(list(Group._fields))]).filter(pc.invert(plain))
-    groups = told.group_by(list(Group._fields), use_threads=False).aggregate([([], "count_all")])
+    odd = pa.Table.from_batches([judged.select(list(Group._fields))]).filter(pc.invert(plain))
+    groups = odd.group_by(list(Group._fields), use_threads=False).aggregate([([], "count_all")])
     columns = [groups[name].to_pylist() for name in (*Group._fields, "count_all")]
     return Counter({Group(*row): events for *row, events in zip(*columns, strict=True)})
 

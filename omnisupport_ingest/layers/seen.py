@@ -1,7 +1,7 @@
 """What a look at a source found of its windows, remembered for the next one: most are settled for good.
 
 A window is looked at again when something lands in it, when a table commits to it, or when what it is judged
-by changes; and every window, where it cannot be told which have changed. So a look costs what is new and the
+by changes; and every window, where it is not known which have changed. So a look costs what is new and the
 windows that are not settled. A process that starts goes on from what the last look noted
 (``window_index``), and looks at a few windows more than it has to: so what nothing tells of, like a damaged
 file, is found in time.

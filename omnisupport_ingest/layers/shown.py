@@ -104,8 +104,8 @@ def purged_before(contract: TableContract, watermark: datetime | None) -> dateti
 
 
 def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
-    """What the net changes have that a dimension with ``state`` does not show; None if that cannot be
-    told, so that it may be anything."""
+    """What the net changes have that a dimension with ``state`` does not show; None if that is not
+    known, so that it may be anything."""
     if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
         return None
     version = state.checkpoint.upstream_version

@@ -1,7 +1,7 @@
 """What a task does with ranges of keys: their files are read, their rows updated and written to new files.
 
-Each range says what became of it in a row (``OUTCOME``): the files that were written, and hashes of the rows
-that left and of those that came.
+Each range reports in a row (``OUTCOME``) the files that were written, and hashes of the rows that left and of
+those that came.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Rules(Protocol):
     @property
     def sent(self) -> pa.Schema: ...
 
-    def rows_of(self, told: pa.Table) -> pa.Table:
-        """What files above tell of the table, as rows to be sent."""
+    def rows_of(self, above: pa.Table) -> pa.Table:
+        """Rows of the files above as rows to be sent to this table."""
 
     def reached(self, held: pa.Table, sent: pa.Table) -> npt.NDArray[np.bool_]:
         """Which of the rows ``held`` may be changed when the rows ``sent`` come."""

@@ -1,7 +1,7 @@
-"""Which files of the layer above a window has still to read, where closing has folded files into others.
+"""Which files of the layer above a window has still to read, where closing has compacted files into others.
 
-A window remembers the files it took by name. Folding them away changes no event, so the files that
-closing made stand for those names: what was taken before counts as taken.
+A window remembers the files it took by name. Compaction changes no event, so a file that closing made stands
+for the names of the files that it replaced: what was taken before counts as taken.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def files_to_read(
     return frozenset(found)
 
 
-def folded_names(files: Iterable[str], stands_for: StandsFor) -> tuple[str, ...]:
-    """What a file stands for that is made of ``files``, some of which may be such files themselves."""
+def compacted_names(files: Iterable[str], stands_for: StandsFor) -> tuple[str, ...]:
+    """The names that a file stands for that replaces ``files``; some of these may be compacted already."""
     return tuple(sorted(units_of(files, stands_for)))
 
 

@@ -47,7 +47,7 @@ _FLAGS = (
 )
 
 _PAST_SECONDS = 2 * 86_400.0
-"""How far back it is told how many events were in quarantine."""
+"""How far back it is known how many events were in quarantine."""
 _COUNTED = "windows with "
 
 _TABLES = """

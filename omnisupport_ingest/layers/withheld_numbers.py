@@ -59,7 +59,7 @@ def reason_of(file: LakeFile) -> str:
 
 
 def _states_in(file: LakeFile) -> Mapping[str, int]:
-    """How many events of ``file`` are in each state of review; all are open where it cannot be told."""
+    """How many events of ``file`` are in each state of review; all are open where that is not known."""
     try:
         with pq.ParquetFile(file.uri) as parquet:
             if _STATE not in parquet.schema_arrow.names:

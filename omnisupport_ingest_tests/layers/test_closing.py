@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
-from omnisupport_ingest.layers.closing import FoldedDiffers
+from omnisupport_ingest.layers.closing import CompactionDiffers
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import (
@@ -270,7 +270,7 @@ def test_files_that_are_not_what_the_checkpoint_says_are_not_folded(story, spark
     story.land(LATER)
     run(story, spark, LATER_WINDOW)
     version = layers(story)["raw"].open().version
-    with pytest.raises(FoldedDiffers, match=FIRST) as refused:
+    with pytest.raises(CompactionDiffers, match=FIRST) as refused:
         raw.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     assert "Materialize this window" in refused.value.fix
     assert layers(story)["raw"].open().version == version

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omnisupport_ingest.layers.upstream_files import files_to_read, folded_names, units_of
+from omnisupport_ingest.layers.upstream_files import compacted_names, files_to_read, units_of
 
-FOLDED = {"ab": ("a", "b")}
+COMPACTED = {"ab": ("a", "b")}
 BEGIN_AGAIN = None
 
 
@@ -25,11 +25,11 @@ BEGIN_AGAIN = None
     ],
 )
 def test_files_to_read(files, wanted, read):
-    assert files_to_read(files, FOLDED, frozenset(wanted)) == read
+    assert files_to_read(files, COMPACTED, frozenset(wanted)) == read
 
 
 def test_a_file_stands_for_what_was_folded_into_it_however_often():
-    assert units_of(["ab", "c"], FOLDED) == {"a", "b", "c"}
-    again = {"abc": folded_names(["ab", "c"], FOLDED)}
+    assert units_of(["ab", "c"], COMPACTED) == {"a", "b", "c"}
+    again = {"abc": compacted_names(["ab", "c"], COMPACTED)}
     assert again == {"abc": ("a", "b", "c")}
-    assert units_of(["abc"], again) == units_of(["ab", "c"], FOLDED)
+    assert units_of(["abc"], again) == units_of(["ab", "c"], COMPACTED)
