@@ -226,7 +226,7 @@ def hashes(versions: DataFrame) -> list[tuple[object, ...]]:
 class TestNaming:
     """What opens and closes each version, one key at a time."""
 
-    def sent(self, spark: SparkSession, *events: Event) -> list[tuple[object, ...]]:
+    def versions(self, spark: SparkSession, *events: Event) -> list[tuple[object, ...]]:
         versions = sorted(
             versions_of(spark, lanes.in_one_lane(list(events))), key=lambda each: (each.first, each.key)
         )
