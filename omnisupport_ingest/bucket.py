@@ -320,7 +320,7 @@ class BucketStorage:
         for file in folder.rglob("*.parquet"):
             with contextlib.suppress(FileNotFoundError):
                 # A hard link of a copy, in a draft of a running writer, has the keys of the copy alone.
-                if self.key(file) in (_attribute(file, _OBJECTS) or "").split():
+                if f" {self.key(file)} " in f" {_attribute(file, _OBJECTS)} ":
                     yield file
 
     def keeps_versions(self) -> bool:

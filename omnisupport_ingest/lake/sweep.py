@@ -162,18 +162,23 @@ def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
-    """Return unit folders without a referenced file, and unreferenced files outside of unit folders."""
+    """Return unit folders without a referenced file, and unreferenced files outside of these.
+
+    A unit with a referenced file was committed, so nobody places it again: its other files go by themselves.
+    """
     targets = set()
+    units: dict[str, list[str]] = {}
     for path in unreferenced:
         if path.startswith(f"{layout.STAGING}/") or not path.endswith(".parquet"):
             continue
         unit = layout.unit_of(path)
         if unit is None:
             targets.add(path)
-            continue
+        else:
+            units.setdefault(unit, []).append(path)
+    for unit, paths in units.items():
         held = {file.relative_to(folder).as_posix() for file in (folder / unit).rglob("*.parquet")}
-        if held <= unreferenced:
-            targets.add(unit)
+        targets |= {unit} if held <= unreferenced else set(paths)
     return targets
 
 

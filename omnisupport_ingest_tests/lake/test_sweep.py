@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -110,3 +112,24 @@ def test_what_no_commit_added_yet_stays_where_replaced_files_go_at_once(table: L
     assert sweep_replaced(table) == []
     table.open().commit([change(W1, orphan, ["held", "orphan"])])
     assert numbers_in(table) == [1, 2]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_replaced_file_goes_from_a_unit_of_which_others_are_held(table: LakeTable, at_once: bool) -> None:
+    first = place_without_spark(table, W1, "two", [1])[0]
+    second = first.path.replace("part-0", "part-1")
+    shutil.copyfile(table.folder / first.path, table.folder / second)
+    both = (first, replace(first, path=second))
+    table.open().commit([change(W1, both, ["two"], generation=2, replaces=True)])
+    leaving = [file for file in table.open().files(W1) if file.path == second]
+    version = table.open().commit([change(W1, (), ["one"], generation=3, remove=leaving)])
+    age(table.folder, 2 * DAY)
+    entry = table.folder / "_delta_log" / f"{version:020d}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] -= int(2 * DAY / timedelta(milliseconds=1))
+    entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert second in (sweep_replaced(table) if at_once else sweep(table, DAY))
+    assert not (table.folder / second).exists()
+    assert numbers_in(table) == [1]

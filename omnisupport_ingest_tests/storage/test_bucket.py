@@ -295,7 +295,7 @@ def test_a_running_writers_link_to_a_file_of_the_bucket_is_no_copy(s3: S3Server,
     ledger.append(lambda _held: row)
     table = LakeTable(home.lake, ledger.spec)
     draft = linked_draft(table)
-    stray = table.folder / "g0001-0123456789abcdef" / "part-0.parquet"
+    stray = table.folder / "g0001-0123456789abcdef" / "source_table=a b%20c" / "part-0.parquet"
     storage_of(stray).create(stray, draft.read_bytes())
     assert sweep_replaced(table) == []
     assert draft.exists()
