@@ -1,4 +1,4 @@
-"""A subject's erasure is not complete while a window with its images waits, however much waits before it."""
+"""A window waits however much waits before it: the list of windows says so, and no erasure is complete."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.read.subject_traces import Traced
+from omnisupport_ingest.read.window_list import window_list
 from omnisupport_ingest.review import subject_erasure
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
@@ -22,6 +23,7 @@ def test_a_window_behind_a_backlog_waits_too(tmp_path: Path, monkeypatch: pytest
     waits = pending_windows(story.workspace, SOURCE)
     assert len(waits.windows) == 1
     [(_, behind)] = [sorted(story.store.windows())]
+    assert [each.pending for each in window_list(story.workspace, SOURCE).windows] == [True, True]
     # It was judged by all that is known, and something has landed in it since.
     versions = RulesVersions(story.workspace, SOURCE).of(behind)
     judged = SimpleNamespace(state=lambda _window: SimpleNamespace(versions=versions))
