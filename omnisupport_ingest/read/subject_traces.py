@@ -151,7 +151,7 @@ def cells_above_raw(
     ``contract``: of a table of the subject. ``whole_rows``: while windows wait to be judged again, whatever
     a row in ``of_subject`` holds may be the subject's, also where it names another one by now.
     """
-    return _cells_in(_held, workspace, contract, of_subject, whole_rows=whole_rows)
+    return _cells_in(workspace, contract, of_subject, whole_rows=whole_rows, left_over=False)
 
 
 def cells_left_over(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[Holding]:
@@ -159,22 +159,15 @@ def cells_left_over(workspace: Workspace, contract: TableContract, of_subject: T
 
     It may be under way, or dead. A file that is still being written holds one cell, as nobody can say.
     """
-    return _cells_in(_left_over, workspace, contract, of_subject, whole_rows=True)
-
-
-_FilesOf = Callable[[LakeTable], Iterable[tuple[str, Path]]]
-"""Files of a table: the path in the table, and where it can be opened."""
+    return _cells_in(workspace, contract, of_subject, whole_rows=True, left_over=True)
 
 
 def _cells_in(
-    files_of: _FilesOf,
-    workspace: Workspace,
-    contract: TableContract,
-    of_subject: Traced,
-    *,
-    whole_rows: bool,
+    workspace: Workspace, contract: TableContract, of_subject: Traced, *, whole_rows: bool, left_over: bool
 ) -> list[Holding]:
-    holding = []
+    holding, files_of = [], _left_over if left_over else _held
+    tables = (workspace.deduped(contract.source), workspace.quarantine(contract.source))
+    of_events = [(table, [*files_of(table)]) for table in tables]
     for each in workspace.contracts.of_source(contract.source):
         table_name, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
         keys = {key for *of, key in of_subject.rows if tuple(of) == table_name}
@@ -185,11 +178,12 @@ def _cells_in(
         wanted = Wanted(
             columns, named, of_subject.subjects, unnamed, keys if whole_rows or named is None else set()
         )
-        for table in (workspace.deduped(each.source), workspace.quarantine(each.source)):
-            count_in = partial(_event_cells, contract=each, wanted=wanted)
-            holding += _cells(workspace, table, files_of(table), each, count_in)
+        count_in = partial(_event_cells, contract=each, wanted=wanted)
+        for table, files in of_events:
+            holding += _cells(workspace, table, _of_table(files, each), count_in, may_vanish=left_over)
+        count_in = partial(_row_cells, wanted=wanted)
         for table in tables_of(workspace, each):
-            holding += _cells(workspace, table, files_of(table), each, partial(_row_cells, wanted=wanted))
+            holding += _cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return holding
 
 
@@ -253,35 +247,43 @@ def _left_over(table: LakeTable) -> Iterator[tuple[str, Path]]:
             yield path, storage.at_hand(file)
 
 
+def _of_table(files: Iterable[tuple[str, Path]], contract: TableContract) -> Iterator[tuple[str, Path]]:
+    """Those of ``files`` with events whose partition is that of the table, or of none."""
+    for path, file in files:
+        folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
+        if unquote(folders.get("source_table", contract.table)) == contract.table:
+            yield path, file
+
+
 def _cells(
     workspace: Workspace,
     table: LakeTable,
     files: Iterable[tuple[str, Path]],
-    contract: TableContract,
     count_in: Callable[[Path], int],
+    *,
+    may_vanish: bool,
 ) -> list[Holding]:
+    """``may_vanish``: of ``files`` that no table names yet."""
     found, home = [], workspace.home.path
-    for path, file in files:
-        folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
-        if unquote(folders.get("source_table", contract.table)) != contract.table:
-            continue
+    for _, file in files:
         try:
-            if count := _count(file, count_in):
+            if count := _count(file, count_in, may_be_draft=may_vanish):
                 name = file.relative_to(home).as_posix()
                 found.append(Holding(table.spec.path, name, sha256_of(file), count))
         except FileNotFoundError:
-            # A draft is gone as soon as it is in its place.
-            if layout.STAGING not in path.split("/"):
+            if not may_vanish:
                 raise
     return sorted(found, key=lambda each: each.path)
 
 
-def _count(file: Path, count_in: Callable[[Path], int]) -> int:
+def _count(file: Path, count_in: Callable[[Path], int], *, may_be_draft: bool) -> int:
     try:
         return count_in(file)
-    except (pa.ArrowInvalid, KeyError):
-        # Not whole yet, or of another form: only drafts are.
-        if layout.STAGING not in file.parts:
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowInvalid, KeyError):
+        # Not whole yet, or a task's own, of another form.
+        if not may_be_draft:
             raise
         return 1
 
