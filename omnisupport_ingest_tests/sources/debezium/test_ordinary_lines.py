@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.foreign import MAX_NESTING
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.sources.debezium import line_reader, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
@@ -23,6 +24,7 @@ from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import LSN, TRANSACTION
+from omnisupport_ingest.sources.debezium.unavailable import PLACEHOLDER
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import mutated
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, TABLES, Recorder, contract
@@ -135,6 +137,39 @@ def test_a_column_that_is_left_out_is_no_null_and_columns_in_another_order_stay_
     lines = [compact(each) for each in (whole, without, turned)]
     found, others, _ = at_once(lines, contracts, TRANSACTION)
     assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
+
+
+def test_a_column_that_was_not_sent_lands_no_value_whatever_stands_around_it(
+    contracts: Sequence[TableContract],
+) -> None:
+    sent = customer(1, name=None, **AWKWARD)
+    rows = [sent | dict.fromkeys(names, PLACEHOLDER) for names in (["email"], ["name"], ["email", "status"])]
+    lines = [compact(envelope("u", row, before=row, order=1)) for row in rows]
+    found, others, _ = at_once(lines, contracts, TRANSACTION)
+    assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
+
+
+def test_a_block_may_be_shorter_than_what_stands_in_a_form(contracts: Sequence[TableContract]) -> None:
+    record = {"topic": "t", "value": changes()[0], "headers": [{"key": "a", "value": "b" * 3000}]}
+    reader = OrdinaryLines(contracts, PLAIN, Orders(SOURCE, TRANSACTION))
+    whole = compact(record)
+    for line, others in ((whole, []), (whole[:-2500], [0]), (whole[:12], [0])):
+        assert list(reader.read(Block.of_file(line + PADDING, 1), 3)[1]) == others
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 300, 900, 1020])
+@pytest.mark.parametrize("place", ["key", "headers", "version"])
+def test_a_line_that_is_nested_too_deeply_is_left_alone(
+    contracts: Sequence[TableContract], place: str, levels: int
+) -> None:
+    value = changes()[0]
+    record: dict[str, Any] = {"topic": "t", "key": None, "value": value, "headers": None}
+    (value["source"] if place == "version" else record)[place] = "@@"
+    found = {}
+    for depth in (1, levels):
+        line = compact(record).replace(b'"@@"', b'{"a":' * depth + b"1" + b"}" * depth)
+        found[depth] = at_once([line], contracts, TRANSACTION)[1]
+    assert found == {1: [], levels: [0]}
 
 
 def test_lines_of_a_form_that_few_have_are_left_alone(
