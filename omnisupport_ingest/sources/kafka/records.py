@@ -154,11 +154,28 @@ class RoundReading:
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Its events, partition by partition; ``StopsHere``."""
-        with LatestTimes() as latest:
-            for place in sorted(self._round.records):
-                records = self._round.records[place]
-                for start in range(0, len(records), _AT_ONCE):
-                    yield from self._many(place, records[start : start + _AT_ONCE], epoch, latest)
+        try:
+            with LatestTimes() as latest:
+                for place in sorted(self._round.records):
+                    records = self._round.records[place]
+                    for start in range(0, len(records), _AT_ONCE):
+                        yield from self._many(place, records[start : start + _AT_ONCE], epoch, latest)
+        except StopsHere as stop:
+            raise self._first_stop(stop, epoch) from None
+
+    def _first_stop(self, stop: StopsHere, epoch: int) -> StopsHere:
+        """Where records stop that are read one after the other.
+
+        Of two lives that meet, records that are read many at once come first, wherever they stand. A new
+        epoch must begin where the second life does.
+        """
+        if isinstance(stop.fault, AnotherLife):
+            try:
+                for _ in self.again(epoch).events(epoch):
+                    pass
+            except StopsHere as first:
+                return first
+        return stop
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
         """The same one after the other, in the order of their offsets."""
