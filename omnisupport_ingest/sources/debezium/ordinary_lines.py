@@ -102,6 +102,8 @@ class OrdinaryLines:
 
     def _take(self, form: Form, block: Block, lines: Places, epoch: int, taken: list[_Taken]) -> Places:
         """Read those of ``lines`` that are of ``form``, if they are many; returns what may be of another."""
+        if len(lines) < LEAST_LINES:
+            return lines
         order = self._orders.known
         found, slots = form.walk(block, lines)
         if len(found) >= LEAST_LINES:

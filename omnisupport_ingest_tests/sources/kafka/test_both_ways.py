@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.manifest import OffsetSpan
 from omnisupport_ingest.sources.debezium import ordinary_lines
+from omnisupport_ingest.sources.kafka import records as of_topics
 from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.debezium.recorded import TABLES, Recorder
@@ -43,7 +44,12 @@ class BothWays:
         self._inlet, self._monkeypatch = Recorder(folder, "things").inlet, monkeypatch
         self.blocks = 0
 
-    def read(self, records: list[Record]) -> tuple[object, object]:
+    def read(self, records: list[Record], at_once: int = 1 << 20) -> tuple[object, object]:
+        """What comes of ``records`` in the one way and in the other.
+
+        ``at_once``: how many bytes are looked at at once.
+        """
+        self._monkeypatch.setattr(of_topics, "_BYTES_AT_ONCE", at_once)
         return self._read(records, 1), self._read(records, 10**9)
 
     def _read(self, records: list[Record], least: int) -> object:
@@ -85,11 +91,16 @@ def records(lines: list[bytes | None], keys: list[bytes | None], headers: list[H
     lines=st.lists(st.one_of(st.none(), *[values().flatmap(changed)] * 5), min_size=1, max_size=12),
     keys=st.lists(st.sampled_from(_KEYS), min_size=1, max_size=3),
     headers=st.lists(st.sampled_from(_HEADERS), min_size=1, max_size=3),
+    at_once=st.sampled_from([1, 2000, 1 << 20]),
 )
 def test_a_round_is_the_same_both_ways(
-    ways: BothWays, lines: list[bytes | None], keys: list[bytes | None], headers: list[Headers]
+    ways: BothWays,
+    lines: list[bytes | None],
+    keys: list[bytes | None],
+    headers: list[Headers],
+    at_once: int,
 ) -> None:
-    many, single = ways.read(records(lines, keys, headers))
+    many, single = ways.read(records(lines, keys, headers), at_once)
     assert many == single
 
 
