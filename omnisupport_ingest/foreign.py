@@ -115,7 +115,7 @@ def texts_only(text: str) -> Any:
 
     For rows that landed: a name that stands twice counts where it stands last.
     """
-    _refuse_depth(text)
+    refuse_depth(text)
     try:
         document = _TEXTS.decode(text)
     except (ValueError, RecursionError) as problem:
@@ -149,7 +149,7 @@ def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any
         text = content if isinstance(content, str) else content.decode()
     except UnicodeDecodeError as problem:
         raise Unreadable(f"byte {problem.start + 1} is not UTF-8") from None
-    _refuse_depth(text)
+    refuse_depth(text)
     try:
         document = _decoded(text, decoders)
     except _Twice:
@@ -174,7 +174,8 @@ def _decoded(text: str, decoders: tuple[json.JSONDecoder, ...]) -> Any:
     return decoders[-1].decode(text)
 
 
-def _refuse_depth(text: str) -> None:
+def refuse_depth(text: str) -> None:
+    """``Unreadable`` if the JSON in ``text`` is nested deeper than ``MAX_NESTING`` levels."""
     if text.count("[") + text.count("{") <= MAX_NESTING:
         return
     depth = 0

@@ -55,6 +55,9 @@ class Walk:
     def expect(self, text: bytes) -> None:
         """``text`` comes next."""
         length = len(text)
+        if length > len(self._eight):
+            self._keep(np.zeros(len(self.lines), np.bool_))
+            return
         # What would end behind the block is compared elsewhere, and is dropped below.
         at = np.minimum(self._at, len(self._eight) - length) if length > len(PADDING) - 8 else self._at
         if length < 8:

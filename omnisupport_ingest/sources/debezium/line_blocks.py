@@ -26,7 +26,9 @@ PADDING = bytes(64)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LINE_END, _RETURN = b'"\\\n\r'
 _FIRST_UNESCAPED = 0x20
-_LARGEST = np.iinfo(np.int32).max
+LARGEST_BLOCK = 16 << 20
+"""Bytes of a block beyond which nothing is looked for in it: what is found may take forty times its size."""
+
 _PLAIN_ESCAPES = np.zeros(256, np.bool_)
 _PLAIN_ESCAPES[list(b'"\\bfnrt')] = True
 """What stands behind a backslash in what ``json`` writes; other letters have more than one way."""
@@ -52,7 +54,7 @@ class Block:
         """The lines of ``content``, a part of a file that ends where a line does, and ``PADDING``."""
         block = cls(content, np.empty(0, np.int64), np.empty(0, np.int64), first_row)
         size, letters = len(content) - len(PADDING), block.letters
-        ends = block._special[letters[block._special] == _LINE_END]
+        ends = block._line_ends()
         if letters[size - 1] != _LINE_END:
             ends = np.append(ends, size)
         starts = np.empty_like(ends)
@@ -100,7 +102,7 @@ class Block:
 
         So a text in such a line stands there as in what lands.
         """
-        if len(self.content) > _LARGEST or not _is_utf8(self.content):
+        if len(self.content) > LARGEST_BLOCK or not _is_utf8(self.content):
             return np.zeros(len(self), np.bool_)
         unusual = self._escapes[~_PLAIN_ESCAPES[self.letters[self._escapes]]]
         plain = self.stops > self.starts
@@ -109,6 +111,16 @@ class Block:
             inside = (lines >= 0) & (places < self.stops[lines])
             plain[lines[inside]] = False
         return plain
+
+    def _line_ends(self) -> Places:
+        if len(self.content) <= LARGEST_BLOCK:
+            places: Places = self._special[self.letters[self._special] == _LINE_END]
+            return places
+        found, start = [], 0
+        for piece in pieces(self.letters):
+            found.append(np.flatnonzero(piece == _LINE_END) + start)
+            start += len(piece)
+        return np.concatenate(found)
 
     @cached_property
     def _special(self) -> Places:

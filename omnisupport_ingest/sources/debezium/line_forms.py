@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.foreign import Unreadable, refuse_depth
 from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary, column_of
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk
@@ -68,6 +69,10 @@ class Form:
 def form_of(line: bytes, contracts: Contracts, handling: Handling, *, in_file: bool) -> Form:
     """The form of ``line``; ``NotOrdinary`` if it is one that is read by itself. ``in_file``: it may be a
     record."""
+    try:
+        refuse_depth(line.decode())
+    except Unreadable:
+        raise NotOrdinary from None
     document = orjson.loads(line)
     if not isinstance(document, dict):
         raise NotOrdinary

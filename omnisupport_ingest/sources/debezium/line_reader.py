@@ -8,12 +8,13 @@ and the lines around it land.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,6 +38,9 @@ _MINUTE = 60_000_000
 
 LEAST_OF_WINDOW = 1_000
 """Events of one window that are written at once."""
+
+FEW_OF_WINDOW = 32
+"""Events of one window below which a table of their own takes far more memory than they do."""
 
 
 @dataclass
@@ -182,13 +186,12 @@ def add(writer: BatchWriter, event: LandedEvent) -> None:
 def add_table(writer: BatchWriter, events: pa.Table) -> None:
     """Give ``events``, a table of ``EVENT_SCHEMA`` with one row or more, to ``writer``: each to the window of
     its time."""
-    minutes = pc.divide(events.column("source_ts").combine_chunks().cast(pa.int64()), _MINUTE)
-    numbers = np.asarray(minutes)
-    windows: dict[str, list[int]] = {}
-    for minute in np.unique(numbers).tolist():
-        windows.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), []).append(minute)
-    for window, of_window in windows.items():
-        in_window = events if len(windows) == 1 else events.filter(pa.array(np.isin(numbers, of_window)))
+    few = []
+    for window, rows in _by_window(writer, events):
+        if len(rows) < FEW_OF_WINDOW < events.num_rows:
+            few.append(rows)
+            continue
+        in_window = events if len(rows) == events.num_rows else events.take(pa.array(rows))
         highest = pc.max(in_window.column("source_ts")).as_py()
         if in_window.num_rows < LEAST_OF_WINDOW:
             # They wait for others of their window: a file of many windows has no row group of a few rows.
@@ -197,6 +200,25 @@ def add_table(writer: BatchWriter, events: pa.Table) -> None:
         writer.add_block(
             EventBlock(window, in_window.num_rows, in_window.nbytes, highest, partial(_same, in_window))
         )
+    if few:
+        columns = events.take(pa.array(np.sort(np.concatenate(few)))).columns
+        for row in zip(*(column.to_pylist() for column in columns), strict=True):
+            writer.add(LandedEvent._make(row))
+
+
+def _by_window(writer: BatchWriter, events: pa.Table) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """The windows of ``events``, and the numbers of their rows, which rise."""
+    minutes = np.asarray(pc.divide(events.column("source_ts").combine_chunks().cast(pa.int64()), _MINUTE))
+    distinct, minute_of_row = np.unique(minutes, return_inverse=True)
+    numbers: dict[str, int] = {}
+    number_of_minute = [
+        numbers.setdefault(writer.window_of(_NO_TIME + timedelta(minutes=minute)), len(numbers))
+        for minute in distinct.tolist()
+    ]
+    number_of_row = np.array(number_of_minute)[minute_of_row]
+    by_window = np.argsort(number_of_row, kind="stable")
+    stops = np.cumsum(np.bincount(number_of_row))
+    return zip(numbers, np.split(by_window, stops[:-1]), strict=True)
 
 
 def _same(events: pa.Table) -> pa.Table:

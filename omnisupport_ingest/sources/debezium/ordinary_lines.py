@@ -102,6 +102,8 @@ class OrdinaryLines:
 
     def _take(self, form: Form, block: Block, lines: Places, epoch: int, taken: list[_Taken]) -> Places:
         """Read those of ``lines`` that are of ``form``, if they are many; returns what may be of another."""
+        if len(lines) < LEAST_LINES:
+            return lines
         order = self._orders.known
         found, slots = form.walk(block, lines)
         if len(found) >= LEAST_LINES:
@@ -320,7 +322,7 @@ class _Changes:
             name = orjson.dumps(columns[at].name).decode() + ":"
             last = at
             if columns[at].verbatim:
-                while last + 1 < len(columns) and columns[last + 1].verbatim:
+                while last + 1 < len(columns) and self._goes_on(image, *columns[last : last + 2]):
                     last += 1
                 begins = self._value(image, columns[at]).begins - len(name.encode())
                 ends = self._value(image, columns[last]).ends
@@ -337,3 +339,12 @@ class _Changes:
                     between = '",'
             at = last + 1
         return pc.binary_join_element_wise(*parts, between[:-1] + "}", "")
+
+    def _goes_on(self, image: str, column: Column, following: Column) -> bool:
+        """Whether ``following`` is verbatim too and its member stands right behind that of ``column``.
+
+        Between them may be one that was not sent.
+        """
+        # The letters between are the same in all lines.
+        between = int(self._value(image, following).begins[0] - self._value(image, column).ends[0])
+        return following.verbatim and between == len(b"," + orjson.dumps(following.name) + b":")

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION_BITS = 20
 _AT_ONCE = 10_000
-"""Records of a partition that are read as a block."""
+_BYTES_AT_ONCE = 8 << 20
+"""Records of a partition that are read as a block, until it holds the one or the other."""
 _NAMED = 3
 """Topics of a batch that its manifest names for people."""
 
@@ -154,11 +155,27 @@ class RoundReading:
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Its events, partition by partition; ``StopsHere``."""
-        with LatestTimes() as latest:
-            for place in sorted(self._round.records):
-                records = self._round.records[place]
-                for start in range(0, len(records), _AT_ONCE):
-                    yield from self._many(place, records[start : start + _AT_ONCE], epoch, latest)
+        try:
+            with LatestTimes() as latest:
+                for place in sorted(self._round.records):
+                    for records in _blocks(self._round.records[place]):
+                        yield from self._many(place, records, epoch, latest)
+        except StopsHere as stop:
+            raise self._first_stop(stop, epoch) from None
+
+    def _first_stop(self, stop: StopsHere, epoch: int) -> StopsHere:
+        """Where records stop that are read one after the other.
+
+        Of two lives that meet, records that are read many at once come first, wherever they stand. A new
+        epoch must begin where the second life does.
+        """
+        if isinstance(stop.fault, AnotherLife):
+            try:
+                for _ in self.again(epoch).events(epoch):
+                    pass
+            except StopsHere as first:
+                return first
+        return stop
 
     def events(self, epoch: int) -> Iterator[LandedEvent]:
         """The same one after the other, in the order of their offsets."""
@@ -260,6 +277,17 @@ class RoundReading:
             confirmed_clock=self._round.complete(self._inlet.clock()),
             max_clock_skew=self._inlet.max_clock_skew,
         )
+
+
+def _blocks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    start = size = 0
+    for i, each in enumerate(records, 1):
+        size += each.size
+        if i - start == _AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield records[start:i]
+            start, size = i, 0
+    if start < len(records):
+        yield records[start:]
 
 
 def _number(place: Partition) -> int:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.sources.debezium import column_texts, ordinary_lines
+from omnisupport_ingest.sources.debezium import column_texts, line_blocks, ordinary_lines
 from omnisupport_ingest.sources.debezium import lines as of_files
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.land import _Reading
+from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.lines import content_hash
 from omnisupport_ingest.sources.debezium.unavailable import DISGUISES, PLACEHOLDER
 from omnisupport_ingest.sources.postgres.protocol import text_columns
@@ -164,7 +165,7 @@ class BothWays:
         ``at_once``: how many bytes are looked at at once."""
         path = self._home.file("events.jsonl", [compact(change("c", ROW)), *lines])
         self._monkeypatch.setattr(of_files, "_LINES_BLOCK", at_once)
-        self._monkeypatch.setattr(text_columns, "_PIECE_BYTES", at_once // 3)
+        self._monkeypatch.setattr(text_columns, "PIECE_BYTES", at_once // 3)
         return self._read(path, 1), self._read(path, 10**9)
 
     def _read(self, path: Path, least: int) -> object:
@@ -248,6 +249,26 @@ def test_a_time_beyond_all_numbers_is_odd_and_no_other_time(ways: BothWays) -> N
     wraps["source"]["ts_ms"] = ((1 << 64) + TS * 1000) // 1000
     many, single = ways.read([compact(wraps)])
     assert many == single and "is no time" in str(many)
+
+
+@pytest.mark.parametrize("largest", [700, 3000, 10_000])
+def test_nothing_is_looked_for_in_a_block_with_a_very_long_line(
+    ways: BothWays, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(line_blocks, "LARGEST_BLOCK", largest)
+    found = vars(Block)["_special"]
+    special = found.func
+    looked_at: list[int] = []
+
+    def noted(block: Block) -> object:
+        looked_at.append(len(block.content))
+        return special(block)
+
+    monkeypatch.setattr(found, "func", noted)
+    texts = ["", "x", 'a"\\' * 1000, "y", "z" * 9000, "", "\n" * 2000]
+    lines = [compact(change("u", ROW | {"t": text}, order)) for order, text in enumerate(texts, 2)]
+    many, single = ways.read([*lines, b"", lines[0] + b"\r"], 500)
+    assert many == single and 0 < max(looked_at) <= largest
 
 
 def test_a_difference_between_the_ways_is_seen(ways: BothWays, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.foreign import MAX_NESTING
 from omnisupport_ingest.landing.columns import events_table
+from omnisupport_ingest.landing.names import file_batch_id
+from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium import line_reader, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import ALONE, PLAIN
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
-from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally
+from omnisupport_ingest.sources.debezium.line_reader import FEW_OF_WINDOW, LEAST_OF_WINDOW, LineReader, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import LSN, TRANSACTION
+from omnisupport_ingest.sources.debezium.unavailable import PLACEHOLDER
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import mutated
-from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, TABLES, Recorder, contract
+from omnisupport_ingest_tests.sources.debezium.recorded import (
+    DEFAULTS,
+    SOURCE,
+    START,
+    TABLES,
+    Recorder,
+    contract,
+)
 from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope
 
 AWKWARD = {
@@ -137,6 +149,39 @@ def test_a_column_that_is_left_out_is_no_null_and_columns_in_another_order_stay_
     assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
 
 
+def test_a_column_that_was_not_sent_lands_no_value_whatever_stands_around_it(
+    contracts: Sequence[TableContract],
+) -> None:
+    sent = customer(1, name=None, **AWKWARD)
+    rows = [sent | dict.fromkeys(names, PLACEHOLDER) for names in (["email"], ["name"], ["email", "status"])]
+    lines = [compact(envelope("u", row, before=row, order=1)) for row in rows]
+    found, others, _ = at_once(lines, contracts, TRANSACTION)
+    assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
+
+
+def test_a_block_may_be_shorter_than_what_stands_in_a_form(contracts: Sequence[TableContract]) -> None:
+    record = {"topic": "t", "value": changes()[0], "headers": [{"key": "a", "value": "b" * 3000}]}
+    reader = OrdinaryLines(contracts, PLAIN, Orders(SOURCE, TRANSACTION))
+    whole = compact(record)
+    for line, others in ((whole, []), (whole[:-2500], [0]), (whole[:12], [0])):
+        assert list(reader.read(Block.of_file(line + PADDING, 1), 3)[1]) == others
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 300, 900, 1020])
+@pytest.mark.parametrize("place", ["key", "headers", "version"])
+def test_a_line_that_is_nested_too_deeply_is_left_alone(
+    contracts: Sequence[TableContract], place: str, levels: int
+) -> None:
+    value = changes()[0]
+    record: dict[str, Any] = {"topic": "t", "key": None, "value": value, "headers": None}
+    (value["source"] if place == "version" else record)[place] = "@@"
+    found = {}
+    for depth in (1, levels):
+        line = compact(record).replace(b'"@@"', b'{"a":' * depth + b"1" + b"}" * depth)
+        found[depth] = at_once([line], contracts, TRANSACTION)[1]
+    assert found == {1: [], levels: [0]}
+
+
 def test_lines_of_a_form_that_few_have_are_left_alone(
     contracts: Sequence[TableContract], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,16 +216,17 @@ def test_what_is_not_ordinary_is_left_alone(contracts: Sequence[TableContract], 
 
 
 def test_another_life_of_the_connector_is_found_line_by_line(contracts: Sequence[TableContract]) -> None:
-    lines = [compact(envelope("c", customer(1), order=1, before_lsn=n, lsn=500)) for n in (400, None)]  # type: ignore[arg-type]
+    lines = [compact(envelope("c", customer(1), order=1, before_lsn=n, lsn=500)) for n in (400, None)]
     found, others, orders = at_once(lines, contracts, TRANSACTION)
     assert (found.num_rows, others, orders.later) == (0, [0, 1], None)
 
 
-@pytest.mark.parametrize("at_once_from", [1, 100])
+@pytest.mark.parametrize(("at_once_from", "few"), [(1, 0), (100, 0), (1000, 0), (1000, 100), (1, 1000)])
 def test_a_file_lands_the_same_whether_its_lines_are_read_at_once_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once_from: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once_from: int, few: int
 ) -> None:
     monkeypatch.setattr(line_reader, "LEAST_OF_WINDOW", at_once_from)
+    monkeypatch.setattr(line_reader, "FEW_OF_WINDOW", few)
     hours = 3_600_000
     lines = [
         compact(
@@ -201,6 +247,38 @@ def test_a_file_lands_the_same_whether_its_lines_are_read_at_once_or_not(
         found.append((recorder.events(), windows, told))
     assert len(found[0][0]) == 302 and len(found[0][1]) == 5, "four hours, and the line without a time"
     assert found[0] == found[1]
+
+
+def test_windows_of_few_events_have_no_tables_of_their_own(
+    tmp_path: Path, contracts: Sequence[TableContract], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = [*range(90), *[90] * FEW_OF_WINDOW, *[91] * LEAST_OF_WINDOW]
+    lines = [
+        compact(envelope("c", customer(n), order=1, lsn=1000 + n, ts=TS + hour * 3_600_000))
+        for n, hour in enumerate(hours)
+    ]
+    events, _, _ = at_once(lines, contracts, TRANSACTION)
+    recorder = Recorder(tmp_path)
+    told: dict[str, list[int]] = {"add_table": [], "add_block": []}
+    add_to, add_block_to = BatchWriter.add_table, BatchWriter.add_block
+
+    def add_table(writer: BatchWriter, window: str, of_window: pa.Table, highest: datetime) -> None:
+        told["add_table"].append(of_window.num_rows)
+        add_to(writer, window, of_window, highest)
+
+    def add_block(writer: BatchWriter, block: EventBlock) -> None:
+        told["add_block"].append(block.rows)
+        add_block_to(writer, block)
+
+    monkeypatch.setattr(BatchWriter, "add_table", add_table)
+    monkeypatch.setattr(BatchWriter, "add_block", add_block)
+    inlet, then = recorder.inlet, START + timedelta(days=10)
+    batch_id = file_batch_id("0" * 64)
+    with BatchWriter(inlet.store, inlet.grid, 1, batch_id, clock=lambda: then) as writer:
+        line_reader.add_table(writer, events)
+        assert told == {"add_table": [FEW_OF_WINDOW], "add_block": [LEAST_OF_WINDOW]}
+        files = writer.finish()
+    assert sorted(each.rows for each in files) == [*[1] * 90, FEW_OF_WINDOW, LEAST_OF_WINDOW]
 
 
 TOLD = [each for line in DEFAULTS.read_text().splitlines() if isinstance(each := json.loads(line), dict)]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.manifest import OffsetSpan
 from omnisupport_ingest.sources.debezium import ordinary_lines
-from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading
+from omnisupport_ingest.sources.kafka import records as of_topics
+from omnisupport_ingest.sources.kafka.records import Record, Round, RoundReading, StopsHere
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.debezium.recorded import TABLES, Recorder
 from omnisupport_ingest_tests.sources.debezium.test_both_ways import (
@@ -26,6 +27,7 @@ from omnisupport_ingest_tests.sources.debezium.test_both_ways import (
     compact,
     values,
 )
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 
 Headers = Sequence[tuple[str, bytes | str | None]]
 
@@ -42,7 +44,12 @@ class BothWays:
         self._inlet, self._monkeypatch = Recorder(folder, "things").inlet, monkeypatch
         self.blocks = 0
 
-    def read(self, records: list[Record]) -> tuple[object, object]:
+    def read(self, records: list[Record], at_once: int = 1 << 20) -> tuple[object, object]:
+        """What comes of ``records`` in the one way and in the other.
+
+        ``at_once``: how many bytes are looked at at once.
+        """
+        self._monkeypatch.setattr(of_topics, "_BYTES_AT_ONCE", at_once)
         return self._read(records, 1), self._read(records, 10**9)
 
     def _read(self, records: list[Record], least: int) -> object:
@@ -84,11 +91,16 @@ def records(lines: list[bytes | None], keys: list[bytes | None], headers: list[H
     lines=st.lists(st.one_of(st.none(), *[values().flatmap(changed)] * 5), min_size=1, max_size=12),
     keys=st.lists(st.sampled_from(_KEYS), min_size=1, max_size=3),
     headers=st.lists(st.sampled_from(_HEADERS), min_size=1, max_size=3),
+    at_once=st.sampled_from([1, 2000, 1 << 20]),
 )
 def test_a_round_is_the_same_both_ways(
-    ways: BothWays, lines: list[bytes | None], keys: list[bytes | None], headers: list[Headers]
+    ways: BothWays,
+    lines: list[bytes | None],
+    keys: list[bytes | None],
+    headers: list[Headers],
+    at_once: int,
 ) -> None:
-    many, single = ways.read(records(lines, keys, headers))
+    many, single = ways.read(records(lines, keys, headers), at_once)
     assert many == single
 
 
@@ -97,3 +109,22 @@ def test_ordinary_records_are_read_many_at_once(ways: BothWays) -> None:
     lines = [compact(change("u", ROW, order)) for order in range(2, 14)]
     many, single = ways.read(records([*lines], _KEYS, _HEADERS))
     assert many == single and ways.blocks > before
+
+
+def test_a_partition_stops_where_the_second_life_begins_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, "customers")
+    recorder.land_lines("events.jsonl", [compact(envelope("c", customer(1), order=1, before_lsn=None))])
+    read = [envelope("r", customer(id), order=1, lsn=5000, before_lsn=None) for id in range(3)]
+    later = [envelope("c", customer(id), order=1, lsn=2000 + id, before_lsn=1900) for id in range(9)]
+    lines = records([compact(each) for each in (*read, *later)], [None], [()])[1:]
+    found = []
+    # At 5 the few of the first life are read behind those of the second.
+    for least in (1, 5, 1000):
+        monkeypatch.setattr(ordinary_lines, "LEAST_LINES", least)
+        of = Round({}, {_PLACE: lines}, {}, frozenset(), False)
+        with pytest.raises(StopsHere, match="two lives") as stop:
+            list(RoundReading(of, recorder.inlet, 3).parts(3))
+        found.append(stop.value.offset)
+    assert found == [4, 4, 4]
