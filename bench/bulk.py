@@ -139,7 +139,7 @@ class Bulk:
         with duckdb.connect(config={"threads": 2}) as connection:
             connection.register("changes", changes)
             images = connection.sql(_IMAGES).to_arrow_table()
-        told = {
+        values = {
             "epoch": np.ones(count, np.int32),
             "commit_lsn": lsns,
             "ordinal": 2 * (numbers % _PER_TRANSACTION),
@@ -152,10 +152,10 @@ class Bulk:
             **{name: images[name] for name in images.column_names},
         }
         columns = [
-            pa.chunked_array(told[each.name]).cast(each.type).combine_chunks()
-            if isinstance(told.get(each.name), pa.ChunkedArray)
-            else pa.array(told[each.name]).cast(each.type)
-            if each.name in told
+            pa.chunked_array(values[each.name]).cast(each.type).combine_chunks()
+            if isinstance(values.get(each.name), pa.ChunkedArray)
+            else pa.array(values[each.name]).cast(each.type)
+            if each.name in values
             else pa.nulls(count, each.type)
             for each in EVENT_SCHEMA
         ]

@@ -1,8 +1,8 @@
-"""Capture of changes, to durable and confirmed batches, beside ``pg_recvlogical`` to /dev/null.
+"""Measure capture of changes, to durable and confirmed batches, beside ``pg_recvlogical`` to /dev/null.
 
-Both read the same changes: before every run the slot is copied anew from one that nobody has read. Beside
-the time, the processor time of both is told, and of the server meanwhile: that says something on a busy
-machine too.
+Both read the same changes: before every run the slot is copied from one that nobody has read. Wall time is
+reported with the processor time of both programs and of the server, which is meaningful on a busy machine
+too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command that only looks, on a home that is there: wall time and processor time of each."""
+"""Measure wall time and processor time of every command that only reads, on a home that is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.report import write_result
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 LIMIT = 2.0
-"""Seconds of processor time."""
+"""Most seconds of processor time."""
 
 LOOKS: dict[str, tuple[str, ...]] = {
     "settings": (),
@@ -57,7 +57,7 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "retention show": (),
     "retention plan": (),
 }
-"""What is measured, with arguments; what stands in braces is found in the home."""
+"""The measured commands with their arguments; names in braces are found in the home."""
 
 NO_LOOKS = {
     "runs a part of the platform, or starts Spark": (
@@ -88,7 +88,7 @@ NO_LOOKS = {
         *("pii hash", "pii token", "pii lookup", "manifest validate", "quarantine show"),
     ),
 }
-"""What is not measured, by the reason."""
+"""Commands that are not measured, by the reason."""
 
 
 @dataclass(frozen=True, slots=True)

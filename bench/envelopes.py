@@ -188,10 +188,10 @@ def main(rows: int, repeats: int, kafka: bool) -> None:
         found["Spark"].append(by_spark(path))
         found["ours"].append(ours.land(path, rows))
         found["DuckDB"].append(by_duckdb())
-        told = ", ".join(
+        figures = ", ".join(
             f"{name} {runs[-1][0]:.1f} s ({runs[-1][1]:.1f} CPU s)" for name, runs in found.items()
         )
-        click.echo(f"  {number}/{repeats}: {told}", err=True)
+        click.echo(f"  {number}/{repeats}: {figures}", err=True)
     if kafka:
         found["ours, from a topic"] = _by_kafka(folder, path, rows, repeats)
     size = path.stat().st_size / rows

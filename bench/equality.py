@@ -1,6 +1,6 @@
-"""What it costs to know that source and lake are the same: checksums of key ranges, whole and in parts.
+"""Measure what it costs to know that source and lake are equal: checksums of key ranges, whole and in parts.
 
-Both sides are on this machine and work at the same time; CPU of the server's processes is told apart.
+Both sides run on this machine at the same time; the CPU of the server's processes is reported separately.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The first ``sync`` of a large table, beside COPY to a file and DuckDB to Parquet (first sync).
+"""Measure the first ``sync`` of a large table, beside COPY to a file and DuckDB to Parquet.
 
-Ours is the command itself, with its start of Spark: a source that nobody has read, to a dimension.
+Ours is the command itself with the start of Spark: from a source that nobody has read to a dimension.
 """
 
 from __future__ import annotations

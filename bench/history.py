@@ -1,7 +1,7 @@
-"""A home with a long past, made in minutes: what has landed and was committed, without the events themselves.
+"""Make a home with a long past in minutes: landed and committed batches without the events themselves.
 
-Manifests are written as files, as capture writes them; the index learns of them as of any it has missed, but
-is told what they say instead of parsing them. Windows are committed with their states and no data files.
+Manifests are written as files, as capture writes them. The index adds them as any that it missed, but gets
+their content instead of parsing them. Windows are committed with their states and without data files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Homes of a measurement: many tables, many windows, and runs of the ingest job as commands make them."""
+"""Make homes for measurements: many tables, many windows, and runs of the ingest job as commands start
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SOURCE = "support_desk"
 
 @dataclass
 class ManyTables:
-    """A home with tables of the form of the desk's tickets, and their stream; runs go through Dagster."""
+    """A home with tables of the schema of the desk's tickets, and their stream; runs go through Dagster."""
 
     workspace: Workspace
     instance: dg.DagsterInstance

@@ -49,8 +49,8 @@ def main(rows: int, repeats: int) -> None:
         for number in range(1, repeats + 1):
             runs.append(_compared(server, store, files))
             seconds, worked, of_server = runs[-1]
-            told = f"CPU {worked:.1f} s of ours, {of_server:.1f} s of the server"
-            click.echo(f"  {number}/{repeats}: {seconds:.1f} s; {told}", err=True)
+            text = f"CPU {worked:.1f} s of ours, {of_server:.1f} s of the server"
+            click.echo(f"  {number}/{repeats}: {seconds:.1f} s; {text}", err=True)
         found = median(seconds for seconds, _, _ in runs)
         click.echo(
             f"Comparing {rows:,} unchanged keys: {found:.1f} s, at most {MOST_SECONDS:.0f}: "

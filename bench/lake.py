@@ -1,7 +1,8 @@
-"""From landed batches to dimensions on a warm Spark: how long a million changes take, and what size costs.
+"""Measure a warm Spark from landed batches to dimensions: a million changes, and how the cost grows with
+size.
 
-The first is asked beside DuckDB and Polars with the same files. All is asked in one process with one session,
-as in the platform: the layers are called as Dagster's assets call them.
+The first is measured beside DuckDB and Polars on the same files. All runs are in one process with one
+session, as in the platform: the layers are called as Dagster's assets call them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tree of processes has used: memory and processor time, from /proc (Linux)."""
+"""Measure the memory and processor time of a tree of processes, from /proc (Linux)."""
 
 from __future__ import annotations
 

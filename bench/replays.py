@@ -1,4 +1,5 @@
-"""Replaying many windows in one run, beside as many runs of one window each, told from some of them (P8)."""
+"""Measure the replay of many windows in one run, beside one run per window, estimated from some of them
+(P8)."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def main(windows: int, singles: int, events: int, repeats: int, seed: int) -> No
     extrapolated = windows * median(took["single"])
     ratio = extrapolated / median(took["together"])
     click.echo(f"replay of {windows} windows in one run   {median(took['together']):8.1f} s")
-    click.echo(f"in runs of one, told from {singles}        {extrapolated:8.1f} s")
+    click.echo(f"in runs of one, estimated from {singles}   {extrapolated:8.1f} s")
     click.echo(f"  ratio {ratio:.1f} (reach {REACH}): {'met' if ratio >= REACH else 'NOT MET'}")
     write_result("replays", {"windows": windows, "events": events, "seconds": took, "ratio": ratio})
 

@@ -73,8 +73,8 @@ def alternate(
 def conclude(name: str, what: str, result: SideBySide, *, floor: float, memory_limit: float | None) -> None:
     """Print the figures of ``result`` and write them to ``results/<name>.json``.
 
-    ``floor``: the least ratio we promise; ``memory_limit``: the most peak memory in MB, if promised. Memory
-    is told where every run of ours has seen ``peak_mb``.
+    ``floor``: the least ratio that is promised. ``memory_limit``: the most peak memory in MB, if one is
+    promised. Memory is reported if every run of ours measured ``peak_mb``.
     """
     peak = result.highest("peak_mb") if all("peak_mb" in run.seen for run in result.ours) else None
     lines = [

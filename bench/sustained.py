@@ -150,12 +150,12 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
     began, ends = time.time(), time.monotonic() + minutes * 60
     processors, memory = processor_seconds(pid), []
     traffic.start()
-    told = time.monotonic()
+    last_shown = time.monotonic()
     while time.monotonic() < ends and traffic.is_alive():
         time.sleep(_LOOK_SECONDS)
         watch.look(traffic.committed)
-        if time.monotonic() - told >= min(60.0, minutes * 6):
-            told = time.monotonic()
+        if time.monotonic() - last_shown >= min(60.0, minutes * 6):
+            last_shown = time.monotonic()
             memory.append((round(time.time() - began), round(memory_mb(pid))))
             click.echo(f"  {_line(watch, traffic, memory[-1])}", err=True)
     traffic.stop()
@@ -209,8 +209,8 @@ def _folders(workspace: Workspace) -> dict[str, Path]:
 
 def _line(watch: Watch, traffic: Traffic, memory: tuple[int, int]) -> str:
     last = list(watch.shown.values())[-int(traffic.rate / _OF_A_COMMIT * 60) :]
-    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in _quantiles(last).items())
-    return f"{memory[0]:>5} s: {told or 'nothing shown'}; {watch.version} versions, {memory[1]} MB"
+    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in _quantiles(last).items())
+    return f"{memory[0]:>5} s: {text or 'nothing shown'}; {watch.version} versions, {memory[1]} MB"
 
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:

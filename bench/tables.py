@@ -59,8 +59,8 @@ def main(few: int, many: int, rows: int, changes: int, repeats: int, seed: int) 
                 took[f"tick {count}"].append(tick)
                 took[f"run {count}"].append(run)
                 took[f"checks {count}"].append(_checked_anew(home))
-            told = ", ".join(f"{name} {each[-1]:.2f}" for name, each in took.items())
-            click.echo(f"  {number}/{repeats}: {told}", err=True)
+            text = ", ".join(f"{name} {each[-1]:.2f}" for name, each in took.items())
+            click.echo(f"  {number}/{repeats}: {text}", err=True)
     middle = {name: median(each) for name, each in took.items()}
     ratio = sum(middle[f"{what} {many}"] for what in _MEASURED) / sum(
         middle[f"{what} {few}"] for what in _MEASURED

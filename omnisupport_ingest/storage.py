@@ -292,13 +292,26 @@ def _belongs(parts: Sequence[str]) -> bool:
 
 def forget_unread(folder: Path, before: datetime) -> None:
     """Delete data files that are only here, below a ``folder`` that an object store keeps: copies, and drafts
-    of the dead, that nobody has written or read since ``before``."""
-    for file in folder.rglob("*.parquet"):
-        with suppress(FileNotFoundError):
-            found = file.stat()
-            if max(found.st_mtime, found.st_atime) < before.timestamp():
-                # No failpoint: a copy, which is brought again, or a draft that no table names.
-                file.unlink()
+    of the dead, that nobody has written or read since ``before``.
+
+    A running writer may have linked an old file into a new folder, so young folders keep their files.
+    """
+    limit = before.timestamp()
+    for path, _folders, names in os.walk(folder):
+        files = [Path(path, name) for name in names if name.endswith(".parquet")]
+        for file in files if _changed_before(Path(path), limit) else ():
+            with suppress(FileNotFoundError):
+                found = file.stat()
+                if max(found.st_mtime, found.st_atime) < limit:
+                    # No failpoint: a copy, which is brought again, or a draft that no table names.
+                    file.unlink()
+
+
+def _changed_before(folder: Path, limit: float) -> bool:
+    try:
+        return folder.stat().st_mtime < limit
+    except FileNotFoundError:
+        return False
 
 
 def bring_sources(home: Path) -> None:

@@ -154,7 +154,7 @@ def drop_data(data: Iterable[Data]) -> int:
     dropped = 0
     for each in data:
         with failpoint("lake.withdrawn", each.folder):
-            dropped += storage_of(each.folder / "any").remove_folder(each.folder)
+            dropped += storage_of(each.folder).remove_folder(each.folder)
     return dropped
 
 
@@ -205,7 +205,7 @@ def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
 
 def _holds(folder: Path) -> bool:
     """Whether ``folder`` is there, here or in the object store behind it."""
-    return folder.is_dir() or any(True for _ in storage_of(folder / "any").listed(folder))
+    return folder.is_dir() or any(True for _ in storage_of(folder).listed(folder))
 
 
 def _move(file: Path, to: Path) -> Path:

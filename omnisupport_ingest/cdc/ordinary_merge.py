@@ -1,8 +1,8 @@
 """Merge ordinary groups of folded rows by whole columns. A group is the rows of one key in one window.
 
-A group is ordinary if its rows were folded from different events, all accepted, without a key change, and no
-value is kept as exact text. Nearly all groups are. The others are merged one by one by ``row_fold``, which
-defines what a merge means. Both give the same row for a group.
+A group is ordinary if its rows were folded from different events, among them no withheld delete and no key
+change that left a column unsent, and no value is kept as exact text. Nearly all groups are. The others are
+merged one by one by ``row_fold``, which defines what a merge means. Both give the same row for a group.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ writer that let delta-rs retry would be refused as well.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, WINDOW, LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.storage import at_hand
 
@@ -173,6 +174,20 @@ def commit_note(states: Iterable[WindowState], run_id: str | None = None) -> dic
             for checkpoint in checkpoints[:_NOTED_WINDOWS]
         ],
     }
+
+
+def windows_in(entry: Path) -> frozenset[str] | None:
+    """Return the windows of the files that a commit adds and removes; None if they cannot be read."""
+    found = set()
+    try:
+        for line in at_hand(entry).read_bytes().splitlines():
+            action = json.loads(line)
+            for file in (action.get("add"), action.get("remove")):
+                if file is not None:
+                    found.add((file["partitionValues"] or {}).get(WINDOW) or WHOLE_TABLE)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return frozenset(found)
 
 
 def _add(

@@ -15,10 +15,11 @@ layout without the ``name=value`` folders.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from omnisupport_ingest.storage import path_at_hand
@@ -75,6 +76,11 @@ class StagedFile:
     rows: int
     bytes: int
     stats: str
+
+    def in_table(self, folder: Path) -> LakeFile:
+        """Return the same file as one of the table in ``folder``."""
+        full_path = os.fspath(folder / self.path)
+        return LakeFile(self.path, full_path, self.window, self.partition, self.rows, self.bytes)
 
 
 def unit_folder(window: str, generation: int, unit: str) -> str:

@@ -63,7 +63,7 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     """Delete the files that commits removed from ``table``, whatever their age; return their paths, sorted.
 
     ``spare``: as in ``sweep``. Afterwards only the newest version can be read; a reader of an older one
-    fails. Files that no commit added stay: a writer may be about to commit them.
+    fails. Files that no commit added stay for a day: a writer may be about to commit them.
     """
     if not table.exists:
         return []
@@ -74,14 +74,17 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     if not storage_of(table.folder).is_local:
         # Whatever the store's clock says: what a commit removed, none adds again.
         removed = _sweep_objects(table.folder, replaced, datetime.max.replace(tzinfo=UTC))
+        # The log forgets what it removed a week ago; and a dead writer may have left files.
+        removed += sweep(table, spare=spare)
         _forget_strays(table, spare)
-        return removed
+        return sorted(removed)
     staging = table.folder / layout.STAGING
-    return [
+    removed = [
         target
         for target in sorted(_targets(table.folder, replaced))
         if _remove_if_old(table.folder / target, staging, time.time())
     ]
+    return sorted([*removed, *sweep(table, spare=spare)])
 
 
 def sweepable(
@@ -159,18 +162,23 @@ def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
-    """Return unit folders without a referenced file, and unreferenced files outside of unit folders."""
+    """Return unit folders without a referenced file, and unreferenced files outside of these.
+
+    A unit with a referenced file was committed, so nobody places it again: its other files go by themselves.
+    """
     targets = set()
+    units: dict[str, list[str]] = {}
     for path in unreferenced:
         if path.startswith(f"{layout.STAGING}/") or not path.endswith(".parquet"):
             continue
         unit = layout.unit_of(path)
         if unit is None:
             targets.add(path)
-            continue
+        else:
+            units.setdefault(unit, []).append(path)
+    for unit, paths in units.items():
         held = {file.relative_to(folder).as_posix() for file in (folder / unit).rglob("*.parquet")}
-        if held <= unreferenced:
-            targets.add(unit)
+        targets |= {unit} if held <= unreferenced else set(paths)
     return targets
 
 

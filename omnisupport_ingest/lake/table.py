@@ -7,9 +7,7 @@ If another writer committed meanwhile, the commit is refused and the work is pla
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from omnisupport_ingest.lake.commit import (
     commit_note,
     remove,
     until_first,
+    windows_in,
 )
 from omnisupport_ingest.lake.delta import (
     entry_file,
@@ -54,7 +53,7 @@ from omnisupport_ingest.lake.schema import (
     retyped,
 )
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
-from omnisupport_ingest.storage import at_hand, storage_of
+from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -249,7 +248,7 @@ class TableSnapshot:
             return None
         found: set[str] = set()
         for version in range(older.version + 1, self.version + 1):
-            of_commit = _windows_in(entry_file(self.table.folder, version))
+            of_commit = windows_in(entry_file(self.table.folder, version))
             if of_commit is None:
                 return None
             found |= of_commit
@@ -298,21 +297,7 @@ class TableSnapshot:
 
     def read_placed(self, spark: SparkSession, files: Iterable[StagedFile]) -> DataFrame:
         """Return a DataFrame of staged ``files``, which no version of the table holds yet."""
-        folder = self.table.folder
-        return self.read(
-            spark,
-            [
-                LakeFile(
-                    each.path,
-                    os.fspath(folder / each.path),
-                    each.window,
-                    each.partition,
-                    each.rows,
-                    each.bytes,
-                )
-                for each in files
-            ],
-        )
+        return self.read(spark, [each.in_table(self.table.folder) for each in files])
 
     def commit(self, changes: Sequence[WindowChange], *, run_id: str | None = None) -> int:
         """Make all ``changes`` in one commit and return the version that holds them.
@@ -445,17 +430,3 @@ def _remember(snapshot: TableSnapshot) -> TableSnapshot:
     while len(_opened) > _KEPT_OPEN:
         _opened.pop(next(iter(list(_opened))), None)
     return snapshot
-
-
-def _windows_in(entry: Path) -> frozenset[str] | None:
-    """Return the windows of the files that a commit adds and removes; None if they cannot be read."""
-    found = set()
-    try:
-        for line in at_hand(entry).read_bytes().splitlines():
-            action = json.loads(line)
-            for file in (action.get("add"), action.get("remove")):
-                if file is not None:
-                    found.add((file["partitionValues"] or {}).get(layout.WINDOW) or layout.WHOLE_TABLE)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-    return frozenset(found)

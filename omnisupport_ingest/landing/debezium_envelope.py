@@ -1,4 +1,4 @@
-"""Show a landed event in the envelope that Debezium's PostgreSQL connector writes (``landing events``).
+"""Show a landed event in the envelope that Debezium's PostgreSQL connector writes (``landing tail``).
 
 Only the envelope is translated. Values stay the text that landed, where Debezium would give them types.
 """

@@ -248,8 +248,8 @@ class SchemaChanges:
                 self._write(replace(known, changes=shown))
 
     def accept(self, tables: Collection[str]) -> None:
-        """Record that a person accepted all changes of ``tables`` so far: capture reads and captures the
-        tables again."""
+        """Record that a person accepted all changes of ``tables`` so far by having the tables read again;
+        capture follows them again."""
         with self._lock:
             known = self._held()
             accepted = known.accepted | {

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _REMEMBERED = 256
-"""Parsed manifests that a store keeps, about 11 KB each."""
+"""Parsed manifests that a store keeps in memory, about 11 KB each."""
 
 _WINDOWS_KEPT = 4
 
@@ -47,8 +47,8 @@ _WINDOWS_KEPT = 4
 class Landed:
     """What downstream may take, and the gap that holds back the rest of an epoch.
 
-    If several epochs have one, it is that of the newest of them: the one that may still be repaired.
-    ``epochs``: how far each epoch with a batch has come, in order.
+    If several epochs have a gap, it is that of the newest of them, which may still be repaired. ``epochs``:
+    how far each epoch with a batch has come, in order.
     """
 
     epochs: tuple[EpochStanding, ...]
@@ -58,7 +58,7 @@ class Landed:
 
     @cached_property
     def batches(self) -> tuple[Manifest, ...]:
-        """All batches in landing order. Parses every manifest, so only for callers that need everything."""
+        """All batches in landing order. Parses every manifest: only for callers that need all of them."""
         epochs = {each.epoch: each for each in self.epochs}
         return tuple(
             each
@@ -93,8 +93,8 @@ class Landed:
         return any(each.chunks or each.streams for each in self.epochs)
 
     def parts(self, window: str) -> list[LandedPart]:
-        """Their data files in ``window``, by batch. Of a few windows they are kept, as of an open one every
-        table is asked for what it lacks."""
+        """The data files in ``window``, by batch. Those of a few windows are kept in memory, because every
+        table asks for those of an open window."""
         if window not in self._parts:
             epochs = {each.epoch: each for each in self.epochs}
             while len(self._parts) >= _WINDOWS_KEPT:
@@ -109,14 +109,15 @@ class Landed:
     def untaken(self, window: str, taken: frozenset[str]) -> list[LandedPart]:
         """Return the data files in ``window`` of batches that are not in ``taken``.
 
-        Reads nothing if all are.
+        Reads nothing if all are taken.
         """
         if self._store.has_just(window, taken):
             return []
         return [part for part in self.parts(window) if part.batch_id not in taken]
 
     def around_snapshots(self, epoch: int) -> list[Manifest]:
-        """What tells whether the snapshots of ``epoch`` are complete: chunks, and the last stream batch."""
+        """Return the batches that show whether the snapshots of ``epoch`` are complete: chunks, and the last
+        stream batch."""
         chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(epoch))]
         ends = [each.end_of for each in self.epochs if each.epoch == epoch and each.end_of is not None]
         return chunks + [self._store.read(name) for name in ends]
@@ -133,10 +134,13 @@ class LandingStore:
         remembered: int = _REMEMBERED,
         as_landed: Callable[[pa.Table], pa.Table] = lambda events: events,
     ) -> None:
-        """``root`` is the home's landing folder; the source's folders are made if they are missing.
+        """Open the landing of ``source``; its folders are made if they are missing.
 
-        ``remembered``: how many parsed manifests are kept. ``as_landed``: makes of events (a table with the
-        columns of ``EVENT_SCHEMA``) what is written of them; for who writes batches of personal data.
+        Args:
+            root: the home's landing folder.
+            remembered: number of parsed manifests kept in memory.
+            as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to what is written of
+                them; for writers of personal data.
         """
         self.source = source
         self.as_landed = as_landed
@@ -156,21 +160,23 @@ class LandingStore:
             sync_folder(root)
 
     def data_folder(self, batch_id: str) -> Path:
-        """Where the data files of a batch are written."""
+        """Return the folder of a batch's data files."""
         return self._data / batch_id
 
     def path_of(self, data_file: DataFile | LandedPart) -> Path:
-        """The absolute path of a data file; at hand, if it is kept."""
+        """Return the absolute path of a data file; an object is copied here first if need be."""
         return self._storage.at_hand(self.folder / data_file.path)
 
     def exists(self, batch_id: str) -> bool:
         return self._storage.exists(self._manifest_file(batch_id))
 
     def publish(self, manifest: Manifest) -> None:
-        """Land ``manifest``: make its data files durable, then create it, exclusively and durable.
+        """Land ``manifest``: make its data files durable, then create the manifest, exclusively and durably.
 
-        Raises ``ChainContested`` if the batch has landed already, or if it is of the stream and
-        does not continue the epoch's last batch; ``DamagedBatch`` if a data file is missing.
+        Raises:
+            ChainContested: the batch has landed already, or it is of the stream and does not continue the
+                epoch's last batch.
+            DamagedBatch: a data file is missing.
         """
         if manifest.source != self.source:
             raise ValueError(f"a batch of {manifest.source} does not belong to {self.source}")
@@ -190,7 +196,8 @@ class LandingStore:
             )
 
     def last_change(self) -> int:
-        """When a manifest was last added or taken away, in nanoseconds: another number, another landing."""
+        """Return when a manifest was last added or removed, in nanoseconds: a different number means a
+        different landing."""
         self._bring()
         return self._manifests.stat().st_mtime_ns
 
@@ -216,9 +223,10 @@ class LandingStore:
             below = names[-1]
 
     def read(self, batch_id: str) -> Manifest:
-        """One manifest, checked; ``ManifestUnreadable`` or ``ManifestFromNewerVersion`` otherwise.
+        """Return one manifest, checked; it is parsed once while it is kept in memory, unless its file
+        changed.
 
-        Parsed once while it is remembered, unless the file has become another one.
+        Raises ``ManifestUnreadable`` or ``ManifestFromNewerVersion``.
         """
         file = self._storage.at_hand(self._manifest_file(batch_id))
         try:
@@ -261,13 +269,12 @@ class LandingStore:
         return sorted((self.read(batch_id) for batch_id in self.batch_ids()), key=_landing_order)
 
     def landed(self) -> Landed:
-        """The batches that downstream may take: all chunks and files, the stream up to a gap.
+        """Return the batches that downstream may take: all chunks and files, and the stream up to a gap.
 
-        Chains are per epoch. A chain starts at the consistent point that the epoch's record names;
-        nothing deletes landed batches in this version, so a first batch that starts elsewhere is a
-        gap too. Without such a record the lowest batch starts it. A gap holds back the rest of
-        its epoch and is reported for as long as it is there; a later epoch is taken all the same,
-        as a new epoch is the repair of a gap that cannot be filled.
+        Each epoch has a chain. It starts at the consistent point in the epoch's record; landed batches are
+        not deleted, so a first batch that starts elsewhere is a gap too. Without a record the lowest batch
+        starts the chain. A gap holds back the rest of its epoch and is reported as long as it is there. Later
+        epochs are taken all the same, because a new epoch is the repair of a gap that cannot be filled.
         """
         epochs = self._standings()
         newest = max([*(each.epoch for each in epochs), *epoch_numbers(self._epochs)], default=0)
@@ -286,7 +293,7 @@ class LandingStore:
         return self._index.holds_just(window, batches)
 
     def windows(self) -> list[str]:
-        """Every window that anything has landed in, in order; of batches that are held back too."""
+        """Return every window in which anything has landed, in order, held-back batches included."""
         return self._index.windows()
 
     def reaching(self, epoch: int, first: Position, last: Position) -> list[LandedPart]:
@@ -296,11 +303,11 @@ class LandingStore:
         return sorted(parts, key=lambda each: (each.landed_at, each.batch_id, each.window, each.path))
 
     def news(self, era: str | None, number: int) -> News:
-        """What landed since a look that ended with ``number`` in ``era``."""
+        """Return what landed since the read that ended with ``number`` in ``era``."""
         return self._index.news(era, number)
 
     def epoch_standings(self) -> tuple[EpochStanding, ...]:
-        """How far each epoch with a batch has come, in order; of batches that are held back too."""
+        """Return how far each epoch with a batch has come, in order, held-back batches included."""
         return self._standings()
 
     def stream_between(self, epoch: int, since: Lsn, below: Lsn) -> list[Manifest]:
@@ -331,9 +338,9 @@ class LandingStore:
         return self.read(last.batch_id) if last is not None else None
 
     def newest_epoch_begun(self) -> int:
-        """The highest epoch of which an event has landed; 0 before the first.
+        """Return the highest epoch of which an event has landed; 0 before the first.
 
-        An epoch that is recorded only, or that has landed idle stretches alone, has not begun.
+        An epoch has not begun if it is only recorded, or if only idle stretches of it have landed.
         """
         return max((each.epoch for each in self._standings() if each.begun), default=0)
 
@@ -364,9 +371,9 @@ class LandingStore:
     def begin_epoch(
         self, reason: str, facts: EpochFacts | None, *, now: datetime | None = None
     ) -> EpochRecord:
-        """Allocate the next epoch, durably; ``EpochContested`` if another process did so first.
+        """Allocate the next epoch, durably. Raises ``EpochContested`` if another process did so first.
 
-        A number that any batch bears is never given again, even if its epoch record is lost.
+        A number that any batch has is never used again, even if its epoch record is lost.
         """
         used = [each.epoch for each in self._standings()]
         number = max([*used, *epoch_numbers(self._epochs)], default=0) + 1
@@ -375,18 +382,19 @@ class LandingStore:
         return record
 
     def close(self) -> None:
-        """Let go of the index; the next look opens it again."""
+        """Close the index; the next read opens it again."""
         self._index.close()
 
     def look_again(self) -> None:
-        """Have the index compared with every manifest at the next look, changed in its place or not."""
+        """Have the next read compare the index with every manifest, even if the folder did not change."""
         self._storage.bring(self.folder, afresh=True)
         self._index.look_again()
 
     def make_names_durable(self) -> None:
-        """Make durable that what has landed is there: who landed it may have died just before that.
+        """Make the names of landed batches durable: the process that landed them may have died just before
+        that.
 
-        To be called before anything of it is confirmed to a source.
+        Call it before anything of them is confirmed to a source.
         """
         if self._storage.is_local:
             sync_folder(self._manifests)

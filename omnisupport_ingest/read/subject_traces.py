@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,10 +31,12 @@ from omnisupport_ingest.contracts.model import Subject, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.contracts.subject_keys import ID_BYTES, row_subject
+from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import storage_of
 
 LANDING, RAW = "landing", "raw_cdc_staging"
 
@@ -146,7 +151,23 @@ def cells_above_raw(
     ``contract``: of a table of the subject. ``whole_rows``: while windows wait to be judged again, whatever
     a row in ``of_subject`` holds may be the subject's, also where it names another one by now.
     """
-    holding = []
+    return _cells_in(workspace, contract, of_subject, whole_rows=whole_rows, left_over=False)
+
+
+def cells_left_over(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[Holding]:
+    """The same of files that no version of these tables holds: what a run has written and not committed.
+
+    It may be under way, or dead. A file that is still being written holds one cell, as nobody can say.
+    """
+    return _cells_in(workspace, contract, of_subject, whole_rows=True, left_over=True)
+
+
+def _cells_in(
+    workspace: Workspace, contract: TableContract, of_subject: Traced, *, whole_rows: bool, left_over: bool
+) -> list[Holding]:
+    holding, files_of = [], _left_over if left_over else _held
+    tables = (workspace.deduped(contract.source), workspace.quarantine(contract.source))
+    of_events = [(table, [*files_of(table)]) for table in tables]
     for each in workspace.contracts.of_source(contract.source):
         table_name, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
         keys = {key for *of, key in of_subject.rows if tuple(of) == table_name}
@@ -157,10 +178,12 @@ def cells_above_raw(
         wanted = Wanted(
             columns, named, of_subject.subjects, unnamed, keys if whole_rows or named is None else set()
         )
-        for table in (workspace.deduped(each.source), workspace.quarantine(each.source)):
-            holding += _cells(workspace, table, each, wanted, of_events=True)
+        count_in = partial(_event_cells, contract=each, wanted=wanted)
+        for table, files in of_events:
+            holding += _cells(workspace, table, _of_table(files, each), count_in, may_vanish=left_over)
+        count_in = partial(_row_cells, wanted=wanted)
         for table in tables_of(workspace, each):
-            holding += _cells(workspace, table, each, wanted, of_events=False)
+            holding += _cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return holding
 
 
@@ -206,22 +229,66 @@ def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable,
     return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
 
 
-def _cells(
-    workspace: Workspace, table: LakeTable, contract: TableContract, wanted: Wanted, *, of_events: bool
-) -> list[Holding]:
+def _held(table: LakeTable) -> Iterator[tuple[str, Path]]:
     snapshot = look(table)
-    counts: dict[tuple[str, Path], int] = {}
     for file in snapshot.all_files() if snapshot is not None else ():
-        partition = dict(file.partition)
-        if partition.get("source_table", contract.table) != contract.table:
-            continue
-        count = _event_cells(file.uri, contract, wanted) if of_events else _row_cells(file.uri, wanted)
-        if count:
-            counts[table.spec.path, Path(file.uri)] = count
-    return _holdings(workspace, counts)
+        yield file.path, Path(file.uri)
 
 
-def _event_cells(path: str, contract: TableContract, wanted: Wanted) -> int:
+def _left_over(table: LakeTable) -> Iterator[tuple[str, Path]]:
+    storage, snapshot = storage_of(table.folder), look(table)
+    held = {file.path for file in snapshot.all_files()} if snapshot is not None else set()
+    found = {Path(folder, name) for folder, _, names in os.walk(table.folder) for name in names}
+    if not storage.is_local:
+        found |= {each.path for each in storage.listed(table.folder)}
+    for file in sorted(found):
+        path = file.relative_to(table.folder).as_posix()
+        if file.suffix == ".parquet" and path not in held and not layout.is_state(path):
+            yield path, storage.at_hand(file)
+
+
+def _of_table(files: Iterable[tuple[str, Path]], contract: TableContract) -> Iterator[tuple[str, Path]]:
+    """Those of ``files`` with events whose partition is that of the table, or of none."""
+    for path, file in files:
+        folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
+        if unquote(folders.get("source_table", contract.table)) == contract.table:
+            yield path, file
+
+
+def _cells(
+    workspace: Workspace,
+    table: LakeTable,
+    files: Iterable[tuple[str, Path]],
+    count_in: Callable[[Path], int],
+    *,
+    may_vanish: bool,
+) -> list[Holding]:
+    """``may_vanish``: of ``files`` that no table names yet."""
+    found, home = [], workspace.home.path
+    for _, file in files:
+        try:
+            if count := _count(file, count_in, may_be_draft=may_vanish):
+                name = file.relative_to(home).as_posix()
+                found.append(Holding(table.spec.path, name, sha256_of(file), count))
+        except FileNotFoundError:
+            if not may_vanish:
+                raise
+    return sorted(found, key=lambda each: each.path)
+
+
+def _count(file: Path, count_in: Callable[[Path], int], *, may_be_draft: bool) -> int:
+    try:
+        return count_in(file)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowInvalid, KeyError):
+        # Not whole yet, or a task's own, of another form.
+        if not may_be_draft:
+            raise
+        return 1
+
+
+def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
     names = pq.read_schema(path).names
     rows = pq.read_table(path, columns=[each for each in _READ if each in names], partitioning=None)
     matching = pc.and_(wanted.may_have(rows), pc.equal(rows["source_schema"], contract.schema))
@@ -239,7 +306,7 @@ def _event_cells(path: str, contract: TableContract, wanted: Wanted) -> int:
     )
 
 
-def _row_cells(path: str, wanted: Wanted) -> int:
+def _row_cells(path: Path, wanted: Wanted) -> int:
     present = frozenset(pq.read_schema(path).names)
     columns = sorted(wanted.columns & present)
     named = [wanted.named] if wanted.named is not None else []

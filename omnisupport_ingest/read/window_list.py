@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -76,7 +77,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     lateness, watermark = Lateness.of(workspace, source), workspace.closing_watermark(source)
     landing = workspace.landing(source)
     landed = landing.landed()
-    pending = pending_windows(workspace, source)
+    pending = pending_windows(workspace, source, limit=sys.maxsize)
     judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
     parts = {window: of_window for window in landing.windows() if (of_window := landed.parts(window))}
     # Raw may hold batches that landing no longer has. A run over a range of windows makes empty ones too.

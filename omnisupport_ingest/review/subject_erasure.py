@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from omnisupport_ingest.read.subject_traces import (
     Traced,
     by_other_keys,
     cells_above_raw,
+    cells_left_over,
     key_ids_of_row,
     tables_of,
     traced,
@@ -108,11 +110,14 @@ def erase_subject(
     waiting = _waiting(workspace, contract.source, of_subject)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
     keeps_versions = storage_of(workspace.home.lake / "any").keeps_versions()
+    swept, left_over = list[str](), list[Holding]()
+    if not (cells or waiting):
+        swept = _sweep(workspace, contract, of_subject)
+        left_over = cells_left_over(workspace, contract, of_subject)
     remaining = _Remaining(
-        cells, waiting, by_other_keys(workspace, contract, of_subject, ids), keeps_versions
+        cells, waiting, by_other_keys(workspace, contract, of_subject, ids), left_over, keeps_versions
     )
-    pending = bool(cells or waiting)
-    swept = [] if pending else _sweep(workspace, contract, of_subject)
+    pending = bool(cells or waiting or left_over)
     remains = _remains(workspace, contract, of_subject, remaining)
     complete = not (pending or of_subject.plain or remaining.by_other_keys or keeps_versions)
     document = {
@@ -126,12 +131,12 @@ def erase_subject(
         "looked_at": _now(),
         "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
         "encrypted": _plainly(of_subject.encrypted),
-        "after": _after(workspace, before["before"], cells),
+        "after": _after(workspace, before["before"], [*cells, *left_over]),
         "swept": sorted({*before["swept"], *swept}),
         "remains": remains,
     }
     _write(path, document)
-    return _erased(path, complete, of_subject, cells, len(swept), remains)
+    return _erased(path, complete, of_subject, [*cells, *left_over], len(swept), remains)
 
 
 def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -166,12 +171,13 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 @dataclass(frozen=True, slots=True)
 class _Remaining:
     """What is left of a subject: readable ``cells`` downstream of raw; windows ``waiting`` to be judged,
-    again or for the first time; landed images of its rows ``by_other_keys``; ``in_versions``: whether the
-    bucket keeps versions of what is deleted from it."""
+    again or for the first time; landed images of its rows ``by_other_keys``; readable cells ``left_over`` in
+    files of no version; ``in_versions``: whether the bucket keeps versions of what is deleted from it."""
 
     cells: Sequence[Holding]
     waiting: Collection[str]
     by_other_keys: Sequence[Holding]
+    left_over: Sequence[Holding] = ()
     in_versions: bool = False
 
 
@@ -189,7 +195,8 @@ def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]
         for window, state in states.items()
         if state is None or not {*versions.of(window)} <= {*state.versions}
     }
-    waits = pending_windows(workspace, source)
+    # Of every batch: who runs a window by hand need not take the first ones first.
+    waits = pending_windows(workspace, source, limit=sys.maxsize)
     return sorted(windows & {*made_before, *waits.windows, *waits.late_windows})
 
 
@@ -242,6 +249,12 @@ def _remains(
         [each.path for each in remaining.cells],
         "their windows are not judged again yet, then give the command again; or retention has sealed them, "
         "or the row had the value from another subject",
+    )
+    add(
+        "files that no table names",
+        [each.path for each in remaining.left_over],
+        "a run is writing them, or wrote them and died: give the command again when no run is under way; "
+        "what a dead one left goes when it is a day old",
     )
     add(
         "windows that wait to be judged",

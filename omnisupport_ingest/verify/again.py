@@ -7,6 +7,7 @@ divided.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -26,6 +29,7 @@ from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.settings import PREFIX, Settings
+from omnisupport_ingest.storage import MARKER, at_hand, storage_of
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.table import LakeTable
@@ -72,17 +76,15 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
     ``changed``: settings that differ there. No process may run on ``home`` meanwhile. Raises ``NotMadeAgain``
     with the last line of the pass's output if it fails.
     """
-    with failpoint("runtime.file"):
-        folder.mkdir(mode=0o700)
-        for each in home.path.iterdir():
-            if each.name not in _NOT_COPIED:
-                target = folder / each.name
-                shutil.copytree(each, target) if each.is_dir() else shutil.copy2(each, target)
-    there = settings.model_copy(update={"home": folder, "dagster_pg_url": None, **changed})
+    copy_batches(home, folder)
+    own = {"home": folder, "storage": None, "dagster_pg_url": None}
+    there = settings.model_copy(update={**own, **changed})
     outside = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "omnisupport_ingest.cli.main", "materialize"],
+        # Not where a .env file says what is None there.
+        cwd=folder,
         env=outside | settings_environment(there),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -97,6 +99,24 @@ def make_again(settings: Settings, home: Home, folder: Path, **changed: Any) -> 
             fix=f"Read the logs in {folder / 'logs'}.",
         )
     return MadeAgain(contents(there), seconds)
+
+
+def copy_batches(home: Home, folder: Path) -> None:
+    """Make the new home ``folder``, of folders, with what landed in ``home`` and nothing that was made of it.
+
+    Of a home in a bucket its objects are brought first: the new one must not come to the same tables.
+    """
+    for each in storage_of(home.landing / "any").listed(home.landing):
+        at_hand(each.path)
+    with failpoint("runtime.file"):
+        folder.mkdir(mode=0o700)
+        for found in home.path.iterdir():
+            if found.name not in _NOT_COPIED:
+                target = folder / found.name
+                shutil.copytree(found, target) if found.is_dir() else shutil.copy2(found, target)
+        record = parse_json(read_file(folder / MARKER))
+        if record.pop("storage", None) is not None:
+            replace(folder / MARKER, json.dumps(record, indent=2).encode() + b"\n")
 
 
 def differing(one: Contents, other: Contents) -> list[str]:

@@ -1,8 +1,8 @@
-"""The kernels of the fold by themselves: plain Python on Arrow batches, cut in any way, without Spark.
+"""Run the kernels of the fold alone: plain Python on Arrow batches, divided in any way, without Spark.
 
-What Spark does around them is done here by the simplest means: rows of one group go to one worker, which
-gets them in batches of any size; texts become typed columns; what a key change did not send is taken
-from the life that it ended. One Spark test of each (``test_fold_properties``) shows that Spark does it too.
+What Spark does around them is done here by the simplest means: rows of one group go to one worker, in batches
+of any size; texts become typed columns; columns that a key change did not send are taken from the life that
+it ended. One Spark test of each (``test_fold_properties``) shows that Spark does the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EVENTS = pa.schema(
         pa.field("withheld", pa.bool_()),
     ]
 )
-"""What ``fold.to_fold`` hands to the kernel."""
+"""Schema of what ``fold.to_fold`` gives the kernel."""
 
 _TYPES: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
     "text": (pa.string(), str),
@@ -61,12 +61,12 @@ _TYPES: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
     "timestamptz": (columnar.TIME, lambda text: None if "inf" in text else datetime.fromisoformat(text)),
     "boolean": (pa.bool_(), {"t": True, "f": False}.__getitem__),
 }
-"""Type → its column, and the value of a text; null where the column cannot hold it."""
+"""Type → its Arrow type, and a function from text to value; None where the type cannot hold it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table under test: its key, and the types of all its columns, the key's included."""
+    """A table under test: its key, and the types of all its columns."""
 
     oracle: TableShape
     key: tuple[str, ...]
@@ -80,9 +80,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Cut:
-    """How work is cut: workers, the most rows of a batch that one gets, and the order of arrival.
+    """How work is divided: number of workers, most rows of a batch, and the order of arrival.
 
-    ``few``: as of ``fold_groups``: so many events, or fewer, are folded one group after another.
+    ``few``: at most so many events are folded group by group (``fold_groups``).
     """
 
     workers: int = 1
@@ -91,7 +91,7 @@ class Cut:
     few: int = 0
 
     def parts(self, table: pa.Table, by: Sequence[str]) -> Iterator[list[pa.RecordBatch]]:
-        """The batches of each worker; rows that agree in ``by`` come to one."""
+        """Return the batches of each worker; rows that agree in ``by`` go to one worker."""
         rows = list(range(table.num_rows))
         if self.seed is not None:
             Random(self.seed).shuffle(rows)
@@ -102,10 +102,10 @@ class Cut:
 
 
 def events_table(events: Iterable[Event], table: Table, windows: Mapping[tuple[int, int], str]) -> pa.Table:
-    """The events as ``fold.to_fold`` gives them; ``windows``: by transaction (epoch, commit LSN)."""
-    spoken = [event for event in events if event.table == table.oracle.name]
-    accepted = {(event.at, event.identity) for event in spoken if not event.quarantined}
-    kept = [each for each in spoken if not (each.quarantined and (each.at, each.identity) in accepted)]
+    """Return the events as ``fold.to_fold`` does. ``windows``: by transaction (epoch, commit LSN)."""
+    of_table = [event for event in events if event.table == table.oracle.name]
+    accepted = {(event.at, event.identity) for event in of_table if not event.quarantined}
+    kept = [each for each in of_table if not (each.quarantined and (each.at, each.identity) in accepted)]
     rows = [_event_row(event, table, windows[event.at[:2]], number) for number, event in enumerate(kept)]
     left = [row for row in rows if row["moved_from_key"] is not None and not row["withheld"]]
     rows += [{**row, "key": row["moved_from_key"], "op": OLD_KEY_ENDED} for row in left]
@@ -113,18 +113,19 @@ def events_table(events: Iterable[Event], table: Table, windows: Mapping[tuple[i
 
 
 def fold(events: pa.Table, table: Table, cut: Cut = Cut()) -> pa.Table:
-    """The folded rows, typed."""
+    """Return the folded rows, typed."""
     groups = cut.parts(events, ("window", "key"))
     folded = _run(groups, lambda part: fold_groups(part, table.shape, few=cut.few))
     return _typed(folded, table)
 
 
-def fold_late(events: pa.Table, table: Table, asked: list[int] | None = None) -> pa.Table:
-    """The folded rows, typed, of events whose images are given when they are asked for; ``asked``: which."""
+def fold_late(events: pa.Table, table: Table, numbers_read: list[int] | None = None) -> pa.Table:
+    """Return the folded rows, typed, of events whose images are read late. ``numbers_read`` gets the numbers
+    read."""
 
     def images(numbers: Any) -> pa.Table:
-        if asked is not None:
-            asked.extend(numbers.tolist())
+        if numbers_read is not None:
+            numbers_read.extend(numbers.tolist())
         return events.select(IMAGES).take(pa.array(numbers)).combine_chunks()
 
     narrow = events.drop_columns(list(IMAGES)).append_column(ROW, pa.array(range(len(events))))
@@ -133,14 +134,14 @@ def fold_late(events: pa.Table, table: Table, asked: list[int] | None = None) ->
 
 
 def merged(parts: Sequence[pa.Table], table: Table, cut: Cut = Cut()) -> pa.Table:
-    """Folded rows merged to one per group."""
+    """Return folded rows merged to one per group."""
     together = pa.concat_tables(parts)
     groups = cut.parts(together, ("window", "_cdc_key"))
     return _run(groups, lambda part: merge_groups(part, table.shape, few=cut.few), together.schema)
 
 
 def current(rows: pa.Table, table: Table, cut: Cut = Cut()) -> Rows:
-    """One row per key: columns of ``current.lives_type``, filled along key changes."""
+    """Return one row per key: columns of ``current.lives_type``, filled along key changes."""
     kinds = rows["_cdc_kind"].to_pylist()
     keyed = [row for row, kind in enumerate(kinds) if kind in (KEY, ENDED)]
     ends = TableEnds.collect(table_ends_in(rows))
@@ -157,8 +158,8 @@ def current(rows: pa.Table, table: Table, cut: Cut = Cut()) -> Rows:
 class State:
     """What oracle and kernels are compared in.
 
-    ``ended_at``: commit time of what ended the life. ``last``: operation and position of the last event of
-    a row that lives for certain. Values of a row that may not exist are left out.
+    ``ended_at``: commit time of what ended the life. ``last``: operation and position of the last event of a
+    row that certainly lives. Values of a row that may not exist are left out.
     """
 
     ended_at: datetime | None
@@ -167,12 +168,12 @@ class State:
     values: tuple[tuple[str, str | None], ...]
 
     def is_part_of(self, other: State) -> bool:
-        """Whether this says nothing that ``other`` does not, and differs in unresolved columns alone."""
+        """Whether this state differs from ``other`` only in columns that are unresolved here."""
         return replace(self, values=()) == replace(other, values=()) and set(self.values) <= set(other.values)
 
 
 def states(rows: Rows, table: Table) -> dict[Key, State]:
-    """The current state as the kernels have it."""
+    """Return the current state that the kernels computed."""
     found = {}
     for row in rows:
         unresolved = set(row["_cdc_unresolved"])
@@ -190,7 +191,7 @@ def states(rows: Rows, table: Table) -> dict[Key, State]:
 
 
 def expected(rows: Mapping[Key, Row], events: Iterable[Event]) -> dict[Key, State]:
-    """The same as the oracle has it."""
+    """Return the current state that the oracle computes."""
     times, ops = {}, {}
     for event in sorted(events, key=lambda each: ("dcru".find(each.op), not each.quarantined)):
         times[event.at] = event.source_ts
@@ -207,16 +208,16 @@ def expected(rows: Mapping[Key, Row], events: Iterable[Event]) -> dict[Key, Stat
 
 
 def without_shown(found: Mapping[Key, State], events: Iterable[Event]) -> dict[Key, State]:
-    """Without what ended rows show, where anything is in quarantine: nobody may rely on that."""
+    """Leave out what ended rows show if anything is in quarantine: it is not promised then."""
     if not any(event.quarantined for event in events):
         return dict(found)
     return {key: replace(s, values=()) if s.ended_at is not None else s for key, s in found.items()}
 
 
 def same_rows(table: pa.Table) -> Rows:
-    """The rows of keys, in an order of their own, without hashes: equal where the content is.
+    """Return the rows of keys in a fixed order without hashes, to compare content.
 
-    Lives that key changes ended are judged by what they lead to.
+    Lives that key changes ended are compared by what they lead to.
     """
     rows = table.drop_columns(["_cdc_row_hash"]).to_pylist(maps_as_pydicts="strict")
     for row in rows:
@@ -259,7 +260,7 @@ def key_text(key: Key | None) -> str | None:
 
 
 def image_text(image: Image | None, key: Key | None, table: Table) -> str | None:
-    """A row image as it lands: with the key's columns in it."""
+    """Return a row image as it lands, with the key's columns in it."""
     if image is None or key is None:
         return None
     return orjson.dumps({**dict(zip(table.key, key, strict=True)), **image}).decode()
@@ -277,7 +278,7 @@ def _run(
 
 
 def _typed(folded: pa.Table, table: Table) -> pa.Table:
-    """As ``fold.with_types``: values by their types, and the texts of those that a type cannot hold."""
+    """Type the values as ``fold.with_types`` does, and keep the texts of those that a type cannot hold."""
     texts = {name: folded[name].to_pylist() for name in table.types}
     columns = {name: folded[name] for name in folded.column_names}
     exact: list[list[tuple[str, str]]] = [[] for _ in range(folded.num_rows)]
@@ -305,7 +306,7 @@ def _position(value: Mapping[str, int] | None) -> tuple[int, ...] | None:
 
 
 def _filled(row: dict[str, Any], old: Mapping[tuple[str, Any], dict[str, Any]]) -> dict[str, Any]:
-    """As ``current.filled``, but one life after the other."""
+    """Fill a row as ``current.fill_unsent`` does, one life after the other."""
     row = {**row, "_cdc_exact": dict(row["_cdc_exact"] or {})}
     still_open = set(row["_open"] or ())
     place = row["_from_key"], _position(row["_from_at"])

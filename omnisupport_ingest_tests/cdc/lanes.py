@@ -1,7 +1,8 @@
-"""Many histories in one Spark job: each a lane of keys of its own, in one table.
+"""Run many random histories in one Spark job. Each history is a lane: it has keys of its own in one shared
+table.
 
-What ends a whole table ends the rows of every lane, so the lanes share those events, and are
-interleaved in log order with them and with each other.
+What ends a whole table ends the rows of every lane. So the lanes share these events, and are interleaved in
+log order with them and with each other.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ _START = datetime(2026, 11, 1, tzinfo=UTC)
 class State:
     """What oracle and Spark are compared in: a row's end and its resolved values.
 
-    ``deleted_at`` is the commit time of the event that ended the life. Two things are left out,
-    for nobody may rely on them: the values of a row that is not known to exist, and what a deleted
-    row shows in a lane with quarantined events.
+    ``deleted_at`` is the commit time of the event that ended the life. Two things that are not promised are
+    left out: the values of a row that may not exist, and what a deleted row shows in a lane with quarantined
+    events.
     """
 
     is_deleted: bool
@@ -65,15 +66,15 @@ class State:
     values: tuple[tuple[str, str | None], ...]
 
     def is_part_of(self, other: State) -> bool:
-        """Whether this says nothing that ``other`` does not, and differs in unresolved columns only."""
+        """Whether this state differs from ``other`` only in columns that are unresolved here."""
         return replace(self, values=()) == replace(other, values=()) and set(self.values) <= set(other.values)
 
 
 def in_lanes(rng: Random, count: int, *, whole_table_withheld: bool = False) -> list[Event]:
-    """``count`` event soups, every other with withheld events, as lanes of one history.
+    """Return ``count`` random histories as lanes of one history, every other one with withheld events.
 
-    They share a truncate and a boundary, and half of them a boundary of the range of their keys, between
-    what they do in log order; with ``whole_table_withheld`` also a truncate and a boundary that are in
+    They share a truncate and a snapshot end, and half of them a snapshot end of their key range, between
+    their own events in log order. With ``whole_table_withheld`` also a truncate and a snapshot end in
     quarantine.
     """
     events = []
@@ -106,13 +107,13 @@ def _in_lane(event: Event, lane: int, lanes: int = _LANES_PER_LSN) -> Event:
 
 
 def with_distinct_times(events: list[Event]) -> list[Event]:
-    """``events`` with a commit time for each position, so that times tell what happened when."""
+    """Return ``events`` with a distinct commit time per position, so that times identify events."""
     ranks = {at: rank for rank, at in enumerate(sorted({event.at for event in events}))}
     return [replace(event, source_ts=_START + timedelta(seconds=ranks[event.at])) for event in events]
 
 
 def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int, int], str]) -> DataFrame:
-    """The events as the fold takes them; ``windows``: by transaction (epoch, commit LSN)."""
+    """Return the events as the fold takes them. ``windows``: by transaction (epoch, commit LSN)."""
     rows = [
         (
             windows[event.at[:2]],
@@ -140,7 +141,7 @@ def frame(spark: SparkSession, events: Iterable[Event], windows: dict[tuple[int,
 
 
 def expected(events: list[Event]) -> dict[Key, State]:
-    """What the oracle makes of the events."""
+    """Return the current state that the oracle computes."""
     times = {event.at: event.source_ts for event in events}
     with_withheld = _lanes_with_withheld(events)
     return {
@@ -155,7 +156,7 @@ def expected(events: list[Event]) -> dict[Key, State]:
 
 
 def folded(current: DataFrame, events: list[Event]) -> dict[Key, State]:
-    """What Spark makes of them, from the fold's current state."""
+    """Return the current state that Spark computed."""
     with_withheld = _lanes_with_withheld(events)
     return {
         (str(row["lane"]), str(row["id"])): _folded_state(row, shown=str(row["lane"]) not in with_withheld)
@@ -188,7 +189,7 @@ def _state(is_deleted: bool, deleted_at: datetime | None, doubtful: bool, values
 
 
 def scope_text(scope: tuple[Key, Key]) -> str:
-    """A range of keys as the boundary that ends it carries it."""
+    """Return a key range as the text that its snapshot end carries."""
     first, last = scope
     kinds = ["integer"] * max(len(first), len(last))
     return json.dumps({"kinds": kinds, "from": list(first), "to": list(last)})
@@ -199,7 +200,7 @@ def _key_text(key: Key | None) -> str | None:
 
 
 def _image_text(image: Image | None, key: Key | None) -> str | None:
-    """A row image as it lands: with the key's columns in it."""
+    """Return a row image as it lands, with the key's columns in it."""
     if image is None or key is None:
         return None
     return _compact({**dict(zip(CONTRACT.key, key, strict=True)), **image})

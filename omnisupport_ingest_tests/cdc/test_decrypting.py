@@ -1,4 +1,4 @@
-"""Rows whose subject was erased: their values are NULL, and no rule keeps a row out for that."""
+"""Rows of an erased subject: their values are NULL, and no rule keeps such a row out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of an event is one, whoever works it out."""
+"""Spark and the column kernel compute the same hash of an event."""
 
 from __future__ import annotations
 

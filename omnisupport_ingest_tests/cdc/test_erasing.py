@@ -1,4 +1,4 @@
-"""What is left of erased events, held against the oracle, and which events of which keys are a row's."""
+"""Erasing is compared with the oracle: what is left of erased events, and which events belong to a row."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def landed(delivery: Delivery, copy: int, *, collides: bool) -> dict[str, Any]:
 
 
 def judged(deliveries: Sequence[Delivery], spans: Spans) -> list[dict[str, Any]]:
-    """What the workers make of the deliveries, in their order; copies are told as Spark would."""
+    """Judge the deliveries in their order as the workers do; copies are found as Spark finds them."""
     contents: dict[Position, dict[object, int]] = defaultdict(lambda: defaultdict(int))
     copies = []
     for each in deliveries:
@@ -115,8 +115,9 @@ def expected(deliveries: Sequence[Delivery], spans: Spans) -> list[Verdict]:
 
 
 @st.composite
-def told(draw: st.DrawFn) -> tuple[list[Delivery], Spans]:
-    """Events as they may land, copies, collisions and unreadable ones among them; what is erased of them."""
+def sent(draw: st.DrawFn) -> tuple[list[Delivery], Spans]:
+    """Draw events as they may land (copies, collisions and unreadable ones among them), and which of them are
+    erased."""
     rng = draw(st.randoms(use_true_random=False))
     soup = lanes.in_one_lane(histories.soup(rng, withheld=False))
     events = histories.collided(rng, [replace(event, source_ts=NOON) for event in soup])
@@ -148,7 +149,7 @@ def parsed(text: str | None) -> Any:
 
 
 @settings(max_examples=examples(300))
-@given(told())
+@given(sent())
 def test_judged_events_are_kept_as_the_oracle_keeps_them(story: tuple[list[Delivery], Spans]) -> None:
     deliveries, spans = story
     for row, verdict in zip(judged(deliveries, spans), expected(deliveries, spans), strict=True):
@@ -170,7 +171,7 @@ def test_judged_events_are_kept_as_the_oracle_keeps_them(story: tuple[list[Deliv
 
 
 def test_the_property_meets_erased_events_of_every_verdict() -> None:
-    """Else it would hold of nothing."""
+    """Otherwise the property above could hold without meeting them."""
     seen = set()
     for seed in range(200):
         rng = Random(seed)
@@ -183,7 +184,7 @@ def test_the_property_meets_erased_events_of_every_verdict() -> None:
 
 
 def test_what_is_erased_of_a_row_is_all_of_it_and_nothing_of_a_row_that_lives() -> None:
-    """Every value of the simulated database is another one, so it tells whose it is."""
+    """Every value of the simulated database is distinct, so it identifies its row."""
     rows = 0
     for seed in range(300):
         history = simulate(Random(seed), exact=True)
@@ -194,7 +195,7 @@ def test_what_is_erased_of_a_row_is_all_of_it_and_nothing_of_a_row_that_lives() 
 
 
 def _assert_erasing_takes_the_row_alone(events: Sequence[Event], *, whole: bool) -> int:
-    """Erase each row that has ended, by itself; how many there were."""
+    """Erase each ended row by itself; return how many there were."""
     changes = [
         KeyChange(text(event.moved_from), text(event.key), event.at)
         for event in events

@@ -1,7 +1,7 @@
-"""The Spark fold comes to what the oracle comes to, however the events are split and merged.
+"""The Spark fold equals the oracle, however the events are divided and merged.
 
-Each test folds hundreds of random histories in one job. A failure names the lane: its events are
-drawn again, alone, from the seed.
+Each test folds hundreds of random histories in one job. A failure names the lane, whose events can be drawn
+again from the seed alone.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TestDatabaseHistory:
 
 
 class TestChainsOfKeyChanges:
-    """One row whose key changes again and again, the long column never sent again."""
+    """One row whose key changes again and again; its long column is never sent again."""
 
     @pytest.mark.parametrize("windows", [pytest.param(1, marks=pytest.mark.slow), 3])
     def test_the_last_key_has_the_column_that_only_the_first_one_carried(
@@ -117,19 +117,20 @@ class TestChainsOfKeyChanges:
                     moved_from=old,
                 )
             )
-        told = lanes.with_distinct_times(lanes.in_one_lane(events))
-        window_of = {place: f"w{number % windows}" for number, place in enumerate(_transactions(told))}
-        current = lanes.folded(current_state(_fold(spark, told, window_of), CONTRACT), told)
+        sent = lanes.with_distinct_times(lanes.in_one_lane(events))
+        window_of = {place: f"w{number % windows}" for number, place in enumerate(_transactions(sent))}
+        current = lanes.folded(current_state(_fold(spark, sent, window_of), CONTRACT), sent)
         assert dict(current["0", "41"].values) == {long: "v", **dict.fromkeys(others, "40")}
-        assert current == lanes.expected(told)
+        assert current == lanes.expected(sent)
 
 
 class TestSoups:
-    """Events that no database would send: gaps, withheld ones, repeats, updates of rows that are gone.
+    """Events in random order that no database would send: gaps, withheld events, repeats, updates of deleted
+    rows.
 
-    Each transaction is in a window drawn at random, and in one of three parts drawn at random.
-    Windows follow commit time, not log order, so a window may hold the first and the last event of
-    a key, and another the one between; parts follow arrival, which may be in any order.
+    Each transaction is in a random window and in one of three random parts. Windows follow commit time, not
+    log order, so one window may hold the first and the last event of a key, and another the one between.
+    Parts follow arrival, which may be in any order.
     """
 
     @pytest.mark.quick
@@ -177,10 +178,10 @@ def _assert_equal(folded: dict[Key, State], expected: dict[Key, State], events: 
 
 
 def _assert_part(folded: dict[Key, State], expected: dict[Key, State], events: list[Event]) -> None:
-    """Equal, but that a column which came along a key change may be unresolved.
+    """Assert equality, but allow a column that came with a key change to be unresolved.
 
-    A window that folded events of the old key from both sides of the change, which itself stands
-    in another, no longer holds the earlier ones. It must then say that it does not know.
+    A window that folded events of the old key from both sides of the change, when the change is in another
+    window, no longer has the earlier ones. Then the column must be unresolved.
     """
     moved = {event.key for event in events if event.key is not None and event.moved_from is not None}
     keys = folded.keys() | expected.keys()
@@ -197,10 +198,10 @@ def _told(wrong: set[Key], folded: dict[Key, State], expected: dict[Key, State],
         return sorted((e for e in events if e.key is None or e.key[0] == key[0]), key=lambda event: event.at)
 
     key = min(wrong, key=lambda key: (len(lane_of(key)), key))
-    told = "\n".join(f"  {event}" for event in lane_of(key)[:40])
+    sent = "\n".join(f"  {event}" for event in lane_of(key)[:40])
     return (
         f"{len(wrong)} of {len(expected)} keys differ; the simplest is {key}:\n"
-        f"folded   {folded.get(key)}\nexpected {expected.get(key)}\n{told}"
+        f"folded   {folded.get(key)}\nexpected {expected.get(key)}\n{sent}"
     )
 
 
@@ -217,10 +218,10 @@ def _merge(*parts: DataFrame) -> DataFrame:
 
 
 def _rows(folded: DataFrame) -> dict[tuple[object, ...], int]:
-    """The hash of each key's folded row (of all it says, for the next merge too), by window and key.
+    """Return the hash of each key's folded row by window and key; the hash covers what the next merge needs.
 
-    Lives that key changes ended are judged by what they lead to: what is left of one depends on
-    whether the change was known when the old key's later events were folded in.
+    Lives that key changes ended are compared by what they lead to: what is left of one depends on whether the
+    change was known when the old key's later events were folded.
     """
     rows = hashed(folded).where(F.col("_cdc_kind") == KEY)
     rows = rows.select("window", "_cdc_key", "_cdc_row_hash").collect()

@@ -1,6 +1,6 @@
-"""The history, read at any position, is what the oracle comes to there.
+"""The history, read at any position, equals the oracle's state there.
 
-Hundreds of random histories go through one Spark job. A failure names the lane, and what it holds.
+Hundreds of random histories go through one Spark job. A failure names the lane and its events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Held:
-    """A row that is alive somewhere: its known values, and whether it may be gone."""
+    """A row that is alive at a position: its known values, and whether it may not exist."""
 
     values: tuple[tuple[str, str | None], ...]
     doubtful: bool
@@ -78,7 +78,7 @@ def interpreted(spark: SparkSession) -> Iterator[None]:
 
 
 def made(spark: SparkSession, events: list[Event]) -> DataFrame:
-    """The history of ``events``, whose transactions are spread over windows at random."""
+    """Return the history of ``events``, whose transactions are in random windows."""
     rng = Random(SEED)
     transactions = sorted({event.at[:2] for event in events})
     windows = {at: rng.choice(("w1", "w2", "w3")) for at in transactions}
@@ -90,12 +90,12 @@ def versions_of(spark: SparkSession, events: list[Event]) -> list[Version]:
 
 
 def bears_on(event: Event, lane: str) -> bool:
-    """Whether a truncate or boundary may be about a key of ``lane``: its range is not one of other lanes."""
+    """Whether a truncate or snapshot end may reach a key of ``lane``."""
     return event.scope is None or int(event.scope[0][0]) <= int(lane) <= int(event.scope[1][0])
 
 
 def wrong_places(versions: list[Version], events: list[Event]) -> list[str]:
-    """Every position at which the history and the oracle differ, in words; lane by lane."""
+    """Return every position, lane by lane, at which history and oracle differ, in words."""
     of_lane: dict[str, list[Event]] = defaultdict(list)
     keyless = [event for event in events if event.key is None]
     for event in events:
@@ -118,21 +118,21 @@ def wrong_places(versions: list[Version], events: list[Event]) -> list[str]:
             here = [version for version in held[lane] if version.holds_at(at)]
             came = {version.key: version.held for version in here}
             if came != expected or len(here) != len(came):
-                told = "\n".join(f"  {event}" for event in together)
-                found.append(f"lane {lane} at {at}:\nhistory {came}\noracle  {expected}\n{told}")
+                sent = "\n".join(f"  {event}" for event in together)
+                found.append(f"lane {lane} at {at}:\nhistory {came}\noracle  {expected}\n{sent}")
                 break
     return sorted(found, key=len)
 
 
 @pytest.fixture(scope="module")
 def soups() -> list[Event]:
-    """Gaps, withheld, repeats, truncates, boundaries, key changes and two epochs, in lanes."""
+    """Gaps, withheld events, repeats, truncates, snapshot ends, key changes and two epochs, in lanes."""
     return lanes.with_distinct_times(lanes.in_lanes(Random(SEED), LANES))
 
 
 @pytest.fixture(scope="module")
 def doubtful_soups() -> list[Event]:
-    """The same, with a truncate and a boundary in quarantine as well."""
+    """The same, with a truncate and a snapshot end in quarantine too."""
     return lanes.with_distinct_times(lanes.in_lanes(Random(SEED + 1), LANES, whole_table_withheld=True))
 
 
@@ -163,8 +163,8 @@ def test_positions_with_two_contents_are_withheld_of_both(spark: SparkSession) -
     collided = histories.collided(rng, lanes.in_lanes(rng, LANES))
     updates = [each for each in collided if each.op == "u" and rng.random() < 0.2]
     collided += [replace(each, op="d", after=None) for each in updates]
-    told = layers(lanes.with_distinct_times(collided)).folded
-    wrong = wrong_places(versions_of(spark, told), told)
+    sent = layers(lanes.with_distinct_times(collided)).folded
+    wrong = wrong_places(versions_of(spark, sent), sent)
     assert not wrong, f"{len(wrong)} lanes differ; the simplest:\n{wrong[0]}"
 
 
@@ -173,18 +173,19 @@ def test_an_update_and_a_delete_at_one_position_leave_the_row_itself_in_doubt(sp
         replace(event(20, op, "1", **values), quarantined=True)
         for op, values in (("u", {LONG: "b"}), ("d", {}))
     )
-    told = lanes.in_one_lane([event(10, "c", "1", **{LONG: "a"}), update, delete])
-    opened = [version.held.doubtful for version in versions_of(spark, told) if version.end is None]
+    sent = lanes.in_one_lane([event(10, "c", "1", **{LONG: "a"}), update, delete])
+    opened = [version.held.doubtful for version in versions_of(spark, sent) if version.end is None]
     assert opened == [True]
-    one_window = dict.fromkeys({each.at[:2] for each in told}, "w")
-    current = current_rows(fold_events(lanes.frame(spark, told, one_window), CONTRACT), CONTRACT)
-    assert lanes.folded(current, told) == lanes.expected(told)
+    one_window = dict.fromkeys({each.at[:2] for each in sent}, "w")
+    current = current_rows(fold_events(lanes.frame(spark, sent, one_window), CONTRACT), CONTRACT)
+    assert lanes.folded(current, sent) == lanes.expected(sent)
 
 
 @pytest.mark.slow
 @pytest.mark.quick
 def test_the_history_of_a_database_ends_with_what_it_holds(spark: SparkSession) -> None:
-    """Inserts, updates, deletes, moves and swaps of many keys, from snapshots, over one epoch or two."""
+    """Inserts, updates, deletes, key changes and swaps of many keys, from snapshots, over one epoch or
+    two."""
     keys = tuple((str(number),) for number in range(1, 60))
     for seed in range(3):
         simulated = simulate(Random(SEED + seed), exact=True, keys=keys)
@@ -223,9 +224,9 @@ def hashes(versions: DataFrame) -> list[tuple[object, ...]]:
 
 
 class TestNaming:
-    """What opened and closed each version, told of one key at a time."""
+    """What opens and closes each version, one key at a time."""
 
-    def told(self, spark: SparkSession, *events: Event) -> list[tuple[object, ...]]:
+    def versions(self, spark: SparkSession, *events: Event) -> list[tuple[object, ...]]:
         versions = sorted(
             versions_of(spark, lanes.in_one_lane(list(events))), key=lambda each: (each.first, each.key)
         )
@@ -235,7 +236,7 @@ class TestNaming:
         ]
 
     def test_changes_of_one_transaction_are_versions_of_their_own(self, spark: SparkSession) -> None:
-        assert self.told(
+        assert self.versions(
             spark,
             event(10, "c", "1", **{LONG: "a"}),
             event(10, "u", "1", ordinal=2, **{LONG: "b"}),
@@ -252,7 +253,7 @@ class TestNaming:
         self, spark: SparkSession
     ) -> None:
         moved = replace(event(20, "c", "2", ordinal=1, **{OTHERS[0]: "x"}), moved_from=("1",))
-        assert self.told(
+        assert self.versions(
             spark,
             event(10, "c", "1", **{LONG: "first"}),
             event(15, "u", "1", **{LONG: "second"}),
@@ -271,7 +272,7 @@ class TestNaming:
     def test_a_key_change_onto_a_row_whose_delete_is_missing_closes_it_as_a_key_change(
         self, spark: SparkSession
     ) -> None:
-        assert self.told(
+        assert self.versions(
             spark,
             event(10, "c", "1", **{LONG: "a"}),
             event(10, "c", "2", ordinal=2, **{LONG: "b"}),
@@ -292,13 +293,13 @@ class TestNaming:
             withheld,
             event(30, "u", "1", **{LONG: "c"}),
         ]
-        assert self.told(spark, *events) == [
+        assert self.versions(spark, *events) == [
             ("1", "c", "u", {LONG: "a", OTHERS[0]: "x"}),
             ("1", "u", "u", {OTHERS[0]: "x"}),
             ("1", "u", None, {LONG: "c", OTHERS[0]: "x"}),
         ]
         released = replace(withheld, quarantined=False)
-        assert self.told(spark, *events, released)[1] == ("1", "u", "u", {LONG: "b", OTHERS[0]: "x"})
+        assert self.versions(spark, *events, released)[1] == ("1", "u", "u", {LONG: "b", OTHERS[0]: "x"})
 
     @pytest.mark.slow
     def test_a_chain_of_forty_key_changes_keeps_the_column_that_only_the_first_key_sent(
@@ -309,7 +310,7 @@ class TestNaming:
             events.append(event(10 + number, "d", str(number)))
             created = event(10 + number, "c", str(number + 1), ordinal=1, **{OTHERS[0]: str(number)})
             events.append(replace(created, moved_from=(str(number),)))
-        found = self.told(spark, *events)
+        found = self.versions(spark, *events)
         assert len(found) == 41
         assert [values[LONG] for *_, values in found] == ["v"] * 41
         assert [closed for *_, closed, _ in found] == ["moved"] * 40 + [None]
@@ -331,7 +332,7 @@ def event(lsn: int, op: str, key: str | None, *, ordinal: int = 0, **values: str
 
 
 class TestPlantedMistakes:
-    """The comparison with the oracle finds what it is there to find."""
+    """The comparison with the oracle detects planted mistakes."""
 
     @pytest.mark.slow
     def test_stepping_over_withheld_is_found(

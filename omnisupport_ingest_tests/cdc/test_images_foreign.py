@@ -1,4 +1,4 @@
-"""Row images of any content: judged and folded, or quarantined as what cannot be read; nothing else."""
+"""Row images of any content are judged and folded, or quarantined as unreadable; nothing else happens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def judged(*events: dict[str, Any]) -> pa.Table:
 
 
 def folded(found: pa.Table) -> pa.Table:
-    """What was judged, folded as the layers do it: what is in quarantine is withheld."""
+    """Fold judged events as the layers do: quarantined ones are withheld."""
     held = pa.array([verdict == QUARANTINED for verdict in found["verdict"].to_pylist()])
     return pa.Table.from_batches(
         fold_groups(found.append_column("withheld", held).to_batches(), table_columns_of(CONTRACT))

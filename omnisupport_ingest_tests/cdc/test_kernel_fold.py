@@ -1,7 +1,7 @@
-"""The kernels of fold, merge and current state come to what the oracle comes to, on thousands of histories.
+"""The kernels of fold, merge and current state equal the oracle on thousands of random histories.
 
-No Spark: a case takes some milliseconds. Columns are of several types, with values that a type cannot
-hold and texts of every kind; a history is cut into windows, parts, workers and batches of any size.
+No Spark: a case takes some milliseconds. Columns have several types, with values that a type cannot hold and
+texts of every kind. A history is divided into windows, parts, workers and batches of any size.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ TABLE = Table(
         "body": "timestamptz",
     },
 )
-"""The key stands in another order than its columns, and among the others."""
+"""The key's columns are in another order than in the table, and not the first."""
 
 EXAMPLES = 80
-"""Of each property."""
+"""Examples of each property."""
 
 _START = datetime(2026, 11, 1, tzinfo=UTC)
 _REGIONS = {"0": "", "1": 'a"b\\c', "2": "ü\n\u2028🐘", "3": "[null]", "4": "null"}
 
 randoms = st.integers(0, (1 << 32) - 1).map(Random)
-"""By seed: Hypothesis would take longer to draw a history than the kernels to fold it."""
+"""By seed: Hypothesis would take longer to draw a history than the kernels take to fold it."""
 
 cuts = st.builds(
     Cut, st.integers(1, 3), st.integers(1, 9), st.integers(0, 1 << 16), st.sampled_from((0, 1000, 1000))
@@ -58,7 +58,7 @@ cuts = st.builds(
 
 @pytest.fixture(scope="module", autouse=True)
 def small_batches() -> Iterator[None]:
-    """Kernels give their rows out in batches of three, so that most cases have several."""
+    """Kernels return their rows in batches of three, so that most cases have several."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columnar, "_BATCH_ROWS", 3)
         yield
@@ -101,26 +101,27 @@ def _value(column: str, number: int) -> str:
 
 
 def neighbours(rng: Random, events: list[Event]) -> list[Event]:
-    """``events`` with others at some of their positions, as a log without an order inside one LSN has them.
+    """Add events at some of the positions, as in a log without an order inside one LSN.
 
-    They differ in key or operation: a delete of the same key stands before its creation.
+    They differ in key or operation; a delete comes before the creation of the same key.
     """
     found: list[Event] = []
     for event in events:
         if event.op not in "cu" or event.key is None or event.moved_from or rng.random() > 0.4:
             found.append(event)
             continue
-        told = replace(event, identity=f"{event.key} {event.op}")
+        sent = replace(event, identity=f"{event.key} {event.op}")
         other = next(key for key in KEYS if key != event.key)
-        found += [told, replace(told, key=other, identity=f"{other} {event.op}")]
+        found += [sent, replace(sent, key=other, identity=f"{other} {event.op}")]
         if event.op == "c":
-            ended = replace(told, op="d", after=None, unchanged=frozenset(), identity=f"{event.key} d")
+            ended = replace(sent, op="d", after=None, unchanged=frozenset(), identity=f"{event.key} d")
             found.append(replace(ended, quarantined=event.quarantined != (rng.random() < 0.3)))
     return found
 
 
 def drawn(rng: Random, *, withheld: bool = True, moving: bool = False) -> list[Event]:
-    """A soup of events: gaps, withheld ones, repeats, key changes, truncates, ends of snapshots of ranges."""
+    """Draw random events: gaps, withheld ones, repeats, key changes, truncates, snapshot ends of key
+    ranges."""
     events = soup(rng, withheld=withheld, moving=moving)
     if len({event.at for event in events}) == len(events) and rng.random() < 0.5:
         events = neighbours(rng, events)
@@ -130,24 +131,24 @@ def drawn(rng: Random, *, withheld: bool = True, moving: bool = False) -> list[E
 
 
 def in_windows(rng: Random, events: list[Event], count: int) -> dict[tuple[int, int], str]:
-    """A window drawn for each transaction: they follow commit time, which may run against the log."""
+    """Draw a window for each transaction: windows follow commit time, which may run against the log."""
     return {at: f"w{rng.randrange(count)}" for at in sorted({event.at[:2] for event in events})}
 
 
 def oracle_states(events: list[Event]) -> dict[Key, State]:
     found = kernels.expected(current_state(events, SHAPE), events)
     doubtful = {key for key in found if found[key].ended_at is None and _both_halves_withheld(key, events)}
-    told = {
+    sent = {
         key: replace(state, doubtful=True, last=None, values=()) if key in doubtful else state
         for key, state in found.items()
     }
-    return kernels.without_shown(told, events)
+    return kernels.without_shown(sent, events)
 
 
 def _both_halves_withheld(key: Key, events: list[Event]) -> bool:
-    """Whether a delete and a creation at one position are withheld, and nothing since vouches for the row.
+    """Whether a delete and a creation at one position are withheld, and no later event vouches for the row.
 
-    The fold is not told that these are not two contents of one event, one of them a delete.
+    The fold cannot see that they are not two contents of one event, of which one is a delete.
     """
     of_key = [event for event in events if event.key == key]
     at = max((event.at for event in of_key if event.op == "d" and event.quarantined), default=None)
@@ -162,8 +163,8 @@ def kernel_states(rows: kernels.Rows, events: list[Event]) -> dict[Key, State]:
 
 
 def assert_part(found: dict[Key, State], due: dict[Key, State], events: list[Event]) -> None:
-    """Equal, but that a column which came along a key change may be unresolved: its window may have kept
-    the later events of the old key alone, and must then say that it does not know."""
+    """Assert equality, but allow a column that came with a key change to be unresolved: its window may have
+    kept only the later events of the old key."""
     moved = {event.key for event in events if event.moved_from is not None}
     assert found.keys() == due.keys()
     for key, state in found.items():
@@ -206,9 +207,9 @@ def test_the_image_of_an_event_that_another_of_its_key_follows_is_not_read() -> 
             ]
         )
     ]
-    asked: list[int] = []
-    folded = kernels.fold_late(pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, asked)
-    assert asked == [2, 4]
+    numbers_read: list[int] = []
+    folded = kernels.fold_late(pa.Table.from_pylist(rows, schema=kernels.EVENTS), TABLE, numbers_read)
+    assert numbers_read == [2, 4]
     assert sorted(folded["status"].to_pylist()) == ["2", "3"]
 
 
@@ -232,9 +233,9 @@ def test_withheld_events_and_key_changes_that_brought_all_are_folded_by_whole_co
     due = []
     for seed in range(100):
         rng = Random(seed)
-        told = [each for each in drawn(rng) if each.op in "crud"]
-        places = [(event.at, event.key) for event in told]
-        alone = [each for each, place in zip(told, places, strict=True) if places.count(place) == 1]
+        sent = [each for each in drawn(rng) if each.op in "crud"]
+        places = [(event.at, event.key) for event in sent]
+        alone = [each for each, place in zip(sent, places, strict=True) if places.count(place) == 1]
         alone = [_whole_move(event) for event in alone]
         if alone:
             table = kernels.events_table(alone, TABLE, in_windows(rng, alone, 2))
@@ -248,7 +249,7 @@ def test_withheld_events_and_key_changes_that_brought_all_are_folded_by_whole_co
 
 
 def _whole_move(event: Event) -> Event:
-    """An event whose columns not sent anew are nowhere, and a key change with all of them."""
+    """Return an event that has its unsent columns nowhere else, and a key change that has all of them."""
     if event.moved_from is None or event.quarantined:
         return replace(event, before=None)
     image = _image(dict.fromkeys(SHAPE.columns, "v 1")) or {}
@@ -276,9 +277,9 @@ def test_a_life_that_began_before_a_column_was_added_has_its_default(
     windows = in_windows(rng, without, 3)
     events = kernels.events_table(without, younger, windows)
     assume(events.num_rows)
-    told = kernels.fold(kernels.events_table(written, TABLE, windows), TABLE, Cut(few=1000))
+    sent = kernels.fold(kernels.events_table(written, TABLE, windows), TABLE, Cut(few=1000))
     for found in (kernels.fold(events, younger, cut), kernels.fold_late(events, younger)):
-        assert kernels.same_rows(found) == kernels.same_rows(told)
+        assert kernels.same_rows(found) == kernels.same_rows(sent)
 
 
 @settings(max_examples=examples(EXAMPLES))
@@ -383,7 +384,7 @@ def test_merging_is_associative_commutative_and_idempotent(rng: Random, cut: Cut
 @settings(max_examples=examples(EXAMPLES // 2))
 @given(randoms, cuts)
 def test_a_fold_in_parts_gives_the_very_rows_that_one_fold_gives(rng: Random, cut: Cut) -> None:
-    """Within a window and without key changes, which a part may not know of yet."""
+    """Within a window and without key changes, which a part may not know yet."""
     events = [event for event in drawn(rng) if event.moved_from is None]
     assume(events)
     windows = in_windows(rng, events, 2)
@@ -401,10 +402,10 @@ def test_copies_of_events_change_nothing(rng: Random, cut: Cut) -> None:
     windows = in_windows(rng, events, 2)
     once, twice = (
         kernel_states(
-            kernels.current(kernels.fold(kernels.events_table(told, TABLE, windows), TABLE, cut), TABLE, cut),
+            kernels.current(kernels.fold(kernels.events_table(sent, TABLE, windows), TABLE, cut), TABLE, cut),
             events,
         )
-        for told in (events, more)
+        for sent in (events, more)
     )
     assert once == twice
 
@@ -412,7 +413,8 @@ def test_copies_of_events_change_nothing(rng: Random, cut: Cut) -> None:
 @settings(max_examples=examples(EXAMPLES // 4))
 @given(randoms, cuts)
 def test_a_database_history_ends_as_the_database_did(rng: Random, cut: Cut) -> None:
-    """Chains and swaps of keys, ranges read again, two epochs; windows in log order, as servers fill them."""
+    """Chains and swaps of keys, key ranges read again, two epochs; windows in log order, as servers fill
+    them."""
     history = simulate(rng, exact=True)
     events = typed(history.events)
     transactions = sorted({event.at[:2] for event in events})
@@ -425,7 +427,7 @@ def test_a_database_history_ends_as_the_database_did(rng: Random, cut: Cut) -> N
 @settings(max_examples=examples(10))
 @given(randoms)
 def test_a_hot_key_with_hundreds_of_events_in_many_batches(rng: Random) -> None:
-    told = [
+    sent = [
         Event(
             Position(1, number // 3, 2 * (number % 3)),
             rng.choice("cuuuuuuuud"),
@@ -437,7 +439,7 @@ def test_a_hot_key_with_hundreds_of_events_in_many_batches(rng: Random) -> None:
         )
         for number in range(400)
     ]
-    events = typed([replace(each, after=None) if each.op == "d" else each for each in told])
+    events = typed([replace(each, after=None) if each.op == "d" else each for each in sent])
     rng.shuffle(events)
     cut = Cut(2, 7, 1)
     due = oracle_states(events)
@@ -467,13 +469,13 @@ def test_the_cases_hold_every_situation_they_are_meant_to() -> None:
 def folded_parts(
     rng: Random, events: list[Event], cut: Cut, windows: dict[tuple[int, int], str] | None = None
 ) -> list[kernels.pa.Table]:
-    """Three parts of the history, by transaction, each folded by itself."""
+    """Divide the history by transaction in three parts and fold each alone."""
     windows = windows or in_windows(rng, events, 3)
     part_of = {at: rng.randrange(3) for at in windows}
-    told = [[event for event in events if part_of[event.at[:2]] == part] for part in range(3)]
+    sent = [[event for event in events if part_of[event.at[:2]] == part] for part in range(3)]
     # Where one has no events another one comes twice.
-    some = next(part for part in told if part)
-    tables = [kernels.events_table(part or some, TABLE, windows) for part in told]
+    some = next(part for part in sent if part)
+    tables = [kernels.events_table(part or some, TABLE, windows) for part in sent]
     return [kernels.fold(table, TABLE, cut) for table in tables]
 
 
@@ -495,8 +497,8 @@ def _without_batch(table: kernels.pa.Table) -> kernels.Rows:
 @pytest.mark.parametrize("withheld", ["", "c", "d", "cd"])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_delete_and_a_creation_of_one_key_at_one_lsn(withheld: str, later: bool) -> None:
-    """A key change whose halves have one key by the contract: the delete first, each by itself accepted or
-    withheld; taken in together or apart, with an event above them or none."""
+    """A key change whose halves have one key by the contract: the delete comes first. Each half is accepted
+    or withheld; they are folded together or apart, with an event above them or none."""
     made = Event(Position(1, 3, 0), "c", SHAPE.name, KEYS[0], _START, after={"status": "v 1", "note": "v 2"})
     at, then = Position(1, 5, 0), _START + timedelta(seconds=5)
     events = [
@@ -550,9 +552,9 @@ def test_ordinary_parts_are_merged_by_whole_columns_alone(monkeypatch: pytest.Mo
         places = [(event.at, event.key) for event in events]
         alone = [event for event, place in zip(events, places, strict=True) if places.count(place) == 1]
         # An exact text beside its typed column is left to the other path.
-        told = [replace(each, after=_fitting(each.after), before=None) for each in alone]
-        windows = in_windows(rng, told, 1)
-        halves = [part for part in (told[::2], told[1::2]) if part]
+        sent = [replace(each, after=_fitting(each.after), before=None) for each in alone]
+        windows = in_windows(rng, sent, 1)
+        halves = [part for part in (sent[::2], sent[1::2]) if part]
         if halves:
             tables = [kernels.fold(kernels.events_table(part, TABLE, windows), TABLE) for part in halves]
             merged += kernels.merged(tables, TABLE).num_rows
@@ -611,8 +613,8 @@ def _by_key(rows: kernels.Rows) -> dict[str, dict[str, object]]:
 
 
 class TestTasksWithSharesOfTheEvents:
-    """A task folds the files of its share alone. Whether that comes to what all events together come to is
-    known from what the tasks say of their events."""
+    """A task folds only the files of its share. Whether that equals one fold of all events is decided from
+    what the tasks report of their events."""
 
     @settings(max_examples=examples(EXAMPLES))
     @given(randoms, st.booleans(), cuts)

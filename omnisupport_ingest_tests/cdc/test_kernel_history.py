@@ -1,7 +1,7 @@
-"""The kernel of the history by itself: every version of random histories is the oracle's, cut in any way.
+"""The history kernel equals the oracle in every version of random histories, however the events are divided.
 
-The oracle folds again, at each position, what is at or below it (``proof/versions.py``). That Spark hands the
-kernel what is handed to it here is shown by ``test_history`` and by the proof.
+The oracle folds the events at or below each position again (``proof/versions.py``). ``test_history`` and the
+proof show that Spark gives the kernel what it gets here.
 """
 
 from __future__ import annotations
@@ -116,14 +116,16 @@ def test_the_histories_hold_what_they_are_meant_to() -> None:
 
 
 def any_events(rng: Random) -> list[Event]:
-    """Events that no database would send, some in quarantine, none where an accepted one stands."""
+    """Draw events that no database would send, some in quarantine; none of these at the position of an
+    accepted one."""
     events = lanes.with_distinct_times(lanes.in_one_lane(histories.soup(rng)))
     accepted = {event.at for event in events if not event.quarantined}
     return [event for event in events if not (event.quarantined and event.at in accepted)]
 
 
 def made(events: Sequence[Event], cut: Cut) -> Counter[Version]:
-    """The versions as the kernel has them, with what a key change did not send taken from the life before."""
+    """Return the kernel's versions, with the columns that a key change did not send taken from the life
+    before."""
     windows = {event.at[:2]: "w" for event in events}
     table = kernels.events_table(events, IN_LANE, windows)
     keyed = table.filter([key is not None for key in table["key"].to_pylist()])
@@ -139,15 +141,15 @@ def made(events: Sequence[Event], cut: Cut) -> Counter[Version]:
 
 
 def whole_table(events: Iterable[Event]) -> list[TableEvent]:
-    """What speaks of the table or of a range of its keys, as ``history`` hands it to every worker."""
-    told = {event for event in map(hashable, events) if event.key is None}
-    accepted = {event.at for event in told if not event.quarantined}
+    """Return the truncates and snapshot ends, as ``history`` gives them to every worker."""
+    listed = {event for event in map(hashable, events) if event.key is None}
+    accepted = {event.at for event in listed if not event.quarantined}
     found = [
         TableEvent(
             *(tuple(event.at), event.op, event.quarantined, micros(event.source_ts), None, None),
             None if event.scope is None else KeyRange.parse(lanes.scope_text(event.scope)),
         )
-        for event in told
+        for event in listed
         if not (event.quarantined and event.at in accepted)
     ]
     return sorted(

@@ -1,6 +1,7 @@
-"""A history updated in place, one part of its events after the other, is the history of all of them at once.
+"""A history updated in place, part by part, equals the history of all events made at once.
 
-No Spark: keys that the kernel gives back are made here from all events so far, as the layer does it.
+No Spark: keys that the kernel returns for a refold are made here from all events so far, as the layer does
+it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ randoms = st.integers(0, (1 << 32) - 1).map(Random)
 
 
 class Held:
-    """A history updated in place, as one file."""
+    """A history in one file that is updated in place."""
 
     def __init__(self, *, changed_only: bool = False, ended_before: int | None = None) -> None:
         self.changed_only, self.ended_before = changed_only, ended_before
@@ -93,7 +94,7 @@ class Held:
 
     def _whole(self) -> pa.Table:
         made = whole(self.seen)
-        made = with_hashes(only_changes(made, TABLE.shape.columns)) if self.changed_only else made
+        made = with_hashes(only_changes(made, TABLE.shape.names)) if self.changed_only else made
         return young(made, self.ended_before)
 
     def _put(self, rows: pa.Table) -> None:
@@ -113,7 +114,7 @@ def table_of(events: list[Event]) -> pa.Table:
 
 
 def tied(keys: set[str], events: list[Event]) -> set[str]:
-    """``keys`` with all that key changes tie to them."""
+    """Return ``keys`` and all keys that key changes tie to them."""
     moves = [
         {kernels.key_text(event.key), kernels.key_text(event.moved_from)}
         for event in events
@@ -163,7 +164,7 @@ def content(rows: pa.Table) -> list[str]:
 
 
 def cut(events: list[Event], rng: Random) -> list[list[Event]]:
-    """``events`` in one to six runs."""
+    """Divide ``events`` into one to six runs."""
     places = sorted(rng.randrange(len(events) + 1) for _ in range(rng.randrange(6)))
     return [events[start:end] for start, end in zip([0, *places], [*places, len(events)], strict=True)]
 
@@ -175,7 +176,7 @@ def agrees(events: list[Event], rng: Random, *, changed_only: bool = False) -> C
     at_once = whole(events)
     if changed_only:
         versions = at_once.num_rows
-        at_once = with_hashes(only_changes(at_once, TABLE.shape.columns))
+        at_once = with_hashes(only_changes(at_once, TABLE.shape.names))
         held.counts["left out"] += versions - at_once.num_rows
     assert content(held.rows) == content(at_once)
     assert held.content == ContentHash.of(at_once["_cdc_row_hash"].to_numpy())

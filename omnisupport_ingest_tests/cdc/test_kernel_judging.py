@@ -1,7 +1,7 @@
-"""The kernel of judging reaches the oracle's verdicts, on thousands of random deliveries, without Spark.
+"""The judging kernel reaches the oracle's verdicts on thousands of random deliveries, without Spark.
 
-Which copy landed first and what shares its place is marked here by the simplest means; that Spark marks the
-same is shown by the proof and by the tests of the layers.
+Copies and collisions are marked here by the simplest means. The proof and the tests of the layers show that
+Spark marks the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 
 HOUR = timedelta(hours=1)
 LIMIT = 8
-"""Most characters of a status: about half of those that are drawn have more."""
+"""Most characters of a status by the rule; about half of the drawn ones have more."""
 
 CONTRACT = replace(
     lanes.CONTRACT,
@@ -81,7 +81,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class BothRules:
-    """The rules, as the kernel and as the oracle know it."""
+    """The same rules for the kernel and for the oracle."""
 
     kernel: JudgingRules
     oracle: oracle.JudgingRules
@@ -150,11 +150,11 @@ def test_an_erased_event_keeps_its_verdict_and_none_of_its_values(rng: Random) -
         if verdict.erased and unreadable is not None:
             assert (row["before"], row["after"]) == (None, None)
         elif unreadable is None:
-            told = (_image(kept.before, kept.key), _image(kept.after, kept.key), sorted(kept.unchanged))
+            sent = (_image(kept.before, kept.key), _image(kept.after, kept.key), sorted(kept.unchanged))
             # Without a contract even the key's columns are values.
             if verdict.erased and kept.table == UNKNOWN and kept.after is not None:
-                told = (None, "{}", sorted({*kept.unchanged, "id"}))
-            assert (row["before"], row["after"], row["unchanged"] or []) == told
+                sent = (None, "{}", sorted({*kept.unchanged, "id"}))
+            assert (row["before"], row["after"], row["unchanged"] or []) == sent
 
 
 @pytest.mark.parametrize("op", ["c", "u", "r"])
@@ -178,8 +178,8 @@ def test_null_in_a_part_of_a_composite_key_never_reaches_a_table(
     key = (image["id"], image.get("region"))
     event = Event(lanes.Position(1, 5, 0), op, SHAPE.name, key, _START, after=image)  # type: ignore[arg-type]
     judging_rules = replace(drawn_rules(Random(1), []).kernel, contracts=(contract,))
-    told = _row(Delivery(1, event, "2026-11-01T0900", _ARRIVAL), 1, False) | {"after": json.dumps(image)}
-    (batch,) = judge_batches(pa.Table.from_pylist([told], schema=_SCHEMA).to_batches(), judging_rules)
+    sent = _row(Delivery(1, event, "2026-11-01T0900", _ARRIVAL), 1, False) | {"after": json.dumps(image)}
+    (batch,) = judge_batches(pa.Table.from_pylist([sent], schema=_SCHEMA).to_batches(), judging_rules)
     (row,) = batch.to_pylist()
     assert (row["reason"], row["rules"]) == (reason, rules)
 
@@ -202,7 +202,7 @@ _ARRIVAL = Arrival(_START, None, 1, from_file=True)
 
 
 def drawn(rng: Random) -> list[Delivery]:
-    """Deliveries in landing order: copies, collisions, what is late, unreadable or out of range."""
+    """Draw deliveries in landing order: copies, collisions, late, unreadable and out-of-range events."""
     events = [event for event in collided(rng, soup(rng, withheld=False)) if event.scope is None]
     events = [_long(rng, event) for event in events]
     events += [event for event in events if rng.random() < 0.3]
@@ -233,7 +233,7 @@ def drawn(rng: Random) -> list[Delivery]:
 
 
 def _spoiled(event: Event) -> bool:
-    """By position, so that copies agree."""
+    """Spoil events by position, so that copies stay equal."""
     return event.op in "cur" and event.at.ordinal == 10
 
 
@@ -243,7 +243,7 @@ def _long(rng: Random, event: Event) -> Event:
 
 
 def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
-    """A decision table with actions drawn from those that are allowed, and reviews of some events."""
+    """Draw a decision table with allowed actions, and reviews of some events."""
     ours = load_decision_table(default_decision_table())
     decisions = dict(ours.decisions)
     for name in JUDGED:
@@ -271,7 +271,7 @@ def drawn_rules(rng: Random, deliveries: Sequence[Delivery]) -> BothRules:
 
 
 def as_kernel_rules(judging_rules: oracle.JudgingRules, deliveries: Sequence[Delivery]) -> JudgingRules:
-    """Rules of the oracle, for events of the oracle's table, as the kernel takes it."""
+    """Convert the oracle's rules to those of the kernel."""
     ours = load_decision_table(default_decision_table())
     decisions = {
         name: Decision(
@@ -292,16 +292,16 @@ def as_kernel_rules(judging_rules: oracle.JudgingRules, deliveries: Sequence[Del
 
 
 def no_rules() -> JudgingRules:
-    """Nothing but positions and contents counts."""
+    """Rules by which only positions and contents count."""
     ours = load_decision_table(default_decision_table())
     return JudgingRules((), ours, HOUR)
 
 
-Told = tuple[str, str | None, str | None, tuple[str, ...], bool]
+Judged = tuple[str, str | None, str | None, tuple[str, ...], bool]
 """Verdict, reason, state of the review, broken rules, whether it is late."""
 
 
-def due(deliveries: Sequence[Delivery], judging_rules: oracle.JudgingRules) -> dict[int, Told]:
+def due(deliveries: Sequence[Delivery], judging_rules: oracle.JudgingRules) -> dict[int, Judged]:
     return {
         each.delivery.number: (each.verdict, each.reason, each.state, tuple(each.rules), each.late)
         for each in oracle.judge(deliveries, judging_rules)
@@ -310,9 +310,9 @@ def due(deliveries: Sequence[Delivery], judging_rules: oracle.JudgingRules) -> d
 
 def judged(
     deliveries: Sequence[Delivery], judging_rules: JudgingRules, batch_rows: int, few: int = 0
-) -> dict[int, Told]:
+) -> dict[int, Judged]:
     table = pa.Table.from_pylist(marked(deliveries), schema=_SCHEMA)
-    found: dict[int, Told] = {}
+    found: dict[int, Judged] = {}
     for batch in judge_batches(table.to_batches(batch_rows), judging_rules, few=few):
         assert batch.schema.names == [
             *(name for name in _SCHEMA.names if name not in ("copy", "collision")),

@@ -25,7 +25,7 @@ from omnisupport_ingest_tests.oracle.oracle import Layers, current_state, layers
 _ASKING = ("fold", "current_state", "layers", "judge", "reasons")
 """What the cases ask the oracle with."""
 
-READ_AT = "the fold is not told what a snapshot's read had seen: the key is read again (moved_rows)"
+READ_AT = "the fold does not know what the read of a snapshot saw: the key is read again (moved_rows)"
 
 ELSEWHERE = {
     "test_a_snapshot_row_that_saw_the_move_gives_what_the_old_key_cannot": READ_AT,
@@ -81,27 +81,27 @@ def test_no_case_is_left_out() -> None:
 def test_case(
     case: Callable[..., None], owner: type | None, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    checked: list[int] = []
 
     def state(events: Iterable[Event], shape: TableShape) -> dict[Key, Row]:
-        told = list(events)
-        rows = current_state(told, shape)
-        if case.__name__ not in ELSEWHERE and not any(event.read_at for event in told):
-            agree(told, shape, rows)
-        asked.append(len(told))
+        sent = list(events)
+        rows = current_state(sent, shape)
+        if case.__name__ not in ELSEWHERE and not any(event.read_at for event in sent):
+            agree(sent, shape, rows)
+        checked.append(len(sent))
         return rows
 
     def sorted_out(raw: Iterable[Event]) -> Layers:
-        told = list(raw)
-        found = layers(told)
-        judged_alike(told, found)
-        asked.append(len(told))
+        sent = list(raw)
+        found = layers(sent)
+        judged_alike(sent, found)
+        checked.append(len(sent))
         return found
 
     monkeypatch.setattr(test_oracle, "current_state", state)
     monkeypatch.setattr(test_oracle, "layers", sorted_out)
     case(*([owner()] if owner else []), **values)
-    assert asked
+    assert checked
 
 
 def agree(events: list[Event], shape: TableShape, rows: dict[Key, Row]) -> None:
@@ -110,7 +110,7 @@ def agree(events: list[Event], shape: TableShape, rows: dict[Key, Row]) -> None:
         return
     # The time of an event tells which one ended a life.
     ranks = {at: rank for rank, at in enumerate(sorted({event.at for event in events}))}
-    told = [
+    sent = [
         replace(
             e,
             source_ts=test_oracle.NOON + test_oracle.timedelta(minutes=ranks[e.at]),
@@ -120,13 +120,13 @@ def agree(events: list[Event], shape: TableShape, rows: dict[Key, Row]) -> None:
         for e in events
     ]
     table = Table(shape, ("id",), {"id": "text", **dict.fromkeys(shape.columns, "text")})
-    due = kernels.without_shown(kernels.expected(rows, told), told)
-    for windows in ({e.at[:2]: "w" for e in told}, {e.at[:2]: f"w{e.at.commit_lsn % 3}" for e in told}):
+    due = kernels.without_shown(kernels.expected(rows, sent), sent)
+    for windows in ({e.at[:2]: "w" for e in sent}, {e.at[:2]: f"w{e.at.commit_lsn % 3}" for e in sent}):
         cut = Cut(2, 2, 1)
-        folded = kernels.fold(kernels.events_table(told, table, windows), table, cut)
+        folded = kernels.fold(kernels.events_table(sent, table, windows), table, cut)
         found = kernels.current(kernels.merged([folded, folded], table, cut), table, cut)
-        states = kernels.without_shown(kernels.states(found, table), told)
-        moved = {event.key for event in told if event.moved_from is not None}
+        states = kernels.without_shown(kernels.states(found, table), sent)
+        moved = {event.key for event in sent if event.moved_from is not None}
         assert states.keys() == due.keys()
         for key, state in states.items():
             assert state == due[key] or (
@@ -156,8 +156,8 @@ def judged_alike(raw: list[Event], found: Layers) -> None:
         test_kernel_judging.oracle.QUARANTINED: found.quarantined,
     }
     for verdict, events in by_verdict.items():
-        assert sum(told[0] == verdict for told in verdicts.values()) == len(events), verdict
-    assert {told[1] for told in verdicts.values()} <= {None, "duplicate_position", "collision"}
+        assert sum(sent[0] == verdict for sent in verdicts.values()) == len(events), verdict
+    assert {sent[1] for sent in verdicts.values()} <= {None, "duplicate_position", "collision"}
 
 
 class TestJudging:
@@ -166,10 +166,10 @@ class TestJudging:
     @pytest.fixture(autouse=True)
     def kernel_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def judge(deliveries: Iterable[Any], judging_rules: Any) -> Any:
-            told = list(deliveries)
-            found = judging.judge(told, judging_rules)
-            kernel = test_kernel_judging.as_kernel_rules(judging_rules, told)
-            assert test_kernel_judging.judged(told, kernel, 2) == test_kernel_judging.due(told, judging_rules)
+            sent = list(deliveries)
+            found = judging.judge(sent, judging_rules)
+            kernel = test_kernel_judging.as_kernel_rules(judging_rules, sent)
+            assert test_kernel_judging.judged(sent, kernel, 2) == test_kernel_judging.due(sent, judging_rules)
             return found
 
         monkeypatch.setattr(test_judging, "judge", judge)

@@ -142,7 +142,7 @@ def _stored(row: dict[str, Any]) -> dict[str, Any]:
 
 def _states(held: Held, events: Any) -> Any:
     rows = held.rows.to_pylist(maps_as_pydicts="strict")
-    told = [
+    listed = [
         {
             **row,
             "_cdc_position": {
@@ -154,7 +154,7 @@ def _states(held: Held, events: Any) -> Any:
         }
         for row in rows
     ]
-    return kernels.without_shown(kernels.states(told, TABLE), events)
+    return kernels.without_shown(kernels.states(listed, TABLE), events)
 
 
 @settings(max_examples=examples(EXAMPLES))
@@ -168,9 +168,9 @@ def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
     held = Held(rng.choice((0, 1000)))
     parts = []
     for part in range(count):
-        told = [event for event in events if part_of[event.at[:2]] == part]
-        if told:
-            parts.append(kernels.fold(kernels.events_table(told, TABLE, windows), TABLE, Cut()))
+        listed = [event for event in events if part_of[event.at[:2]] == part]
+        if listed:
+            parts.append(kernels.fold(kernels.events_table(listed, TABLE, windows), TABLE, Cut()))
             held.take(parts[-1])
     rows = kernels.current(pa.concat_tables(parts), TABLE)
     assert _states(held, events) == kernels.without_shown(kernels.states(rows, TABLE), events)

@@ -128,8 +128,8 @@ def cases() -> list[Landed]:
 def marked(spark: SparkSession, cases: list[Landed]) -> dict[tuple[int, int], Row]:
     """The marks of each copy, by case and number; they are handed to Spark in any order."""
     rows = [row_of(landed) for landed in Random(1).sample(cases, len(cases))]
-    told = [tuple(row[name] for name in RAW_TYPE.names) for row in rows]
-    raw = spark.createDataFrame(told, RAW_TYPE).withColumn("event_hash", event_hash())
+    sent = [tuple(row[name] for name in RAW_TYPE.names) for row in rows]
+    raw = spark.createDataFrame(sent, RAW_TYPE).withColumn("event_hash", event_hash())
     found = mark_copies(raw).select("window", "lsn", "copy", "collision").collect()
     return {(int(row["window"].split()[0]), row["lsn"]): row for row in found}
 

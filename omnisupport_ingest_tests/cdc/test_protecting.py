@@ -88,7 +88,7 @@ def test_an_image_is_read_protected_and_written_compactly() -> None:
     )
 
 
-def landed(number: int, **told: Any) -> dict[str, Any]:
+def landed(number: int, **sent: Any) -> dict[str, Any]:
     row = {
         "window": "2026-11-01T1200", "epoch": 1, "commit_lsn": number, "ordinal": 0, "op": "c",
         "source_ts": NOON, "source_schema": "public", "source_table": "people", "key": f'["{number}"]',
@@ -96,7 +96,7 @@ def landed(number: int, **told: Any) -> dict[str, Any]:
         "landed_at": NOON, "watermark_before": NOON - HOUR, "newest_epoch_before": 1, "copy": 1,
         "collision": False,
     }  # fmt: skip
-    return {field.name: (row | told).get(field.name) for field in SCHEMA}
+    return {field.name: (row | sent).get(field.name) for field in SCHEMA}
 
 
 def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -106,12 +106,12 @@ def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
     return made.combine_chunks().to_batches()[0]
 
 
-def person(number: int, email: str = "ada.lovelace@x.org", **told: Any) -> dict[str, Any]:
+def person(number: int, email: str = "ada.lovelace@x.org", **sent: Any) -> dict[str, Any]:
     image = json.dumps(
         {"id": str(number), "email": email, "badge": "7", "ssn": "078-05-1120", "note": "n"},
         separators=(",", ":"),
     )
-    return landed(number, **({"after": image} | told))
+    return landed(number, **({"after": image} | sent))
 
 
 def judged(rows: pa.RecordBatch, judging_rules: JudgingRules = RULES, few: int = 64) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def test_every_event_of_a_table_with_policies_is_protected_and_no_verdict_change
         assert by_number[102]["after"] is None
         assert json.loads(by_number[1]["after"])["email"] == "ada***@x.org"
         assert json.loads(by_number[101]["before"]) == {"id": "101", "email": "ada***@x.org"}
-        # A boundary has a range of keys there, and no row.
+        # A snapshot end has a key range there, and no row.
         assert "ada.lovelace" in by_number[103]["after"]
         assert "ada.lovelace" in by_number[104]["after"]
         assert by_number[105]["envelope"] is by_number[106]["envelope"] is None

@@ -33,15 +33,15 @@ def test_a_mark_that_is_no_time_of_the_lake_marks_the_row_all_the_same(spark: Sp
         created(2, "2026-03-01 09:30:00+00"),
         created(3, "infinity"),
     ]
-    told = frame(spark, events, {event.at[:2]: "2026-03-01T1200" for event in events})
-    current = current_state(fold_events(told, MARKED), MARKED).orderBy("id").collect()
+    sent = frame(spark, events, {event.at[:2]: "2026-03-01T1200" for event in events})
+    current = current_state(fold_events(sent, MARKED), MARKED).orderBy("id").collect()
     assert [(row["_cdc_is_deleted"], row["_cdc_deleted_at"]) for row in current] == [
         (False, None),
         (True, _naive(NOON.replace(hour=9, minute=30))),
         # It never comes, so the commit time of the mark stands for it.
         (True, _naive(NOON + timedelta(minutes=3))),
     ]
-    versions = history(told, MARKED).orderBy("id").collect()
+    versions = history(sent, MARKED).orderBy("id").collect()
     assert [row["_cdc_is_deleted"] for row in versions] == [False, True, True]
 
 

@@ -49,7 +49,7 @@ def folder(kept_in: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def is_kept(folder: Path) -> bool:
     """Whether anything of ``folder`` is there: here, or in the bucket behind it."""
-    return folder.exists() or any(True for _ in storage_of(folder / "any").listed(folder))
+    return folder.exists() or any(True for _ in storage_of(folder).listed(folder))
 
 
 def in_force() -> set[str]:

@@ -39,7 +39,7 @@ def test_rows_are_put_in_order_of_their_key_and_keep_it_among_equals(most, monke
 
 @pytest.mark.parametrize("most", [0, 3, 1_000])
 def test_the_rows_that_stay_are_those_of_a_filter(most, monkeypatch):
-    monkeypatch.setattr(columnar, "_MAX_RUNS", most)
+    monkeypatch.setattr(columnar, "_MOST_STRETCHES", most)
     rng = np.random.default_rng(8)
     for share in (0.0, 0.1, 0.5, 1.0):
         held = rows(list(range(50)))

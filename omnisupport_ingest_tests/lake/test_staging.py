@@ -62,7 +62,7 @@ def fill(spark: SparkSession, table: LakeTable, rows: list[Row], *, by_tasks: bo
         arrow = frame.toArrow()
         works = [partial(_add, rows=arrow.slice(place, 2)) for place in range(0, len(arrow), 2)]
         with made_by_tasks(spark, table, works, unit="u1", generation=generation) as made:
-            assert made is not None and made.told == ("2",) * len(works)
+            assert made is not None and made.results == ("2",) * len(works)
             staged = made.place()
     else:
         staged = stage_frame(table, frame, unit="u1", generation=generation)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.lake.delta import open_delta
+from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import W1, by_window, change, numbers_in, place_without_spark
 
@@ -83,3 +87,49 @@ def test_a_file_that_a_killed_sweep_had_moved_aside_goes_with_the_next(table: La
 
 def test_a_table_that_was_never_made_needs_no_sweep(tmp_path: Path) -> None:
     assert sweep(by_window(tmp_path / "nowhere")) == []
+
+
+def test_a_replaced_file_that_the_log_has_forgotten_goes_at_once_too(table: LakeTable) -> None:
+    old = Path(table.open().files(W1)[0].uri)
+    staged = place_without_spark(table, W1, "new", [5], generation=2)
+    version = table.open().commit([change(W1, staged, ["new"], generation=2, replaces=True)])
+    # Delta drops what it says of a removed file from checkpoints after a week.
+    entry = table.folder / "_delta_log" / f"{version:020d}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] -= int(30 * DAY / timedelta(milliseconds=1))
+    entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    open_delta(table.folder).create_checkpoint()
+    age(table.folder, 30 * DAY)
+    assert str(old.parent.relative_to(table.folder)) in sweep_replaced(table)
+    assert not old.exists()
+    assert numbers_in(table) == [5]
+
+
+def test_what_no_commit_added_yet_stays_where_replaced_files_go_at_once(table: LakeTable) -> None:
+    orphan = place_without_spark(table, W1, "orphan", [2])
+    assert sweep_replaced(table) == []
+    table.open().commit([change(W1, orphan, ["held", "orphan"])])
+    assert numbers_in(table) == [1, 2]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_replaced_file_goes_from_a_unit_of_which_others_are_held(table: LakeTable, at_once: bool) -> None:
+    first = place_without_spark(table, W1, "two", [1])[0]
+    second = first.path.replace("part-0", "part-1")
+    shutil.copyfile(table.folder / first.path, table.folder / second)
+    both = (first, replace(first, path=second))
+    table.open().commit([change(W1, both, ["two"], generation=2, replaces=True)])
+    leaving = [file for file in table.open().files(W1) if file.path == second]
+    version = table.open().commit([change(W1, (), ["one"], generation=3, remove=leaving)])
+    age(table.folder, 2 * DAY)
+    entry = table.folder / "_delta_log" / f"{version:020d}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] -= int(2 * DAY / timedelta(milliseconds=1))
+    entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    assert second in (sweep_replaced(table) if at_once else sweep(table, DAY))
+    assert not (table.folder / second).exists()
+    assert numbers_in(table) == [1]

@@ -180,7 +180,7 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     place = (("window", "2026-11-21T12"),)
     file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
     output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
-    assert Judged.read(judge(output, [file], RULES)).taken.events == len(rows)
+    assert Judged.parse(judge(output, [file], RULES)).taken.events == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
     return path, accepted, list((tmp_path / f"of {name}" / "beside").rglob("*.parquet"))
@@ -220,7 +220,7 @@ def test_no_event_is_judged_twice_where_a_later_one_is_refused_and_the_file_is_w
     # Of what is looked at first, and of what is written, other rows come together.
     monkeypatch.setattr(file_rows, "BYTES_OF_A_BATCH", 2_000)
     output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
-    told = Judged.read(judge(output, [file], RULES))
+    told = Judged.parse(judge(output, [file], RULES))
     output.close()
     assert sorted(seen) == list(range(60))
     assert told.taken.events == 60
@@ -250,7 +250,7 @@ def test_a_task_counts_what_it_refuses_and_writes_no_copy(tmp_path: Path) -> Non
     window = "2026-11-21T1200"
     file = LakeFile(path.name, str(path), window, (("window", window),), len(rows), path.stat().st_size)
     output = Output(tmp_path / "of events", 0, RAW, ("window", "source_table"))
-    told = Judged.read(judge(output, [file], RULES, Copies((str(marks),), {file.uri: 0})))
+    told = Judged.parse(judge(output, [file], RULES, Copies((str(marks),), {file.uri: 0})))
     output.close()
     # The late event and the refused one go one by one, no copy does.
     assert (told.taken.events, told.taken.exactly) == (201, 2)
@@ -303,7 +303,7 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
         for number, file in enumerate(files):
             folder = tmp_path / f"{name} {number}"
             output = Output(folder, number, RAW, ("window", "source_table"))
-            told += Judged.read(judge(output, [file], by))
+            told += Judged.parse(judge(output, [file], by))
             output.close()
             for each in (folder / "rows").rglob("*.parquet"):
                 accepted += pq.read_table(each, partitioning=None)["commit_lsn"].to_pylist()

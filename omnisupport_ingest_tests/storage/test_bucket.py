@@ -17,6 +17,7 @@ from omnisupport_ingest.bucket import BucketStorage
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.retention_columns import retention_ledger
@@ -276,3 +277,35 @@ def test_a_marker_that_cannot_be_opened_just_now_does_not_make_a_home_of_folders
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
     assert not storage_of(home.lake / "x").is_local
+
+
+def linked_draft(table: LakeTable) -> Path:
+    """A draft of a running writer that takes over a file of another table, as judging does."""
+    [file] = [Path(each.uri) for each in table.open().all_files()]
+    draft = table.folder / ".staging" / "running" / "rows" / "part-00000.parquet"
+    draft.parent.mkdir(parents=True)
+    draft.hardlink_to(file)
+    return draft
+
+
+def test_a_running_writers_link_to_a_file_of_the_bucket_is_no_copy(s3: S3Server, tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    ledger = retention_ledger(home.lake, "shop")
+    row = ledger_row(ledger)
+    ledger.append(lambda _held: row)
+    table = LakeTable(home.lake, ledger.spec)
+    draft = linked_draft(table)
+    stray = table.folder / "g0001-0123456789abcdef" / "source_table=a b%20c" / "part-0.parquet"
+    storage_of(stray).create(stray, draft.read_bytes())
+    assert sweep_replaced(table) == []
+    assert draft.exists()
+    # What another machine has swept, and this one has of it, goes.
+    assert not stray.exists()
+    # The linked file is old, and on some file systems nobody notes that it was read.
+    os.utime(draft, (0, 0))
+    assert sweep(table) == []
+    assert draft.exists()
+    os.utime(draft.parent, (0, 0))
+    assert sweep(table) == []
+    assert not draft.exists()
+    assert ledger.entries().num_rows == 1

@@ -3,7 +3,7 @@
 One line tells it: an envelope of PostgreSQL's connector (alone, or as the ``value`` of a record) of a table
 with a contract, without schemas. Its names and what does not change from line to line are letters to be found
 in the others too, in the same order; the rest are slots. A table has several forms: with ``before`` and
-without, by each ``snapshot``.
+without, by each ``snapshot``, by the columns that were not sent.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Places
 from omnisupport_ingest.sources.debezium.targets import Target
+from omnisupport_ingest.sources.debezium.unavailable import is_unavailable
 
 OP, SEQUENCE, TOTAL_ORDER = "op", "source.sequence", "transaction.total_order"
 TS_MS, TS_US, TS_NS, TX_ID, LSN = (f"source.{each}" for each in ("ts_ms", "ts_us", "ts_ns", "txId", "lsn"))
@@ -40,12 +41,16 @@ Contracts = Mapping[tuple[str, str], TableContract]
 
 @dataclass(frozen=True)
 class Form:
-    """What the lines of ``contract``'s table are like. ``columns``: those of their images, in order;
-    ``images``: which of ``before`` and ``after`` are there; ``slots``: what each slot of a walk is of."""
+    """What the lines of ``contract``'s table are like.
+
+    ``images``: which of ``before`` and ``after`` are there, and the columns that each has, in order, but
+    those that were not sent; ``unsent``: such ones of ``after``, by name. ``slots``: what each slot of a walk
+    is of.
+    """
 
     contract: TableContract
-    columns: tuple[Column, ...]
-    images: tuple[str, ...]
+    images: Mapping[str, tuple[Column, ...]]
+    unsent: tuple[str, ...]
     slots: tuple[str, ...]
     steps: tuple[_Step, ...] = field(repr=False)
 
@@ -90,12 +95,19 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, *, in_file: b
         name: column_of(name, Target.of(known.get(name)), _sample(name, value, images), handling)
         for name in row
     }
+    sent = {
+        image: tuple(columns[name] for name, held in value[image].items() if not is_unavailable(held))
+        for image in images
+    }
+    if not all(sent.values()) or not set(contract.key) <= {each.name for each in sent[images[-1]]}:
+        raise NotOrdinary
     told = _Told(columns)
     if value is document:
         told.envelope(value)
     else:
         told.members(document, told.of_record)
-    return Form(contract, tuple(columns.values()), images, tuple(told.slots), told.whole())
+    unsent = sorted(row.keys() - {each.name for each in sent["after"]}) if "after" in sent else ()
+    return Form(contract, sent, tuple(unsent), tuple(told.slots), told.whole())
 
 
 def _contract_of(source: Any, contracts: Contracts) -> TableContract:
@@ -109,7 +121,8 @@ def _contract_of(source: Any, contracts: Contracts) -> TableContract:
 
 
 def _sample(name: str, value: Mapping[str, Any], images: tuple[str, ...]) -> Any:
-    return next((value[each][name] for each in reversed(images) if value[each][name] is not None), None)
+    held = (value[each][name] for each in reversed(images))
+    return next((each for each in held if each is not None and not is_unavailable(each)), None)
 
 
 class _Told:
@@ -146,7 +159,7 @@ class _Told:
 
     def _of_envelope(self, name: str, value: Any) -> None:
         if name in _IMAGES and value is not None:
-            self.members(value, lambda column, _: self._slot(f"{name}.{column}", self._columns[column].step))
+            self.members(value, lambda column, held: self._of_image(f"{name}.{column}", column, held))
         elif name == "source":
             self.members(value, self._of_source)
         elif name == "transaction" and isinstance(value, dict) and value.keys() <= _TRANSACTION:
@@ -159,6 +172,12 @@ class _Told:
             self._same(None)
         else:
             raise NotOrdinary
+
+    def _of_image(self, slot: str, column: str, value: Any) -> None:
+        if is_unavailable(value):
+            self._same(value)
+        else:
+            self._slot(slot, self._columns[column].step)
 
     def _of_source(self, name: str, value: Any) -> None:
         if name == "sequence":

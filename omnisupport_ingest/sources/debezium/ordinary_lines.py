@@ -101,7 +101,7 @@ class OrdinaryLines:
             return None
 
     def _take(self, form: Form, block: Block, lines: Places, epoch: int, taken: list[_Taken]) -> Places:
-        """Read those of ``lines`` that are of ``form``, if they are many; returns what is of another."""
+        """Read those of ``lines`` that are of ``form``, if they are many; returns what may be of another."""
         order = self._orders.known
         found, slots = form.walk(block, lines)
         if len(found) >= LEAST_LINES:
@@ -110,6 +110,8 @@ class OrdinaryLines:
                 if len(changes.lines) >= LEAST_LINES:
                     events = changes.events(epoch, order)
                     taken.append(_Taken(form, changes.lines, events, *changes.lives()))
+                    # The rest may have values that were not sent: of those there is a form.
+                    found = changes.lines
             except (ValueFault, pa.ArrowInvalid):
                 pass
         return np.setdiff1d(lines, found, assume_unique=True)
@@ -177,8 +179,8 @@ class _Changes:
         if sequence is not None:
             # It stands between quotes, where null is no null.
             flags &= ~sequence.is_null & (np.asarray(self._commit_before) >= 0)
-        for column in self.form.columns:
-            for image in self.form.images:
+        for image, columns in self.form.images.items():
+            for column in columns:
                 sent = column.keep(self.block, self._value(image, column))
                 if sent is not None:
                     flags &= sent
@@ -229,7 +231,13 @@ class _Changes:
             )
         if self.block.first_row is not None:
             columns["file_row"] = pa.array(self.lines + self.block.first_row, _WHOLE)
-        same = {"epoch": epoch, "source_schema": contract.schema, "source_table": contract.table}
+        unsent = list(self.form.unsent) or None
+        same = {
+            "epoch": epoch,
+            "unchanged": unsent,
+            "source_schema": contract.schema,
+            "source_table": contract.table,
+        }
         arrays = [
             columns[each.name]
             if each.name in columns
@@ -241,7 +249,7 @@ class _Changes:
     @property
     def _image_of_row(self) -> str:
         """The image that says which row it is of: of a delete ``before``."""
-        return self.form.images[-1]
+        return "after" if "after" in self.form.images else "before"
 
     def _ops(self) -> list[str]:
         return ["c", "u", "r"] if "after" in self.form.images else ["d"]
@@ -294,7 +302,7 @@ class _Changes:
         return pc.binary_join_element_wise(before, lines, behind, "")
 
     def _key(self) -> list[Column]:
-        columns = {each.name: each for each in self.form.columns}
+        columns = {each.name: each for each in self.form.images[self._image_of_row]}
         return [columns[name] for name in self.form.contract.key]
 
     def _value(self, image: str, column: Column) -> Slot:
@@ -306,7 +314,7 @@ class _Changes:
     def _image(self, image: str) -> pa.StringArray:
         """The image as it lands: members that are the letters they came as are taken over together."""
         parts: list[str | pa.StringArray] = []
-        between, columns = "{", self.form.columns
+        between, columns = "{", self.form.images[image]
         at = 0
         while at < len(columns):
             name = orjson.dumps(columns[at].name).decode() + ":"

@@ -102,7 +102,7 @@ def values(draw: st.DrawFn) -> bytes:
         row = dict(reversed(row.items()))
     value = change(op, row, draw(st.sampled_from([1, 2, 16_384, 16_385])), draw(st.integers(1, 800)))
     if op == "u" and draw(st.booleans()):
-        value["before"] = ROW
+        value["before"] = ROW if draw(st.booleans()) else dict.fromkeys(row, PLACEHOLDER)
     source = value["source"]
     if not draw(st.integers(0, 9)):
         source["sequence"] = draw(
@@ -237,8 +237,10 @@ def test_the_forms_of_a_file_are_read_many_at_once_in_the_order_of_its_lines(way
 def test_a_column_that_was_not_sent_is_never_taken_for_a_value(
     ways: BothWays, name: str, value: object
 ) -> None:
-    many, single = ways.read([compact(change("u", ROW | {name: value}))])
+    before = ways.blocks
+    many, single = ways.read([compact(change("u", ROW)), compact(change("u", ROW | {name: value}, 2))])
     assert many == single and str(("unchanged", list, [name])) in str(many)
+    assert ways.blocks == before + 1 and ways.rows == [1, 2, 3]
 
 
 def test_a_time_beyond_all_numbers_is_odd_and_no_other_time(ways: BothWays) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,13 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(
         "nobody can read" in first.stdout and "not complete yet" in first.stdout and ADA not in first.output
     )
 
+    # A run that had read values has died since, or is about to.
+    once = next(each for each in sorted(holding) if "/dim_customers/" in each)
+    left = home / "lake" / SOURCE / "dim_customers" / "g0099-0123456789abcdef" / "part-0.parquet"
+    left.parent.mkdir()
+    shutil.copyfile(home / once, left)
+    draft = left.parents[1] / ".staging" / "dead" / "part-0.parquet"
+    draft.parent.mkdir()
     # Judged again, all of it; and once more by a replay of everything.
     platform.catch_up()
     if kept_in is not None:
@@ -217,6 +225,15 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(
         there = tmp_path / "there"
         for each in holding:
             open_storage(there, kept_in).unlink(there / each)
+    draft.write_bytes(b"PAR1, not whole")
+    early = json.loads(erase(platform, "customers", "1", "--reason", "request 7", "--json").stdout)
+    assert (early["cells_readable"] > 0, early["complete"]) == (True, False)
+    [named] = [each["where"] for each in early["remains"] if each["what"] == "files that no table names"]
+    assert named == sorted(each.relative_to(home).as_posix() for each in (left, draft))
+    draft.unlink()
+    assert platform.holding(ADA) == {left.relative_to(home).as_posix()}
+    for path in (left, left.parent):
+        os.utime(path, (0, 0))
     second = erase(platform, "customers", "1", "--reason", "request 7", "--by", "bo")
     assert second.exit_code == 0 and "Certificate (complete)" in second.stdout, second.output
     assert platform.holding(ADA) == set()
