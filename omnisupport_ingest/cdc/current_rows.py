@@ -225,21 +225,25 @@ class _Lives:
         )
 
     def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
-        """Whether a window may hold events below ``end`` that its folded row no longer shows.
+        """Whether a window may hold events below ``end`` that its folded row does not show.
 
         A window that folded events of the old key from both sides of the end kept only the later ones.
         Nothing is known of the earlier ones then, so the columns stay unresolved. This needs commit times
         that run against log order across a window's edge.
+
+        A window still in parts may show them, but is judged as the one row that it becomes when it is closed
+        or made again: how its rows are split changes nothing.
         """
         folded = self.folded
         windows = {folded.window[row] for row in rows if folded.kind[row] == ENDED}
+        below, above = set(), set()
         for row in keyed:
             part = folded.parts[row]
-            if part.first is None or part.position is None or not part.first < end <= part.position:
-                continue
-            if windows - {folded.window[row]}:
-                return True
-        return False
+            if part.first is not None and part.first < end:
+                below.add(folded.window[row])
+            if part.position is not None and part.position >= end:
+                above.add(folded.window[row])
+        return bool((below & above) - windows)
 
     def _add(self, kind: str, members: Sequence[int], ended_at: Position | None, ends: TableEnds) -> None:
         folded = self.folded

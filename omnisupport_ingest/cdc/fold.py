@@ -12,7 +12,8 @@ without a key, which end the life of every key of the table, or of a key range, 
 Rows of kind ``ended`` are the one part of the fold that depends on order. If events of the old key from both
 sides of a key change were folded before the change was known, only the later ones were kept. Within a window
 this cannot happen: appended events lie above those that are there, else the window is folded again from its
-events. Across windows ``current_rows`` detects it and leaves the column unresolved.
+events. (Events that a sealed window withholds lie anywhere; a sealed window with such rows is folded again.)
+Across windows ``current_rows`` detects it and leaves the column unresolved.
 """
 
 from __future__ import annotations

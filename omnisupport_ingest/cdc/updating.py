@@ -196,8 +196,11 @@ def _dimension_rows(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa
 def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array:
     keys = [pc.filter(columnar.one_chunk(old["_cdc_key"]), must_refold(old))]
     if rules.rows_may_be_purged and merging.num_rows:
-        # A new life inherits nothing, so it does not need the purged row.
-        strange = pc.and_(pc.invert(keys_in(merging, old)), pc.is_null(life_start_of(merging)))
+        # A new life inherits nothing, so it does not need the purged row. What lies below it may be of a life
+        # that a key change ended, and then another key depends on it.
+        start = life_start_of(merging)
+        needing = pc.or_(pc.is_null(start), pa.array(_below(first_of(merging), start)))
+        strange = pc.and_(pc.invert(keys_in(merging, old)), needing)
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
 
@@ -221,13 +224,18 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
     return reached
 
 
-def _below(column: pa.Array, last: Position) -> Mask:
-    epoch, lsn, ordinal = (
-        pc.fill_null(pc.struct_field(column, index), 0).to_numpy(zero_copy_only=False) for index in range(3)
-    )
-    in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
-    below: Mask = (epoch < last[0]) | ((epoch == last[0]) & in_epoch)
+def _below(column: pa.Array, last: Position | pa.Array) -> Mask:
+    """Return which positions of ``column`` are lower than ``last``, or than those in it."""
+    epoch, lsn, ordinal = _parts(column)
+    other = last if isinstance(last, tuple) else _parts(last)
+    in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
+    below: Mask = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
     return below
+
+
+def _parts(column: pa.Array) -> list[npt.NDArray[np.int64]]:
+    parts = (pc.fill_null(pc.struct_field(column, index), 0) for index in range(3))
+    return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
 def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:

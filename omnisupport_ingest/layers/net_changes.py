@@ -43,9 +43,11 @@ from omnisupport_ingest.layers.fold_tasks import (
 )
 from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
+from omnisupport_ingest.layers.odd_keys import holds_ended_lives
 from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
 from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, named_by, withheld_of
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import RULES, of_contract
@@ -134,7 +136,28 @@ class _Update(WindowUpdate[_Job]):
         asked = self.run.asked
         if self.snapshot.retyped:
             asked = replace(asked, replay=True)
-        return _job(self.snapshot, self._files, self._contract, window, asked)
+        job = _job(self.snapshot, self._files, self._contract, window, asked)
+        if self._may_hide(job) and window in self._sealed:
+            return _job(self.snapshot, self._files, self._contract, window, replace(asked, replay=True))
+        return job
+
+    @cached_property
+    def _sealed(self) -> frozenset[str]:
+        """The windows that are sealed. Read after the deduped events: what these withhold of a window because
+        it is sealed, they withhold after that was recorded."""
+        return Removed.open(self.run.workspace, self.run.source).sealed
+
+    def _may_hide(self, job: _Job) -> bool:
+        """Whether appending to a sealed window may hide events of a life that a key change ended.
+
+        Events that a sealed window withholds may stand anywhere in its log order; elsewhere, appended events
+        lie above all others.
+        """
+        return (
+            job.plan.work is Work.APPEND
+            and bool(withheld_of(job.withheld, self._contract))
+            and holds_ended_lives(self.snapshot.files(job.window))
+        )
 
     def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
         run, contract = self.run, self._contract

@@ -48,6 +48,15 @@ def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:
     return found
 
 
+def holds_ended_lives(files: Iterable[LakeFile]) -> bool:
+    """Whether any of ``files`` has a life that a key change ended."""
+    for file in files:
+        with pq.ParquetFile(file.uri) as parquet:
+            if ENDED in _kinds(parquet):
+                return True
+    return False
+
+
 def _kinds(parquet: pq.ParquetFile) -> set[str]:
     """The kinds of the rows, by the footer; the column is read of row groups of which it does not tell, as of
     one that holds the boundary of a snapshot beside its rows."""

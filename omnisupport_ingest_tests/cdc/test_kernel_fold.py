@@ -119,10 +119,10 @@ def neighbours(rng: Random, events: list[Event]) -> list[Event]:
     return found
 
 
-def drawn(rng: Random, *, withheld: bool = True) -> list[Event]:
+def drawn(rng: Random, *, withheld: bool = True, moving: bool = False) -> list[Event]:
     """Draw random events: gaps, withheld ones, repeats, key changes, truncates, snapshot ends of key
     ranges."""
-    events = soup(rng, withheld=withheld)
+    events = soup(rng, withheld=withheld, moving=moving)
     if len({event.at for event in events}) == len(events) and rng.random() < 0.5:
         events = neighbours(rng, events)
     # A commit time of its own for each position, so that times tell what happened when.
@@ -303,6 +303,73 @@ def test_windows_and_parts_in_any_order_come_to_the_same(rng: Random, cut: Cut) 
 
 
 @settings(max_examples=examples(EXAMPLES))
+@given(randoms, cuts, st.booleans())
+def test_how_the_rows_of_a_window_are_split_changes_nothing(rng: Random, cut: Cut, moving: bool) -> None:
+    """Parts as runs append them, the same merged, and the window folded again from all its events."""
+    events = drawn(rng, moving=moving)
+    windows = in_windows(rng, events, 3)
+    parts = appended_parts(rng, events, cut, windows)
+    apart = kernels.current(pa.concat_tables(parts), TABLE, cut)
+    states = kernels.states(apart, TABLE)
+    assert_part(kernel_states(apart, events), oracle_states(events), events)
+    again = kernels.fold(kernels.events_table(events, TABLE, windows), TABLE, cut)
+    for rows in (kernels.merged(parts, TABLE, cut), again):
+        assert kernels.states(kernels.current(rows, TABLE, cut), TABLE) == states
+
+
+@pytest.mark.parametrize("withheld", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_column_along_key_changes_is_unresolved_where_a_window_may_hide_events_of_an_old_key(
+    withheld: bool, several: bool
+) -> None:
+    """A row goes from 3 to 1 to 2, its columns sent under the first key alone. An old window has events of
+    key 1 from below, and one from above the second change: what it held between the two is not known.
+
+    ``several``: the window has it from above in another part. It hides nothing, so the oracle knows more.
+    """
+    three, one, two = KEYS[2], KEYS[0], KEYS[1]
+    image: Image = {"status": "v 1", "note": "v 2", "body": "v 3"}
+    unsent = frozenset({"note", "body"})
+
+    def event(lsn: int, op: str, key: Key, after: Image | None, ordinal: int = 0, **more: object) -> Event:
+        return Event(
+            Position(1, lsn, ordinal),
+            op,
+            SHAPE.name,
+            key,
+            _START + timedelta(seconds=lsn),
+            after=after,
+            **more,  # type: ignore[arg-type]
+        )
+
+    moved: Image = {"status": "v 6"}
+    told = [
+        event(14, "c", one, image),
+        event(43, "c", three, {"status": "v 5", "note": "v 6", "body": "v 7"}),
+        event(47, "d", three, None),
+        event(47, "c", one, moved, 1, moved_from=three, unchanged=unsent),
+        event(60, "d", one, None),
+        event(60, "c", two, moved, 1, moved_from=one, unchanged=unsent),
+        event(101, "u", one, image, quarantined=withheld),
+    ]
+    events = typed(told)
+    windows = {each.at[:2]: "old" if each.at[1] in (14, 101) else f"w{each.at[1]}" for each in events}
+    parts = [
+        kernels.fold(kernels.events_table(part, TABLE, windows), TABLE)
+        for part in ((events[:-1], events[-1:]) if several else (events,))
+    ]
+    found = kernel_states(kernels.current(pa.concat_tables(parts), TABLE), events)
+    due = oracle_states(events)
+    key = _key(two)
+    assert key is not None
+    assert dict(due[key].values).keys() == {"status", "note", "body"}
+    assert found[key] == replace(due[key], values=(("status", dict(due[key].values)["status"]),))
+    assert {each: state for each, state in found.items() if each != key} == {
+        each: state for each, state in due.items() if each != key
+    }
+
+
+@settings(max_examples=examples(EXAMPLES))
 @given(randoms, cuts)
 def test_merging_is_associative_commutative_and_idempotent(rng: Random, cut: Cut) -> None:
     one, two, three = folded_parts(rng, drawn(rng), cut)
@@ -410,6 +477,17 @@ def folded_parts(
     some = next(part for part in sent if part)
     tables = [kernels.events_table(part or some, TABLE, windows) for part in sent]
     return [kernels.fold(table, TABLE, cut) for table in tables]
+
+
+def appended_parts(
+    rng: Random, events: list[Event], cut: Cut, windows: dict[tuple[int, int], str]
+) -> list[kernels.pa.Table]:
+    """Up to three parts of the history, each above the one before in log order, each folded by itself."""
+    transactions = sorted(windows)
+    bounds = sorted(rng.randrange(len(transactions) + 1) for _ in range(2))
+    part_of = {at: sum(number >= bound for bound in bounds) for number, at in enumerate(transactions)}
+    told = [[event for event in events if part_of[event.at[:2]] == part] for part in range(3)]
+    return [kernels.fold(kernels.events_table(part, TABLE, windows), TABLE, cut) for part in told if part]
 
 
 def _without_batch(table: kernels.pa.Table) -> kernels.Rows:

@@ -5,12 +5,14 @@ No Spark: keys that the kernel gives back are folded here from all parts so far,
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +25,10 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
-from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
+from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, appended_parts, drawn, in_windows
 from omnisupport_ingest_tests.examples import examples
+from omnisupport_ingest_tests.oracle.histories import SHAPE
+from omnisupport_ingest_tests.oracle.model import Event, Position
 
 _PG = {"text": "text", "bigint": "bigint", "numeric": "numeric(12,2)", "timestamptz": "timestamptz"}
 _CONTRACT = cast(
@@ -33,6 +37,8 @@ _CONTRACT = cast(
 )
 SCHEMA = arrow_schema(stored_type(_CONTRACT), without=())
 _STATE = SCHEMA.field(STATE).type
+
+_START = datetime(2026, 11, 1, tzinfo=UTC)
 
 randoms = st.integers(0, (1 << 32) - 1).map(Random)
 
@@ -152,11 +158,11 @@ def _states(held: Held, events: Any) -> Any:
 
 
 @settings(max_examples=examples(EXAMPLES))
-@given(randoms, st.integers(1, 5), st.booleans())
+@given(randoms, st.integers(1, 5), st.booleans(), st.booleans())
 def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
-    rng: Random, count: int, withheld: bool
+    rng: Random, count: int, withheld: bool, moving: bool
 ) -> None:
-    events = drawn(rng, withheld=withheld)
+    events = drawn(rng, withheld=withheld, moving=moving)
     windows = in_windows(rng, events, 3)
     part_of = {at: rng.randrange(count) for at in windows}
     held = Held(rng.choice((0, 1000)))
@@ -171,6 +177,21 @@ def test_parts_in_any_order_update_the_rows_to_one_fold_of_everything(
     assert held.content == ContentHash.of(held.rows["_cdc_row_hash"].to_numpy())
 
 
+@settings(max_examples=examples(EXAMPLES))
+@given(randoms, st.booleans())
+def test_the_rows_updated_by_appended_parts_are_those_of_windows_made_again(
+    rng: Random, moving: bool
+) -> None:
+    events = drawn(rng, moving=moving)
+    windows = in_windows(rng, events, 3)
+    held = Held(rng.choice((0, 1000)))
+    for part in appended_parts(rng, events, Cut(), windows):
+        held.take(part)
+    again = kernels.fold(kernels.events_table(events, TABLE, windows), TABLE)
+    due = kernels.states(kernels.current(again, TABLE), TABLE)
+    assert _states(held, events) == kernels.without_shown(due, events)
+
+
 @settings(max_examples=examples(EXAMPLES // 4))
 @given(randoms)
 def test_what_was_taken_already_changes_no_row(rng: Random) -> None:
@@ -182,6 +203,24 @@ def test_what_was_taken_already_changes_no_row(rng: Random) -> None:
     held.take(part)
     assert held.rows.sort_by("_cdc_key").equals(before.sort_by("_cdc_key"))
     assert held.content == content
+
+
+@pytest.mark.parametrize(
+    ("ops", "again"), [("c", False), ("r", False), ("u", True), ("d", True), ("uc", True)]
+)
+def test_a_key_whose_row_may_be_purged_is_folded_again_where_its_events_may_be_of_an_ended_life(
+    ops: str, again: bool
+) -> None:
+    key = ("1", "eu")
+    events = [
+        Event(Position(1, lsn, 0), op, SHAPE.name, key, _START, after=None if op == "d" else {"status": "v"})
+        for lsn, op in enumerate(ops, start=5)
+    ]
+    part = kernels.fold(kernels.events_table(events, TABLE, {each.at[:2]: "w" for each in events}), TABLE)
+    rules = UpdateRules(TABLE.shape, SCHEMA, rows_may_be_purged=True)
+    sent = [{**_stored(row), CHANGE: MERGE} for row in part.to_pylist(maps_as_pydicts="strict")]
+    updated = update_rows(SCHEMA.empty_table(), pa.Table.from_pylist(sent, schema=rules.sent), rules)
+    assert updated.refold.to_pylist() == [kernels.key_text(key)] * again
 
 
 def test_most_keys_are_merged_where_they_stand() -> None:

@@ -231,16 +231,24 @@ def _several(rng: Random, source: Source, most: int) -> int:
 
 
 def soup(
-    rng: Random, *, shape: TableShape = SHAPE, withheld: bool = True, whole_table: bool = True
+    rng: Random,
+    *,
+    shape: TableShape = SHAPE,
+    withheld: bool = True,
+    whole_table: bool = True,
+    moving: bool = False,
 ) -> list[Event]:
     """Events that no database would send, in any order: gaps, withheld ones, repeats, collisions.
 
     Updates of rows that are gone, creations that never came, columns that were never sent; with
     ``withheld`` some are quarantined, and some positions hold an accepted event as well as a withheld;
-    with ``whole_table`` some are truncates and boundaries of the table, not of ranges of its keys alone.
+    with ``whole_table`` some are truncates and boundaries of the table, not of ranges of its keys alone; with
+    ``moving`` most are key changes, and changes of their old keys.
     """
     events: list[Event] = []
     ops = ["c", "c", "u", "u", "u", "u", "d", "d", "r", "move", "move", "range"] + ["t", "b"] * whole_table
+    if moving:
+        ops = ["c", "u", "u", "move", "move", "d"]
     for value in range(rng.randint(2, 12)):
         at = Position(rng.choice((1, 1, 1, 2)), rng.randint(1, 6), 2 * rng.randint(0, 5))
         if at not in {event.at for event in events}:

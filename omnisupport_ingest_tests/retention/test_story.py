@@ -180,6 +180,31 @@ def test_old_windows_lose_landing_then_raw_and_the_dimension_stays_what_it_was(t
     assert pending_windows(story.workspace, SOURCE).late_windows == ()
 
 
+def test_what_a_sealed_window_withholds_reaches_the_life_that_a_key_change_ended(tmp_path, spark):
+    """Events from both sides of the key change come in one batch: the lower one must not be hidden."""
+    story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
+    moved = [Change("d", 1), Change("c", 4, {"title": "moved"}, ("body",), moved_from=1)]
+    story.land(put(10, 1, "first", op="c"), Commit(14, 5, moved), put(20, 9, "taken again", op="c"))
+    story.land(put(30, 11 * DAY, "later", id=2, op="c"))
+    take_all(story, spark)
+    while doomed := plan_retention(story.workspace, SOURCE):
+        if not carry_out(story.workspace, doomed, removed_by="test"):
+            break
+    assert FIRST in Removed.open(story.workspace, SOURCE).sealed
+    assert rows(story, spark)[4] == ("moved", ())
+
+    story.workspace = Workspace.open(story.workspace.settings)
+    story.land_again(put(12, 3, "never seen"), put(22, 11, "never seen"))
+    take_all(story, spark)
+    assert rows(story, spark)[1] == (None, ("title", "body"))
+    assert rows(story, spark)[4] == ("moved", ("body",))
+
+    before = shown(story)
+    net_changes.materialize(story.workspace, spark, story.contract, (FIRST,), "again", replay=True)
+    dimensions.update(story.workspace, spark, story.contract, "again", whole=True)
+    assert shown(story) == before
+
+
 def as_of_first(story: Story, spark):  # type: ignore[no-untyped-def]
     """The state below the second event, as ``as_of`` folds it; the story has no snapshot that it asks for."""
     files = EventFiles.newest(story.workspace, SOURCE)
