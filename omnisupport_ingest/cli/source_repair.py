@@ -220,7 +220,7 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
     if not new:
         return
     with _connected(settings, home) as connection:
-        findings = added_table_findings(connection, store, settings.publication, new)
+        findings = added_table_findings(connection, store, settings, new)
     require_ready(findings)
     for each in findings:
         if each.severity is Severity.WARNS:

@@ -7,7 +7,8 @@ then the whole database is complete up to its end, whatever slot a table comes b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +68,39 @@ def databases(definitions: Iterable[SourceDefinition], contracts: Contracts) -> 
     return tuple(Database(name, tuple(inputs)) for name, inputs in sorted(found.items()))
 
 
-def database_of(folder: Path, contracts: Contracts, source: str) -> Database | None:
+def database_of(
+    folder: Path,
+    contracts: Contracts,
+    source: str,
+    *,
+    contracts_again: Callable[[], Contracts] | None = None,
+) -> Database | None:
     """The database that ``source`` is an input of, by the definitions in ``folder``; None if it is of none.
 
-    ``ContractError`` if a definition is wrong.
+    ``contracts_again`` reads contracts anew: called if ``contracts`` has none of a source of its database,
+    which may have been added since. ``ContractError`` if a definition is wrong.
     """
-    found = databases(load_sources(folder), contracts)
+    definitions = load_sources(folder)
+    named = next((each.database for each in definitions if each.name == source), None)
+    shared = [each for each in definitions if each.database == named and named is not None]
+    if contracts_again is not None and any(not contracts.of_source(each.name) for each in shared):
+        contracts = contracts_again()
+    found = databases(definitions, contracts)
     return next((each for each in found if source in each.names), None)
+
+
+FilesSeen = tuple[tuple[str, int, int], ...]
+"""What tells whether definitions or contracts have been added or taken away, or a definition was changed."""
+
+
+def files_seen(folder: Path, contracts: Path) -> FilesSeen:
+    """Look at the definitions in ``folder`` and the folder of ``contracts``; opens no file."""
+    files = []
+    for path in (contracts, *sorted(folder.glob("*.json"))):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            files.append((path.name, status.st_mtime_ns, status.st_size))
+    return tuple(files)
 
 
 def _by_name(named: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, Sequence[str]]]:

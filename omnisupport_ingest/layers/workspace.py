@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from omnisupport_ingest.cdc.envelope import QUARANTINE_BY, QUARANTINE_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.history import history_type
 from omnisupport_ingest.cdc.stored import stored_type
-from omnisupport_ingest.contracts.databases import database_of
+from omnisupport_ingest.contracts.databases import FilesSeen, database_of, files_seen
 from omnisupport_ingest.contracts.decision_table import (
     DecisionTable,
     default_decision_table,
     load_decision_table,
 )
-from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force
+from omnisupport_ingest.contracts.in_force import contracts_in_force, decisions_in_force, in_force
 from omnisupport_ingest.contracts.learned import Stamp, learned_stamp
 from omnisupport_ingest.contracts.load import Contracts, TableContract
 from omnisupport_ingest.contracts.pii_keys import HashKeys, keys_in_force
@@ -28,6 +29,7 @@ from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.contracts.token_map import TokenMap
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
@@ -55,7 +57,9 @@ class Workspace:
     """What the contracts had learned when they were read; None if they stay as they are."""
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _inputs: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _inputs: dict[str, tuple[FilesSeen, tuple[str, ...]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _landings: dict[str, LandingStore] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tables: dict[str, tuple[TableContract, LakeTable]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -100,11 +104,23 @@ class Workspace:
         return self._landings[source]
 
     def inputs(self, source: str) -> tuple[str, ...]:
-        """The sources that share the database of ``source``, with itself; itself alone if it shares none."""
-        if source not in self._inputs:
-            database = database_of(sources_folder(self.settings), self.contracts, source)
-            self._inputs[source] = database.names if database is not None else (source,)
-        return self._inputs[source]
+        """The sources that share the database of ``source``, with itself; itself alone if it shares none.
+
+        One that is added counts at once, in processes that live on too: so all close the same windows.
+        """
+        folder = sources_folder(self.settings)
+        seen, known = files_seen(folder, in_force(self.settings).contracts), self._inputs.get(source)
+        if known is None or known[0] != seen:
+            again = partial(contracts_in_force, self.settings)
+            try:
+                database = database_of(folder, self.contracts, source, contracts_again=again)
+            except IngestError:
+                # What was added is wrong, or half written, and no input yet.
+                if known is None:
+                    raise
+                return known[1]
+            known = self._inputs[source] = seen, database.names if database is not None else (source,)
+        return known[1]
 
     def closing_watermark(self, source: str) -> datetime | None:
         """The watermark that closes windows of ``source``: the lowest of its ``inputs``, or None.
@@ -116,8 +132,20 @@ class Workspace:
         return min(known) if len(known) == len(marks) else None
 
     def input_watermarks(self, source: str) -> dict[str, datetime | None]:
-        """The watermark of each of the ``inputs`` of ``source``, by name."""
-        return {each: self.landing(each).landed().watermark for each in self.inputs(source)}
+        """The watermark of each of the ``inputs`` of ``source``, by name.
+
+        None where the landing of another input cannot be read: that holds windows open, not events back. What
+        looks at that input says what is wrong with it.
+        """
+        return {each: self._watermark(each, own=each == source) for each in self.inputs(source)}
+
+    def _watermark(self, source: str, *, own: bool) -> datetime | None:
+        try:
+            return self.landing(source).landed().watermark
+        except (IngestError, OSError):
+            if own:
+                raise
+            return None
 
     def seen(self, source: str) -> Seen[Any]:
         """What the last look for pending windows of ``source`` found; the same memory at every call."""

@@ -24,6 +24,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings, shared_table_findings
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
@@ -272,6 +273,27 @@ def test_another_database_is_no_input(shop: Shop):
         assert "said to share database shop" in told and f"the first reads {other} of server" in told
     finally:
         shop.source.sql(f"DROP DATABASE {other} WITH (FORCE)")
+
+
+def test_a_table_that_another_slot_sends_is_not_added_to_a_running_capture(shop: Shop):
+    own = f"{shop.source.slot}_{LINES}"
+    shop.source.sql(
+        "CREATE TABLE notes (id bigint PRIMARY KEY, subject text, updated_at timestamptz)",
+        f"CREATE PUBLICATION {own} FOR TABLE lines, notes",
+    )
+    shop.contract(ORDERS, "notes")
+    # What cannot be read of the other's landing is for its own start to say.
+    store = LandingStore(shop.folder / "home" / "landing", LINES)
+    (store.folder / "epochs" / "000001.json").write_text("{")
+    settings = shop.workspace().settings.model_copy(update={"source": ORDERS, "publication": "orders"})
+    (added,) = [each for each in shop.workspace().contracts.of_source(ORDERS) if each.table == "notes"]
+    with closing(psycopg2.connect(shop.source.dsn)) as connection:
+        found = shared_table_findings(connection, settings, [added])
+        assert [each.table for each in found] == [added.name]
+        assert f"Publication {own} of {LINES} publishes public.notes" in found[0].problem
+        shop.source.sql(found[0].fix)
+        assert shared_table_findings(connection, settings, [added]) == ()
+    assert divided_findings(shop.source.dsn, settings) == ()
 
 
 def test_a_slot_of_a_database_is_defined_by_one_command(tmp_path: Path):

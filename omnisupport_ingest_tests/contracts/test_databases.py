@@ -13,6 +13,9 @@ from omnisupport_ingest.contracts.databases import database_of
 from omnisupport_ingest.contracts.load import load_contracts
 from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.contracts.sources import load_sources
+from omnisupport_ingest.landing.errors import ManifestUnreadable
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.sources.query.tickets import contract_document
 
 
@@ -91,3 +94,33 @@ def test_a_wrong_definition_is_refused_with_its_place(project: Path, members: di
     define(project, "wrong", **members)
     with pytest.raises(ContractError, match=told):
         load_sources(project / "sources")
+
+
+def workspace(project: Path) -> Workspace:
+    return Workspace.open(Settings(home=project / "home", contracts_dir=project / "data", _env_file=None))
+
+
+def test_an_input_that_is_added_counts_in_a_process_that_lives_on(project: Path):
+    opened = workspace(project)
+    assert opened.inputs("orders") == ("events", "orders")
+    define(project, "later", database="shop", log={"slot": "s3", "publication": "p3"})
+    assert opened.inputs("orders") == ("events", "orders")
+    contract(project, "later", "visits")
+    every = ("events", "later", "orders")
+    assert opened.inputs("orders") == every == workspace(project).inputs("orders")
+    # One that is half written is no input, and stops no other.
+    (project / "sources" / "half.json").write_text('{"name": "ha')
+    assert opened.inputs("orders") == every
+    (project / "sources" / "half.json").unlink()
+    (project / "sources" / "later.json").unlink()
+    assert opened.inputs("orders") == ("events", "orders")
+
+
+def test_an_input_whose_landing_cannot_be_read_holds_windows_open_and_stops_no_other(project: Path):
+    opened = workspace(project)
+    manifests = opened.landing("events").folder / "manifests"
+    (manifests / "stream-000001-0000000000000000.json").write_text("{")
+    assert opened.input_watermarks("orders") == {"events": None, "orders": None}
+    assert opened.closing_watermark("orders") is None
+    with pytest.raises(ManifestUnreadable):
+        opened.closing_watermark("events")

@@ -24,6 +24,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
@@ -57,13 +58,19 @@ def adds_tables(store: LandingStore) -> bool:
 
 
 def added_table_findings(
-    connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
+    connection: Connection, store: LandingStore, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
     """Return every finding about ``tables``, which are to be added to a running capture.
     ``SourceUnavailable``.
     """
-    findings = preflight_tables(connection, tables, publication=publication)
-    return (*landed_key_findings(store, tables), *minor_findings(connection.server_version), *findings)
+    shared = shared_table_findings(connection, settings, tables)
+    findings = preflight_tables(connection, tables, publication=settings.publication)
+    return (
+        *shared,
+        *landed_key_findings(store, tables),
+        *minor_findings(connection.server_version),
+        *findings,
+    )
 
 
 _AGAIN_SECONDS = 10.0
@@ -142,8 +149,8 @@ class AddedTables:
 
     def _publish(self, table: TableContract) -> None:
         with closing(self._epoch.connect()) as connection:
-            findings = added_table_findings(connection, self._store, self._settings.publication, [table])
-            require_ready((*shared_table_findings(self._settings, [table]), *findings))
+            findings = added_table_findings(connection, self._store, self._settings, [table])
+            require_ready(findings)
             ensure_publication(connection, self._settings.publication, [table])
         for each in findings:
             if each.severity is Severity.WARNS:

@@ -299,14 +299,14 @@ def _added(
     if waiting:
         with closing(connect(dsn)) as connection:
             for table in waiting:
-                for each in blocking(added_table_findings(connection, store, settings.publication, [table])):
+                for each in blocking(added_table_findings(connection, store, settings, [table])):
                     yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
 
 
 def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
     """Return why a start leaves out ``table``, which was never captured; empty if it would capture it."""
     with closing(connect(dsn)) as connection:
-        wrong = blocking(added_table_findings(connection, store, settings.publication, [table]))
+        wrong = blocking(added_table_findings(connection, store, settings, [table]))
     return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from psycopg2.extensions import connection as Connection
 
@@ -15,6 +16,7 @@ from omnisupport_ingest.contracts.databases import Database, databases
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources, sources_folder
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import drop_statement, read_publication
@@ -40,19 +42,28 @@ def divided_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def shared_table_findings(settings: Settings, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Return a finding for each of ``tables`` that another source of the database has a contract for, too.
+def shared_table_findings(
+    connection: Connection, settings: Settings, tables: Sequence[TableContract]
+) -> tuple[Finding, ...]:
+    """Return a finding for each of ``tables`` that another source of the database has a contract for, or
+    publishes.
 
     For tables that are added to a running capture.
     """
     database, contracts = _database(settings)
-    shared = database.shared(contracts) if database is not None else ()
+    if database is None:
+        return ()
     names = {each.full_name: each.name for each in tables}
-    return tuple(
+    found = [
         Finding("divided", each.problem, each.fix, table=names[each.table])
-        for each in shared
+        for each in database.shared(contracts)
         if each.table in names
-    )
+    ]
+    for other in database.others(settings.source):
+        for table in tables:
+            doubled = _doubled(connection, other.log.publication, other.name, settings.source, [table])
+            found += [replace(each, table=table.name) for each in doubled]
+    return tuple(found)
 
 
 def _database(settings: Settings) -> tuple[Database | None, Contracts]:
@@ -69,7 +80,11 @@ def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Fin
     """Yield a finding for each input that captures another database than the one of ``dsn``."""
     here = None
     for other in database.others(settings.source):
-        epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
+        try:
+            epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
+        except (IngestError, OSError):
+            # Its own start says what is wrong with its landing.
+            continue
         if epoch is None or epoch.facts is None:
             continue
         here = here or server_facts(dsn)
@@ -88,23 +103,27 @@ def _published_by_both(
     connection: Connection, settings: Settings, other: SourceDefinition, contracts: Contracts
 ) -> Iterator[Finding]:
     """Yield a finding for each table of one source that the publication of the other has, too."""
-    for publication, own, sender in (
-        (settings.publication, other.name, settings.source),
-        (other.log.publication, settings.source, other.name),
-    ):
-        published = read_publication(connection, publication) if publication is not None else None
-        if published is None:
-            continue
-        tables = [(each.schema, each.table) for each in contracts.of_source(own)]
-        both = sorted(each for each in tables if published.covers(each))
-        if not both:
-            continue
-        named = ", ".join(".".join(each) for each in both)
-        yield Finding(
-            "divided",
-            f"Publication {publication} of {sender} publishes {named}, which {own} captures: "
-            "it would land twice.",
-            f"Make {publication} one of single tables, not of all or of a schema: those of {sender}."
-            if published.all_tables
-            else drop_statement(published.name, both),
-        )
+    own = settings.source
+    yield from _doubled(connection, settings.publication, own, other.name, contracts.of_source(other.name))
+    yield from _doubled(connection, other.log.publication, other.name, own, contracts.of_source(own))
+
+
+def _doubled(
+    connection: Connection, publication: str | None, sender: str, own: str, tables: Sequence[TableContract]
+) -> Iterator[Finding]:
+    """Yield a finding if the ``publication`` of ``sender`` has some of ``tables``, which are of ``own``."""
+    published = read_publication(connection, publication) if publication is not None else None
+    if published is None:
+        return
+    both = sorted(name for each in tables if published.covers(name := (each.schema, each.table)))
+    if not both:
+        return
+    named = ", ".join(".".join(each) for each in both)
+    yield Finding(
+        "divided",
+        f"Publication {publication} of {sender} publishes {named}, which {own} captures: "
+        "it would land twice.",
+        f"Make {publication} one of single tables, not of all or of a schema: those of {sender}."
+        if published.all_tables
+        else drop_statement(published.name, both),
+    )

@@ -182,6 +182,10 @@ class Frames:
         first = self._next
         if self._count - first < _FEWEST or self._kinds[first] != _BEGIN:
             return None
+        # The first frame behind its rows must be its end. Where it is not, nothing else is looked at: each
+        # transaction may be so, of a server that sends where it came from.
+        if len(self._others) < 2 or self._kinds[self._others[-2]] != _COMMIT:
+            return None
         kinds = self._kinds[first:]
         unknown = np.flatnonzero(kinds == 0)
         commits = np.flatnonzero(kinds[: unknown[0] if len(unknown) else None] == _COMMIT)

@@ -17,7 +17,12 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock
 from omnisupport_ingest.sources.postgres.protocol.frames import Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Commit, begin_of
-from omnisupport_ingest.windows import WindowGrid
+from omnisupport_ingest.windows import MAX_AHEAD, OUT_OF_RANGE, WindowGrid
+
+_ONE_SIDE = MAX_AHEAD // timedelta(microseconds=1)
+"""Microseconds between two times out of range that are both before the first window, or both too far ahead:
+all windows together are longer.
+"""
 
 
 def by_window(
@@ -28,9 +33,11 @@ def by_window(
     Neighbours may be of the same one.
     """
     count, micros = transactions.total, transactions.commit_micros
-    # Windows follow one another in time: what lies between two times of a window is of it.
-    windows = {window_of(begin_of(transactions, int(each))) for each in (micros.argmin(), micros.argmax())}
-    if len(windows) == 1:
+    lowest, highest = int(micros.argmin()), int(micros.argmax())
+    windows = {window_of(begin_of(transactions, each)) for each in (lowest, highest)}
+    # Windows follow one another in time: what lies between two times of a window is of it. The times that are
+    # out of range lie on both sides of all windows, and farther apart.
+    if len(windows) == 1 and (OUT_OF_RANGE not in windows or micros[highest] - micros[lowest] < _ONE_SIDE):
         yield windows.pop(), transactions
         return
     yield from by_window(transactions.between(0, count // 2), window_of)

@@ -32,6 +32,7 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import EventHeader,
 from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOCH
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest.sources.postgres.stream.batches import by_window
+from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 LSN = 7
@@ -260,6 +261,18 @@ def test_transactions_are_parted_by_their_windows(minutes: list[int]) -> None:
     found = list(by_window(whole, window_of))
     assert [window for window, some in found for _ in some.firsts] == [str(each // 2) for each in minutes]
     assert [xid for _, some in found for xid in some.xids] == numbers.tolist()
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30))
+def test_times_out_of_range_on_both_sides_take_nothing_between_along(days: list[int]) -> None:
+    grid = WindowGrid(WindowSize(60), NOON - timedelta(days=1))
+    times = [NOON + timedelta(days=each) for each in days]
+    numbers = np.arange(len(days))
+    micros = np.array([(each - POSTGRES_EPOCH) // timedelta(microseconds=1) for each in times])
+    whole = Transactions(Rows(b"", numbers, numbers), numbers, numbers, numbers + 1, micros, numbers)
+    found = by_window(whole, lambda transaction: grid.key_of(transaction.commit_ts, NOON))
+    alone = [grid.key_of(each, NOON) for each in times]
+    assert [window for window, some in found for _ in some.firsts] == alone
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5))
