@@ -129,7 +129,7 @@ def test_run_that_makes_no_events_ends_with_its_last_checks(
 ):
     """Dagster records nothing of the steps that it does not begin, so nobody may wait for their end."""
     monkeypatch.setattr(checks, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(checks, "_LOOKS", 20)
+    monkeypatch.setattr(checks, "_MAX_RETRIES", 20)
     window = land_of_both_tables(recent_story)
     for file in (recent_story.workspace.landing(SOURCE).folder / "data").rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1])
