@@ -1,4 +1,4 @@
-"""One change as Debezium tells it, whichever form it was told in."""
+"""One change of Debezium, whichever shape its line has."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Slot:
 
 
 class Walk:
-    """Goes through ``lines`` of ``block`` (numbers from 0), which falls to those that are as asked for."""
+    """Walks through ``lines`` of ``block`` (numbers from 0) in step, keeping those that fit the form."""
 
     def __init__(self, block: Block, lines: Places) -> None:
         self.block, self.lines, self.slots = block, lines, list[Slot]()

@@ -106,13 +106,13 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, *, in_file: b
     }
     if not all(sent.values()) or not set(contract.key) <= {each.name for each in sent[images[-1]]}:
         raise NotOrdinary
-    told = _Told(columns)
+    builder = _FormBuilder(columns)
     if value is document:
-        told.envelope(value)
+        builder.envelope(value)
     else:
-        told.members(document, told.of_record)
+        builder.members(document, builder.of_record)
     unsent = sorted(row.keys() - {each.name for each in sent["after"]}) if "after" in sent else ()
-    return Form(contract, sent, tuple(unsent), tuple(told.slots), told.whole())
+    return Form(contract, sent, tuple(unsent), tuple(builder.slots), builder.whole())
 
 
 def _contract_of(source: Any, contracts: Contracts) -> TableContract:
@@ -130,7 +130,7 @@ def _sample(name: str, value: Mapping[str, Any], images: tuple[str, ...]) -> Any
     return next((each for each in held if each is not None and not is_unavailable(each)), None)
 
 
-class _Told:
+class _FormBuilder:
     """Takes a line apart into steps of a walk."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
