@@ -54,13 +54,24 @@ class Table:
     workspace: Workspace
     stream: Bulk
     spark: SparkSession
+    rows_per_file: int | None = None
 
     @classmethod
-    def made(cls, folder: Path, rows: int, held: int, seed: int, spark: SparkSession) -> Table:
-        """A dimension of ``rows``, and ``held`` events in the window of now."""
+    def made(
+        cls,
+        folder: Path,
+        rows: int,
+        held: int,
+        seed: int,
+        spark: SparkSession,
+        rows_per_file: int | None = None,
+    ) -> Table:
+        """A dimension of ``rows``, and ``held`` events in the window of now. ``rows_per_file``: as of the
+        contract."""
         settings = Settings(home=folder / f"home-{rows}", window="hourly", _env_file=None)  # type: ignore[call-arg]
         workspace = Workspace.open(settings)
-        table = cls(workspace, Bulk(workspace.landing(_SOURCE), workspace.grid, seed), spark)
+        stream = Bulk(workspace.landing(_SOURCE), workspace.grid, seed)
+        table = cls(workspace, stream, spark, rows_per_file)
         click.echo(f"Making a dimension of {rows:,} rows …", err=True)
         began = time.perf_counter()
         table.stream.fill(rows, an_hour_before(now()))
@@ -76,7 +87,8 @@ class Table:
     @property
     def contract(self) -> TableContract:
         contracts = self.workspace.contracts.of_source(_SOURCE)
-        return next(each for each in contracts if each.name == "tickets")
+        tickets = next(each for each in contracts if each.name == "tickets")
+        return replace(tickets, rows_per_file=self.rows_per_file)
 
     def take_in(self, *, before: bool = False, delay: DelayedMerge | None = None) -> dict[str, float]:
         """Take what has landed through every layer; seconds by layer. ``before``: of the window before.
@@ -130,6 +142,7 @@ class Table:
 @click.option("--repeats", default=3, show_default=True, help="Rounds.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where homes are made.")
+@click.option("--rows-per-file", type=int, help="Of the contract.  [default: none]")
 def main(
     sizes: str,
     held: int,
@@ -140,6 +153,7 @@ def main(
     repeats: int,
     seed: int,
     folder: Path | None,
+    rows_per_file: int | None,
 ) -> None:
     """Measure merges of changes into dimensions, and print the figures."""
     scratch = Path(tempfile.mkdtemp(prefix="bench-merge-", dir=folder))
@@ -148,7 +162,10 @@ def main(
     others: list[Peer] = []
     try:
         Table.made(scratch / "warm", 20_000, 1_000, seed, spark)
-        tables = {int(size): Table.made(scratch, int(size), held, seed, spark) for size in sizes.split(",")}
+        tables = {
+            int(size): Table.made(scratch, int(size), held, seed, spark, rows_per_file)
+            for size in sizes.split(",")
+        }
         if not ours_alone and peers_at in tables:
             others = _loaded(tables[peers_at], scratch, spark, names)
         took = _rounds(tables, others, peers_at, many, repeats)

@@ -5,6 +5,7 @@ With ``--minutes``, on a table of ``--rows`` under ``--rate`` changes a second (
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -44,14 +45,15 @@ _CHANGES = 100
 @click.option("--rows", default=0, help="Tickets that the source begins with.  [default: the desk's own]")
 @click.option("--rate", default=200.0, show_default=True, help="Changes a second, with --minutes.")
 @click.option("--minutes", default=0.0, help="How long changes go on.  [default: none]")
-def main(rounds: int, idle_seconds: int, rows: int, rate: float, minutes: float) -> None:
+@click.option("--rows-per-file", default=0, help="Setting of the contract of tickets.  [default: none]")
+def main(rounds: int, idle_seconds: int, rows: int, rate: float, minutes: float, rows_per_file: int) -> None:
     """Time commits to their dimension on a running platform, then watch it idle."""
     if minutes and not rows:
         raise click.UsageError("--minutes needs --rows")
-    with _platform(rows) as (workspace, pid):
+    with _platform(rows, rows_per_file) as (workspace, pid):
         if minutes:
             found = sustained(workspace, pid, rows, rate, minutes)
-            write_result("sustained", found)
+            write_result("sustained", {"rows_per_file": rows_per_file or None, **found})
             return
         dsn = EmbeddedPostgres(workspace.home.postgres).dsn()
         _one_commit(workspace, dsn)
@@ -115,16 +117,21 @@ def _idle_share(pid: int, seconds: int) -> float:
 
 
 @contextmanager
-def _platform(rows: int = 0) -> Iterator[tuple[Workspace, int]]:
-    """`omnisupport-ingest up` on a home of its own, with the embedded source, which has ``rows`` tickets."""
+def _platform(rows: int, rows_per_file: int) -> Iterator[tuple[Workspace, int]]:
+    """`omnisupport-ingest up` on a home of its own, with the embedded source, which has ``rows`` tickets.
+
+    ``rows_per_file`` (0: none) is put into the contract of tickets.
+    """
     folder = Path(tempfile.mkdtemp(prefix="bench-platform-"))
-    settings = Settings(home=folder / "home", _env_file=None)  # type: ignore[call-arg]
+    contracts = _contracts(folder / "contracts", rows_per_file)
+    settings = Settings(home=folder / "home", contracts_dir=contracts, _env_file=None)  # type: ignore[call-arg]
     if rows:
         click.echo(f"Making {rows:,} rows …", err=True)
         fill(Workspace.open(settings), rows)
     environment = {
         **os.environ,
         "OMNISUPPORT_HOME": str(folder / "home"),
+        "OMNISUPPORT_CONTRACTS_DIR": str(contracts),
         "OMNISUPPORT_WEBSERVER_PORT": str(free_port()),
     }
     with (folder / "log").open("w") as log:
@@ -146,6 +153,17 @@ def _platform(rows: int = 0) -> Iterator[tuple[Workspace, int]]:
         process.send_signal(signal.SIGTERM)
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _contracts(folder: Path, rows_per_file: int) -> Path:
+    """A copy of the desk's contracts in ``folder``, that of tickets with ``rows_per_file``."""
+    shutil.copytree(Path(__file__).parents[1] / "contracts" / "data", folder)
+    if rows_per_file:
+        file = folder / "tickets.json"
+        contract = json.loads(file.read_text())
+        contract["x-cdc"]["rows_per_file"] = rows_per_file
+        file.write_text(json.dumps(contract, indent=2))
+    return folder
 
 
 if __name__ == "__main__":

@@ -188,9 +188,11 @@ class _Look:
 
         Its own net changes know the watermark of their last visit alone.
         """
+        if contract.purge_deleted_after is None or net_changes is None or dimension is None:
+            return None
         judged = self._layers.events[1]
         windows = [each for each in judged.windows() if each != OUT_OF_RANGE]
-        if contract.purge_deleted_after is None or not windows or net_changes is None or dimension is None:
+        if not windows:
             return None
         if any(waiting(self._workspace, contract, each) for each in (net_changes, dimension)):
             # A run would purge nothing either, and be asked for again at once.
