@@ -34,7 +34,7 @@ PUBLICATION = Settings.model_fields["publication"].default
 
 _NEW_TICKETS = """
 INSERT INTO support.tickets
-SELECT id, id % 977, md5(id::text)::uuid, 'agent-' || id % 40, 'Printer on fire in room ' || id,
+SELECT id, 1 + id % 977, md5(id::text)::uuid, 'agent-' || id % 40, 'Printer on fire in room ' || id,
        'The printer on floor ' || id % 30 || ' smokes. It says "PC LOAD LETTER", code ' || md5(id || 'code')
            || '.' || chr(10) || 'Its last page was ' || md5(id || 'page') || md5(id || 'more')
            || ', and it is needed before noon.' || chr(10) || 'Greetings from customer ' || id % 7919,
