@@ -132,12 +132,12 @@ def change_tickets(source: Source, changes: int) -> int:
         DO $$
         BEGIN
             FOR round IN 0 .. {rounds - 1} LOOP
-                {_NEW_TICKETS} FROM generate_series(round * 60, round * 60 + 59) id;
+                {_NEW_TICKETS} FROM generate_series(round * 60 + 1, round * 60 + 60) id;
                 UPDATE support.tickets SET priority = 1, updated_at = now()
-                    WHERE id BETWEEN round * 60 AND round * 60 + 19;
+                    WHERE id BETWEEN round * 60 + 1 AND round * 60 + 20;
                 COMMIT;
                 UPDATE support.tickets SET status = 'solved', satisfaction = 0.1 * (id % 50)
-                    WHERE id BETWEEN round * 60 AND round * 60 + 19;
+                    WHERE id BETWEEN round * 60 + 1 AND round * 60 + 20;
                 COMMIT;
             END LOOP;
         END $$
