@@ -72,7 +72,15 @@ def test_what_only_looks_changes_nothing_and_starts_no_spark(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
-    ["status", "doctor", "report", "explain notes --key 1", "tail notes", "pii scan", "export notes --out ."],
+    [
+        "status",
+        "doctor",
+        "report",
+        "explain notes --key 1",
+        "tail notes",
+        "pii scan",
+        "export notes --out notes.csv",
+    ],
 )
 def test_a_command_that_looks_leaves_out_pandas_and_whoever_wants_it_has_it(
     sample_home: SampleHome, line: str
