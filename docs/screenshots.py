@@ -39,6 +39,8 @@ _ENDS_OF_THE_BAR = 2
 """The page names two windows before its list."""
 
 _TICKETS, _DEDUPED = "/assets/support_desk/dim_tickets", "/assets/support_desk/deduped_events"
+_CUSTOMERS = "/assets/support_desk/dim_customers"
+_WIDTH = 1_600
 
 
 def main() -> None:
@@ -72,18 +74,22 @@ def _take(browser: Browser, address: str) -> None:
     page.get_by_text("Plots", exact=True).first.click()
     page.wait_for_timeout(4_000)
     _shoot(page, "plots")
+    page = _opened(browser, f"{address}{_CUSTOMERS}?view=overview", height=2_200)
+    _shoot(page, "columns", rows=1_000)
 
 
 def _opened(browser: Browser, address: str, *, height: int) -> Page:
-    page = browser.new_page(viewport={"width": 1600, "height": height})
+    page = browser.new_page(viewport={"width": _WIDTH, "height": height})
     page.goto(address)
     # The UI asks for its data all the time, so the network is never still.
     page.wait_for_timeout(12_000)
     return page
 
 
-def _shoot(page: Page, name: str) -> None:
-    page.screenshot(path=IMAGES / f"{name}.png")
+def _shoot(page: Page, name: str, rows: int | None = None) -> None:
+    """Write the picture of the page, or of its upper ``rows`` pixels."""
+    part = None if rows is None else {"x": 0, "y": 0, "width": _WIDTH, "height": rows}
+    page.screenshot(path=IMAGES / f"{name}.png", clip=part)
     page.close()
     click.echo(f"docs/images/{name}.png")
 

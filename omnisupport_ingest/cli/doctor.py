@@ -10,7 +10,7 @@ import click
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import existing_home, has_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, has_home, leave_out_pandas, open_settings
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.storage import recorded_storage
 
@@ -61,6 +61,7 @@ def doctor(archive: Path | None, as_json: bool) -> int:
 
 def diagnoses() -> Iterator[Diagnosis]:
     """Every finding. What cannot be opened is one, too."""
+    leave_out_pandas()
     from omnisupport_ingest.cli import doctor_home, doctor_machine
     from omnisupport_ingest.layers.workspace import Workspace
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import contracted_source, key_named, open_workspace
+from omnisupport_ingest.cli.opening import contracted_source, key_named, leave_out_pandas, open_workspace
 from omnisupport_ingest.cli.views import operation_name, review_document
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def explain(table: str, key: tuple[str, ...], column: str | None, source: str | 
     damaged.
     """
     from omnisupport_ingest.contracts.model import table_named
+
+    leave_out_pandas()
     from omnisupport_ingest.read.explain import explain as look_up
     from omnisupport_ingest.review.erasing import key_text
 

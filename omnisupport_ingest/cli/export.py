@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import open_workspace, tables_named
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_err, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.position import Lsn, Position
@@ -59,6 +59,7 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
     Exit code: 0 written, 1 not there yet or not writable, 2 usage, settings or no such table,
     3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.read.export import Format
     from omnisupport_ingest.read.export import export as write
 

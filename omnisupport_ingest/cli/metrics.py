@@ -271,6 +271,8 @@ loopback alone. Each reading is a look as of `omnisupport-ingest status`, kept f
 seconds. This page is made by `python -m omnisupport_ingest.cli.reference`.
 
 `deploy/grafana-dashboard.json` is a dashboard of them: import it in Grafana, and choose your Prometheus.
+`deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are behind or differ, slots
+and the disk, each with the command that helps: name it under `rule_files`, and change its limits.
 
 All are gauges. `{PREFIX}up` is 1 if the home can be looked at; an alarm on its absence also tells that `up`
 itself does not run.

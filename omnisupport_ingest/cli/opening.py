@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,6 +76,33 @@ def open_workspace(settings: Settings | None = None) -> Workspace:
     settings = settings or open_settings()
     existing_home(settings)
     return Workspace.open(settings)
+
+
+class _NoPandas(MetaPathFinder):
+    """Refuse to import pandas."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=fullname)
+
+
+def leave_out_pandas() -> None:
+    """Keep pyarrow from importing pandas, a quarter of a second, until somebody wants a data frame.
+
+    A command that looks calls this before it imports what uses pyarrow. At the first value that it converts,
+    pyarrow asks once whether pandas is there, to tell a series from a list. Asked while pandas cannot be
+    imported, it goes on without; ``to_pandas`` imports it all the same.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    refusing = _NoPandas()
+    sys.meta_path.insert(0, refusing)
+    try:
+        pa.array([""])
+    finally:
+        sys.meta_path.remove(refusing)
 
 
 # --- the source that a command names -----------------------------------------------------------------------

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import home_if_any, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import home_if_any, leave_out_pandas, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, counted
 from omnisupport_ingest.errors import IngestError
 
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.pii_scan import Proposal
+    from omnisupport_ingest.landing.manifest import Manifest
+    from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
 
@@ -26,6 +28,14 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 class UnknownToken(IngestError):
     """The map of tokens has no such token, or no token for such a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """What a source has landed and still holds."""
+
+    store: LandingStore
+    batches: Sequence[Manifest]
 
 
 @click.group(cls=Commands)
@@ -123,7 +133,9 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
     contracts = _contracts(settings, source)
     if table is not None:
         contracts = [table_named(table, contracts)]
-    scanned = [(contract, _scanned(settings, contract, rows)) for contract in contracts]
+    leave_out_pandas()
+    landed = {each: _landed(settings, each) for each in {contract.source for contract in contracts}}
+    scanned = [(contract, _scanned(landed[contract.source], contract, rows)) for contract in contracts]
     if as_json:
         click.echo(json.dumps({"tables": [_document(*each) for each in scanned]}, indent=2))
         return
@@ -226,30 +238,35 @@ def _contracts(settings: Settings, source: str | None) -> list[TableContract]:
     return of_source
 
 
-def _scanned(settings: Settings, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
+def _scanned(landed: _Landed | None, contract: TableContract, rows: int) -> tuple[int, Sequence[Proposal]]:
     """How many landed events were looked at, and what is proposed."""
     from omnisupport_ingest.contracts.pii_scan import sampled, scan
 
-    images = list(_images(settings, contract, rows))
+    images = [] if landed is None else list(_images(landed, contract, rows))
     return len(images), scan(contract.source_columns, contract.key, sampled(images))
 
 
-def _images(settings: Settings, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
-    """Row images of the last landed events of ``contract``; none before there is a home."""
-    from omnisupport_ingest.cdc.images import read_image
-    from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
+def _landed(settings: Settings, source: str) -> _Landed | None:
+    """The batches of ``source`` whose data is still there; None before anything could have landed."""
     from omnisupport_ingest.landing.store import LandingStore
-    from omnisupport_ingest.landing.tail import last_events
     from omnisupport_ingest.layers.removed import Present, Removed
 
     home = home_if_any(settings)
-    if home is None or not (home.landing / contract.source / "manifests").is_dir():
+    if home is None or not (home.landing / source / "manifests").is_dir():
         # Looking makes no folder.
-        return
-    store = LandingStore(home.landing, contract.source)
-    present = Present(store, Removed.in_lake(home.lake, contract.source))
-    batches = list(filter(present.has_all, store.manifests()))
-    images = last_events(store, batches, rows, operations=IMAGE_OPS, table=contract.full_name)
+        return None
+    store = LandingStore(home.landing, source)
+    present = Present(store, Removed.in_lake(home.lake, source))
+    return _Landed(store, list(filter(present.has_all, store.manifests())))
+
+
+def _images(landed: _Landed, contract: TableContract, rows: int) -> Iterator[dict[str, Any]]:
+    """Row images of the last landed events of ``contract``."""
+    from omnisupport_ingest.cdc.images import read_image
+    from omnisupport_ingest.cdc.ordinary import IMAGE_OPS
+    from omnisupport_ingest.landing.tail import last_events
+
+    images = last_events(landed.store, landed.batches, rows, operations=IMAGE_OPS, table=contract.full_name)
     for _, event in images:
         image = read_image(event.after)
         if image is not None:

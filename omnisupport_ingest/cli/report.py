@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from omnisupport_ingest.cli.opening import open_workspace
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace
 from omnisupport_ingest.cli.render import echo_json, size
 
 
@@ -40,6 +40,7 @@ def report(out: Path | None, batches: int, as_json: bool) -> None:
 
     Exit code: 0 done, 1 a manifest cannot be read, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.report import page
 
     workspace = open_workspace()

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import contracted_source, open_settings, open_workspace, sources_in_use
+from omnisupport_ingest.cli.opening import (
+    contracted_source,
+    leave_out_pandas,
+    open_settings,
+    open_workspace,
+    sources_in_use,
+)
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health
 from omnisupport_ingest.cli.status_platform import plain, platform_document
@@ -100,6 +106,7 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
 
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
     """Return everything that is shown of the selected sources, as JSON values."""
+    leave_out_pandas()
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast

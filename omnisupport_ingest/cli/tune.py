@@ -118,7 +118,7 @@ def _bounded(command: Any) -> Any:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("tune.svg"),
     show_default=True,
-    help="File for the curve, as SVG.",
+    help="File for the curve: .svg, or .png with the extra `png`.",
 )
 @click.option("--write", is_flag=True, help="Set what is recommended in .env; its other lines stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print the points and the recommendation as JSON.")
@@ -132,25 +132,30 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
     Of the intervals that keep every bound, the rule takes those whose p95 is at most a tenth above the
     lowest, and of these the one with the fewest batches. Sizes show the curve; none is recommended, as with
     little traffic a batch waits for its age. Every event counts with the time since the first commit of its
-    batch.
+    batch. What your own platform and traffic take is measured all the time: `report` shows it from commit to
+    durable batch and to dimension.
 
     \b
     Examples:
       omnisupport-ingest tune
       omnisupport-ingest tune --rate 5000 --seconds 30 --interval 1 --interval 10 --write
-      omnisupport-ingest tune --to dimension --interval 1 --interval 5 --seconds 60
+      omnisupport-ingest tune --to dimension --interval 1 --interval 5 --seconds 60 --out tune.png
 
     Exit code: 0 recommended, 1 no interval keeps the bounds, 2 usage or settings, 4 PostgreSQL or Java is
     missing, 7 a service failed.
     """
     from omnisupport_ingest.durable import replace
-    from omnisupport_ingest.tuning.curve import drawn
+    from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
     from omnisupport_ingest.tuning.measuring import Load
     from omnisupport_ingest.tuning.points import Bounds, recommend, settings_to_try
 
     out = out.absolute()
     if not out.parent.is_dir():
         raise click.UsageError(f"{out.parent} is not a folder.")
+    if out.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"{out.name} ends neither with .svg nor with .png.")
+    if out.suffix == ".png":
+        require_plots()
     to_dimension = options["end"] == "dimension"
     load = Load(options["rate"], options["seconds"], to_dimension=to_dimension)
     cpu = (150.0 if to_dimension else 25.0) if options["most_cpu"] is None else options["most_cpu"]
@@ -159,14 +164,14 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
     points = _measure(load, settings_to_try(options["intervals"], options["sizes"], usual))
     chosen = recommend(points, bounds)
     # No failpoint: a drawing for people; the same command makes it again.
-    replace(out, drawn(points).encode())
+    replace(out, picture(points) if out.suffix == ".png" else drawn(points).encode())
     if write and chosen is not None:
         _write(chosen)
     if as_json:
         echo_json(_document(points, bounds, chosen, out))
     else:
         _show(points, bounds, chosen)
-        click.echo(f"\nThe curve is in {out}; open it in a browser.")
+        click.echo(f"\nThe curve is in {out}; open it in a browser or a viewer.")
         if write and chosen is not None:
             click.echo(
                 f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `up` takes it in at its next start."

@@ -1,4 +1,9 @@
-"""What Dagster shows of the tables of the lake: column schemas and column lineage."""
+"""What Dagster shows of the tables of the lake: column schemas and column lineage.
+
+The open-source UI draws no graph of columns: it shows ``dagster/column_lineage`` as JSON behind a button. So
+the lineage also stands in the description of each column, which the list of columns on an asset's page shows:
+a column of a dimension or history names its source column, and a column that lands names where it leads to.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,18 @@ from typing import Any
 import dagster as dg
 
 from omnisupport_ingest.cdc.column_descriptions import column_descriptions
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pii_policies import DROP, HASH, KEEP, MASK, TOKENIZE
 from omnisupport_ingest.defs.keys import deduped_key, landing_key
 from omnisupport_ingest.lake.table import TableSpec
+
+_UNDER = {
+    KEEP: "personal, kept as it is",
+    MASK: "personal, masked",
+    HASH: "personal, as a keyed hash",
+    TOKENIZE: "personal, as a token",
+}
+"""What a policy for personal data leaves of the values, in words."""
 
 
 def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> dict[str, Any]:
@@ -24,7 +38,7 @@ def table_metadata(spec: TableSpec, contract: TableContract | None = None) -> di
             dg.TableColumn(
                 field.name,
                 field.dataType.simpleString(),
-                description=column.description if column else system[field.name],
+                description=_from_source(contract, column) if contract and column else system[field.name],
                 constraints=dg.TableColumnConstraints(nullable=column.nullable if column else field.nullable),
                 tags={"personal-data": ""} if column and column.personal else None,
             )
@@ -45,7 +59,7 @@ def source_metadata(contracts: Iterable[TableContract]) -> dict[str, Any]:
         dg.TableColumn(
             _source_column(contract, column.name),
             column.pg_type,
-            description=column.description,
+            description=_to_lake(contract, column),
             constraints=dg.TableColumnConstraints(nullable=column.nullable),
             tags={"personal-data": ""} if column.personal else None,
         )
@@ -70,6 +84,26 @@ def source_lineage(contract: TableContract) -> dict[str, Any]:
             }
         )
     }
+
+
+def _from_source(contract: TableContract, column: Column) -> str:
+    """Return what a column of the lake means, and which column of the source it comes from."""
+    return _joined(column.description, f"From {_source_column(contract, column.name)}{_policy(column)}.")
+
+
+def _to_lake(contract: TableContract, column: Column) -> str:
+    """Return what a column of the source means, and where it leads to in the lake."""
+    if column.pii == DROP:
+        return _joined(column.description, "Personal, and not in the lake.")
+    return _joined(column.description, f"Leads to dim_{contract.name}.{column.name}{_policy(column)}.")
+
+
+def _policy(column: Column) -> str:
+    return f" ({_UNDER[column.pii]})" if column.personal else ""
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def _source_column(contract: TableContract, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -64,19 +64,24 @@ def to_landing(facts: SourceFacts) -> list[Latency]:
 
 def to_dimension(facts: SourceFacts) -> list[Latency]:
     """From commit to the version of the dimension that first showed the batch, of every table and span."""
-    latencies = []
+    latencies = [
+        Latency(at, (at - first_commit).total_seconds(), batch.tables[table])
+        for batch, table, first_commit, at in _shown_batches(facts)
+        if at is not None
+    ]
+    return sorted(latencies, key=lambda each: each.at)
+
+
+def _shown_batches(facts: SourceFacts) -> Iterator[tuple[Batch, str, datetime, datetime | None]]:
+    """Each batch of the stream with each table that it has events of and that has a dimension: its first
+    commit, and when the dimension first showed it; None: not yet."""
     for table in facts.tables:
         if table.source_table is None:
             continue
         shown = _first_shown(table)
         for batch in facts.batches:
-            events = batch.tables.get(table.source_table, 0)
-            if batch.first_commit is None or not events:
-                continue
-            at = shown(batch)
-            if at is not None:
-                latencies.append(Latency(at, (at - batch.first_commit).total_seconds(), events))
-    return sorted(latencies, key=lambda each: each.at)
+            if batch.first_commit is not None and batch.tables.get(table.source_table, 0):
+                yield batch, table.source_table, batch.first_commit, shown(batch)
 
 
 def _first_shown(table: TableFacts) -> Callable[[Batch], datetime | None]:
@@ -154,13 +159,26 @@ def lag(facts: SourceFacts) -> list[Series]:
 
 
 def size_and_latency(facts: SourceFacts) -> list[Series]:
-    """Events of a batch against the seconds from its first commit to landing."""
-    points = [
+    """Events of a batch against the seconds from its first commit to landing, and until every dimension that
+    it changes has shown it."""
+    landed = [
         (float(each.events), (each.landed_at - each.first_commit).total_seconds())
         for each in facts.batches
         if each.first_commit is not None and each.events
     ]
-    return [Series("a batch of the stream", tuple(sorted(points)))]
+    shown: dict[str, list[float | None]] = defaultdict(list)
+    for batch, _, first_commit, at in _shown_batches(facts):
+        shown[batch.batch_id].append(None if at is None else (at - first_commit).total_seconds())
+    sizes = {each.batch_id: float(each.events) for each in facts.batches}
+    in_dimensions = [
+        (sizes[batch_id], max(each for each in seconds if each is not None))
+        for batch_id, seconds in shown.items()
+        if None not in seconds
+    ]
+    return [
+        Series("commit to durable batch", tuple(sorted(landed))),
+        Series("commit to dimension", tuple(sorted(in_dimensions))),
+    ]
 
 
 def events_by_table(facts: SourceFacts) -> list[Series]:

@@ -264,7 +264,8 @@ def _figures(facts: SourceFacts) -> Iterator[Figure]:
         ),
         (
             "Batch size against latency",
-            "Each dot is a batch of the stream: its events, and the time from its first commit to landing.",
+            "Each dot is a batch of the stream: its events, and the time from its first commit until it was "
+            "durable, and until every dimension that it changes had shown it.",
             figures.size_and_latency(facts),
             Axis("events in the batch", "{:,.0f}".format, log=True),
             seconds,

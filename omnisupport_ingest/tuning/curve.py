@@ -1,14 +1,18 @@
-"""The curve of what was measured: latency against the age and the size of a batch, as SVG.
+"""The curve of what was measured: latency against the age and the size of a batch, as SVG or PNG.
 
-Made by the same hand-written charts as the report, so it needs no library for plots and opens in a browser.
-Both axes reach over the range that the literature recommends, which is marked.
+The SVG is made by the same hand-written charts as the report, so it needs no library for plots and opens in a
+browser. The PNG is drawn by matplotlib, the extra ``png``. Both x axes reach over the range that the
+literature recommends, which is marked.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.report.svg import Axis, Band, Series, chart
 from omnisupport_ingest.tuning.points import LITERATURE_ROWS, LITERATURE_SECONDS, Percentiles, Point
 
@@ -35,30 +39,83 @@ _MARGIN = 24
 _Y = Axis("latency, seconds", "{:g} s".format)
 
 
+_DPI = 120
+
+
+class NoPlots(IngestError):
+    """A PNG is asked for, and matplotlib is not installed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    """A chart of the curve: latency over ``x``."""
+
+    heading: str
+    series: list[Series]
+    x: Axis
+    band: Band
+
+
 def drawn(points: Sequence[Point]) -> str:
-    """The document of two charts: by the age that cuts a batch, and by the events that it has."""
-    by_age = [each for each in points if not each.setting.by_size]
-    charts = [
-        (
+    """The SVG of two charts: by the age that cuts a batch, and by the events that it has."""
+    return _stacked(
+        [(each.heading, chart(each.series, each.x, _Y, band=each.band)) for each in _charts(points)]
+    )
+
+
+def require_plots() -> None:
+    """``NoPlots`` if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise NoPlots(
+            "The curve as PNG needs matplotlib, which is not installed.",
+            fix='Install it: pip install "omnisupport-ingest[png]". Or name a file that ends with .svg.',
+        ) from None
+
+
+def picture(points: Sequence[Point]) -> bytes:
+    """The PNG of the same two charts. ``NoPlots`` if matplotlib is not installed."""
+    require_plots()
+    from matplotlib.figure import Figure
+
+    charts = _charts(points)
+    figure = Figure(figsize=(8, 4 * len(charts)), layout="constrained")
+    for axes, each in zip(figure.subplots(len(charts)), charts, strict=True):
+        axes.set_title(each.heading, fontsize="medium")
+        axes.set_xlabel(each.x.name)
+        axes.set_ylabel(_Y.name)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _, text=each.x.text: text(value))
+        axes.axvspan(each.band.low, each.band.high, color="0.9", label=each.band.name)
+        for series in each.series:
+            if series.points:
+                axes.plot(*zip(*series.points, strict=True), marker="o", markersize=3, label=series.name)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", alpha=0.4)
+        axes.legend(fontsize="small")
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=_DPI)
+    return image.getvalue()
+
+
+def _charts(points: Sequence[Point]) -> list[_Chart]:
+    return [
+        _Chart(
             "Latency against OMNISUPPORT_BATCH_MAX_SECONDS",
-            chart(
-                _by_age(by_age),
-                Axis("age at which a batch is cut, seconds", log=True),
-                _Y,
-                band=Band("literature: 1 to 5 minutes", *LITERATURE_SECONDS),
-            ),
+            _by_age([each for each in points if not each.setting.by_size]),
+            Axis("age at which a batch is cut, seconds", log=True),
+            Band("literature: 1 to 5 minutes", *LITERATURE_SECONDS),
         ),
-        (
+        _Chart(
             f"Latency against the size of a batch, commit to {points[0].end}",
-            chart(
-                _by_size(points),
-                Axis("events in a batch, mean", "{:,.0f}".format, log=True),
-                _Y,
-                band=Band("literature: 50,000 to 100,000 rows", *LITERATURE_ROWS),
-            ),
+            _by_size(points),
+            Axis("events in a batch, mean", "{:,.0f}".format, log=True),
+            Band("literature: 50,000 to 100,000 rows", *LITERATURE_ROWS),
         ),
     ]
-    return _stacked(charts)
 
 
 def _by_age(points: Sequence[Point]) -> list[Series]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from omnisupport_ingest.runtime import spark as runtime_spark
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, files_in, land_another
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 LOOKING = (
     "status",
@@ -25,6 +29,20 @@ LOOKING = (
     "landing list",
     "checkpoint show",
 )
+
+WITHOUT_PANDAS = """
+import sys
+import omnisupport_ingest.cli.main as program
+
+program.cli({line!r}.split(), standalone_mode=False)
+assert "pyarrow" in sys.modules
+assert "pandas" not in sys.modules
+
+import pyarrow as pa
+
+numbers = pa.table({{"number": [1, None]}}).to_pandas()
+assert pa.array(numbers["number"]).null_count == 1, "pyarrow does not know a series"
+"""
 
 
 def contents(home: Path) -> dict[Path, str]:
@@ -49,3 +67,29 @@ def test_what_only_looks_changes_nothing_and_starts_no_spark(
         done = command(*each.split())
         assert done.code in (0, 1), (each, done.output)
         assert contents(sample_home.home) == before, each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        "status",
+        "doctor",
+        "report",
+        "explain notes --key 1",
+        "tail notes",
+        "pii scan",
+        "export notes --out notes.csv",
+    ],
+)
+def test_a_command_that_looks_leaves_out_pandas_and_whoever_wants_it_has_it(
+    sample_home: SampleHome, line: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PANDAS.format(line=line)],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr

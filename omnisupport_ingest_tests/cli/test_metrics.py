@@ -8,8 +8,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omnisupport_ingest.cli import reference
+from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.cli.metrics import METRICS, PREFIX, Looks, metrics_page, serve
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.errors import IngestError
@@ -49,11 +51,20 @@ def test_a_home_that_cannot_be_looked_at_is_a_metric_and_no_error() -> None:
     assert [sample.value for sample in up.samples] == [0.0]
 
 
-def test_page_and_dashboard_name_just_the_metrics_that_there_are() -> None:
+def test_page_dashboard_and_alerts_name_just_the_metrics_that_there_are() -> None:
     page = (ROOT / reference.METRICS_PAGE).read_text()
     assert page == metrics_page(), f"docs/metrics.md is old; make it again: {reference.REGENERATE}"
     names = {f"{PREFIX}{each.name}" for each in METRICS} | {f"{PREFIX}up"}
     dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     assert set(re.findall(rf"{PREFIX}\w+", asked)) <= names
+    alerts = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yaml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    for rule in rules:
+        used = set(re.findall(rf"{PREFIX}\w+", rule["expr"]))
+        assert used and used <= names, rule["alert"]
+        for line in rule["annotations"]["action"].split("; "):
+            program, command, *_ = line.split()
+            assert program == "omnisupport-ingest" and command in cli.commands, rule["alert"]
+    assert len(rules) == len({rule["alert"] for rule in rules})
     assert len(dashboard["panels"]) == len({panel["id"] for panel in dashboard["panels"]})

@@ -112,7 +112,7 @@ def test_a_table_describes_its_columns(story: Story, definitions):
     schema = definitions.resolve_asset_graph().get(dg.AssetKey(["desk", "dim_notes"])).metadata
     columns = {column.name: column for column in schema["dagster/column_schema"].columns}
     assert columns["title"].type == "string"
-    assert columns["title"].description == "Title."
+    assert columns["title"].description == "Title. From public.notes.title."
     assert columns["id"].type == "bigint"
     assert not columns["id"].constraints.nullable
     system = [each for each in columns.values() if each.name.startswith("_cdc_")]
@@ -154,7 +154,10 @@ def test_columns_of_dimension_and_history_lead_back_to_those_of_the_source(defin
             ("deduped_events", "before"),
         }
         assert all(column in schemas[layer] for layer, column in told)
-    assert schemas["landing"]["public.notes.title"].description == "Title."
+    shown = {each.name: each.description for each in metadata["dagster/column_schema"].columns}
+    assert all(shown[name].endswith(f"From public.notes.{name}.") for name in lineage)
+    landed = schemas["landing"]["public.notes.title"].description
+    assert landed == "Title. Leads to dim_notes.title."
 
 
 def test_a_broken_contract_names_its_file(tmp_path):

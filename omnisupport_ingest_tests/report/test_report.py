@@ -69,6 +69,18 @@ def test_a_batch_is_fresh_when_the_dimension_first_shows_it_from_its_first_commi
     assert [each.seconds for each in figures.to_landing(told)] == [1.0, 1.0]
 
 
+def test_a_batch_reaches_the_dimensions_when_the_last_of_them_shows_it() -> None:
+    both = replace(batch(20, 10, 11, events=3), tables={TABLE: 2, "public.items": 1})
+    both = replace(both, last={TABLE: Position(1, Lsn(20), 0), "public.items": Position(1, Lsn(15), 0)})
+    told = facts([batch(10, 0, 1), both], [commit(1, 10, 5), commit(2, 20, 30)])
+    items = TableFacts("dim_items", "public.items", 5, (commit(1, 15, 40),))
+    behind = replace(items, commits=(commit(1, 10, 40),))
+    for other, reached in ((items, ((1.0, 5.0), (3.0, 30.0))), (behind, ((1.0, 5.0),))):
+        landed, shown = figures.size_and_latency(replace(told, tables=(*told.tables, other)))
+        assert landed.points == ((1.0, 1.0), (3.0, 1.0))
+        assert shown.points == reached
+
+
 def test_what_no_version_shows_is_not_fresh_and_a_version_before_landing_shows_nothing() -> None:
     assert figures.to_dimension(facts([batch(20, 0, 10)], [commit(1, 20, 5), commit(2, 10, 20)])) != []
     assert figures.to_dimension(facts([batch(20, 0, 10)], [commit(1, 20, 5)])) == []

@@ -10,9 +10,10 @@ import pytest
 from dotenv import dotenv_values
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 
 from omnisupport_ingest.settings import env_with
-from omnisupport_ingest.tuning.curve import drawn
+from omnisupport_ingest.tuning.curve import drawn, picture
 from omnisupport_ingest.tuning.points import (
     ALIKE,
     Bounds,
@@ -22,6 +23,9 @@ from omnisupport_ingest.tuning.points import (
     recommend,
     settings_to_try,
 )
+
+BAND = 0.9
+"""The grey of the range, where 1 is white."""
 
 NAME = "OMNISUPPORT_BATCH_MAX_SECONDS"
 
@@ -170,3 +174,16 @@ def test_the_curve_marks_the_range_of_the_literature_on_both_axes() -> None:
     words = {each.text for each in root.iter() if each.text}
     assert {"literature: 1 to 5 minutes", "literature: 50,000 to 100,000 rows"} <= words
     assert {"cut by age, p95, 360: 1.2 s", "commit to durable batch, p95, 1: 1.2 s"} <= words
+
+
+def test_the_picture_has_both_charts_and_marks_the_range_in_each() -> None:
+    points = [a_point(0.2, 0.3), a_point(1.0, 1.2), a_point(1.0, 0.2, batches=50, by_size=True)]
+    pixels = imread(io.BytesIO(picture(points)), format="png")[:, :, :3]
+    height, _, _ = pixels.shape
+    for half in (pixels[: height // 2], pixels[height // 2 :]):
+        grey = abs(half - BAND).max(axis=2) < 0.01
+        # A tall stretch at the right, beyond what was measured.
+        assert grey.sum(axis=0).max() > height // 4
+        # Three percentiles, each in a colour of its own.
+        coloured = half[half.max(axis=2) - half.min(axis=2) > 0.5]
+        assert len({tuple(each) for each in coloured.round(1)}) >= 3
