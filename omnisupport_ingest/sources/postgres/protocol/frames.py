@@ -304,7 +304,7 @@ class Frames:
         known |= (kinds == _COMMIT) & (sizes == _COMMIT_BYTES)
         known &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
         known &= letters[starts] == COPY_DATA
-        return kinds * known
+        return np.where(known, kinds, np.uint8(0))
 
 
 def out_of_step(letter: int) -> ProtocolViolation:
