@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.json_values import FieldProblem
-from omnisupport_ingest.landing import parts
+from omnisupport_ingest.landing import parts, writer_threads
 from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, RelationVersion
@@ -288,16 +288,23 @@ def on(threads: WriterThreads, store: LandingStore, previous_end: int) -> BatchW
     return writer
 
 
-def test_the_next_batch_takes_events_in_while_one_is_landing(
-    store: LandingStore, threads: WriterThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_go, publish = threading.Event(), LandingStore.publish
+@pytest.fixture
+def let_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No batch lands before this is set."""
+    event, publish = threading.Event(), LandingStore.publish
 
     def published(self: LandingStore, manifest: Manifest) -> None:
-        assert let_go.wait(PATIENCE)
+        assert event.wait(PATIENCE)
         publish(self, manifest)
 
     monkeypatch.setattr(LandingStore, "publish", published)
+    yield event
+    event.set()
+
+
+def test_the_next_batch_takes_events_in_while_one_is_landing(
+    store: LandingStore, threads: WriterThreads, let_go: threading.Event
+) -> None:
     landing = on(threads, store, 8).begin_seal(Covered(stream=span(8, 20)))
     second = on(threads, store, 20)
     assert not landing.done() and store.batch_ids() == []
@@ -306,6 +313,25 @@ def test_the_next_batch_takes_events_in_while_one_is_landing(
     third = on(threads, store, 30)
     third.abandon()
     assert len(store.batch_ids()) == 2 and not store.data_folder(third.batch_id).exists()
+
+
+def test_few_row_groups_of_the_next_batch_wait_for_one_that_is_landing(
+    store: LandingStore, threads: WriterThreads, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_threads, "MEANWHILE_SECONDS", 0.05)
+    landing = on(threads, store, 8).begin_seal(Covered(stream=span(8, 20)))
+    second, waited_at = on(threads, store, 20), list[int]()
+
+    def meanwhile() -> None:
+        waited_at.append(second.rows)
+        let_go.set()
+
+    second.meanwhile = meanwhile
+    for ordinal in range(1, 20):
+        second.add(event(21, ordinal))
+    assert waited_at and waited_at[0] <= 4
+    assert landing.result(PATIENCE).rows == 1
+    assert second.seal(stream=span(20, 30)).rows == 20
 
 
 def test_a_batch_of_which_a_row_group_is_not_written_never_lands(
