@@ -19,6 +19,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture.capture import Capture
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -34,6 +35,7 @@ class Held:
     let_go: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
     passed_on: list[Manifest] = field(default_factory=list)
+    reports: int = 0
     too_early: list[Lsn] = field(default_factory=list)
     problem: OSError | None = None
     ends: Future[None] = field(default_factory=Future)
@@ -45,11 +47,13 @@ class Held:
         return folders - set(self.source.store.batch_ids())
 
     def write_while_one_lands(self) -> None:
-        """Commit a change that begins to land, then one that goes into the next batch."""
+        """Commit a change that begins to land, then one that goes into the next batch; let capture report."""
         self.source.sql("INSERT INTO tickets VALUES (1, 'a')")
         assert self.reached.wait(PATIENCE)
         self.source.sql("INSERT INTO tickets VALUES (2, 'b')")
         until(lambda: len(self.unlanded) == 2)
+        before = self.reports
+        until(lambda: self.reports >= before + 2)
 
     def landed_end(self) -> Lsn:
         """Where the chain of durable batches ends."""
@@ -75,12 +79,14 @@ def held(source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[H
         publish(store, manifest)
 
     def confirmed(stream: WalStream, durable: Lsn | None, **named: Any) -> None:
+        held.reports += 1
         if durable is not None and durable > held.landed_end():
             held.too_early.append(durable)
         confirm(stream, durable, **named)
 
     monkeypatch.setattr(LandingStore, "publish", published)
     monkeypatch.setattr(WalStream, "confirm", confirmed)
+    monkeypatch.setattr(follower, "IDLE_SECONDS", 0.2)
     capture = Capture(source.settings, source.home, Contracts(tuple(source.tables)), held.passed_on.append)
     with ThreadPoolExecutor(1) as threads:
         held.ends = threads.submit(capture.run, None, held.stop)
