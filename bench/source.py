@@ -63,15 +63,18 @@ class Source:
 
     def program(self, name: str, *arguments: str) -> Run:
         """Run a PostgreSQL client program against the source, its output thrown away."""
-        where = parse_dsn(self.dsn)
-        command = [client_program(name), "--host", where["host"], "--port", where["port"]]
-        command += ["--username", where["user"], "--dbname", where["dbname"], *arguments]
+        command = self._client(name, *arguments)
         options = " ".join(f"-c {each}={value}" for each, value in VALUE_SETTINGS.items())
         began, before = time.monotonic(), os.times()
         subprocess.run(command, stdout=subprocess.DEVNULL, env={"PGOPTIONS": options}, check=True)
         seconds, after = time.monotonic() - began, os.times()
         cpu = after.children_user + after.children_system - before.children_user - before.children_system
         return Run(seconds, {"cpu_seconds": cpu})
+
+    def _client(self, name: str, *arguments: str) -> list[str]:
+        where = parse_dsn(self.dsn)
+        command = [client_program(name), "--host", where["host"], "--port", where["port"]]
+        return [*command, "--username", where["user"], "--dbname", where["dbname"], *arguments]
 
     @contextmanager
     def processor(self) -> Iterator[Spent]:
@@ -93,25 +96,60 @@ class Source:
         seen: dict[str, float] = json.loads(found)
         return Run(seen.pop("seconds"), seen)
 
+    @contextmanager
+    def idle_slots(self, count: int) -> Iterator[None]:
+        """So many slots meanwhile, each read by a ``pg_recvlogical``, of a table that never changes."""
+        names = [f"idle_{number:02d}" for number in range(count)]
+        self.execute("CREATE TABLE support.idle (id int PRIMARY KEY)")
+        self.execute("CREATE PUBLICATION idle FOR TABLE support.idle")
+        for name in names:
+            self.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+        readers = [subprocess.Popen(self._client("pg_recvlogical", *_idle(name))) for name in names]
+        try:
+            yield
+        finally:
+            for reader in readers:
+                reader.terminate()
+                reader.wait()
+            self.execute(*(f"SELECT pg_drop_replication_slot('{name}')" for name in names))
+
     def settle(self) -> None:
         """Write out what the server still holds back, so that no run pays for the one before."""
         self.execute("CHECKPOINT")
         subprocess.run(["sync"], check=True)
 
 
+def _idle(slot: str) -> list[str]:
+    options = ("proto_version=1", "publication_names=idle")
+    return ["--slot", slot, "--start", "--file", "/dev/null", *(f"--option={each}" for each in options)]
+
+
 @contextmanager
-def source() -> Iterator[Source]:
-    """A new server with the empty tables of the support desk; gone afterwards."""
+def source(slots: int = 0) -> Iterator[Source]:
+    """A new server with the empty tables of the support desk; gone afterwards.
+
+    ``slots``: how many it can have beside those of a measurement.
+    """
     folder = Path(tempfile.mkdtemp(prefix="omnisupport-bench-"))
     server = EmbeddedPostgres(folder / "postgres")
     try:
         server.start()
+        if slots:
+            _allow(Source(server.dsn(), folder), slots)
+            server.stop()
+            server.start()
         with closing(connect(server.dsn())) as connection:
             SUPPORT_DESK.create(connection)
         yield Source(server.dsn(), folder)
     finally:
         server.destroy()
         shutil.rmtree(folder)
+
+
+def _allow(source: Source, slots: int) -> None:
+    for name in ("max_wal_senders", "max_replication_slots"):
+        ((most,),) = source.execute(f"SHOW {name}")
+        source.execute(f"ALTER SYSTEM SET {name} = {int(most) + slots}")
 
 
 def add_tickets(source: Source, rows: int, where: str = "true") -> None:

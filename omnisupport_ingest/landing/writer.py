@@ -1,19 +1,18 @@
 """Write one batch: events in; data files per window, and a manifest, out.
 
-Memory stays bounded however large a transaction is. Buffers become Parquet row groups, which one thread makes
-and another writes while the caller goes on reading (NumPy and Arrow release the interpreter's lock).
+Memory stays bounded however large a transaction is. Buffers become Parquet row groups, which threads make and
+write while the caller goes on reading (``writer_threads``).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Self, TypeVar
+from typing import Self
 
 import pyarrow as pa
 
@@ -31,14 +30,13 @@ from omnisupport_ingest.landing.manifest import (
     RelationVersion,
     StreamSpan,
 )
-from omnisupport_ingest.landing.parts import PartFiles
+from omnisupport_ingest.landing.parts import PartFiles, RowGroup
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.watermark import stream_facts, unchanged_facts
+from omnisupport_ingest.landing.writer_threads import WriterThreads, awaited
 from omnisupport_ingest.storage import StorageUnreachable
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
-
-T = TypeVar("T")
 
 _EVENT_OVERHEAD = 100
 """Estimated bytes of an event besides its texts."""
@@ -49,12 +47,6 @@ that the end of a batch does not wait long for it."""
 BLOCK_BYTES = 16 * 1024 * 1024
 """An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
 nothing, small enough that the end of a batch does not wait long for it."""
-
-_MEANWHILE_SECONDS = 1.0
-"""How often ``meanwhile`` is called while a caller waits for the disk."""
-
-_QUEUED_GROUPS = 3
-"""Row groups that may wait for the writer's threads before ``add`` waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +78,18 @@ class EventBlock:
     bytes: int
     highest_ts: datetime
     table: Callable[[], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What a batch covers, and what sets its watermark: see ``BatchWriter.seal``."""
+
+    stream: StreamSpan | None = None
+    chunk: ChunkSpan | None = None
+    file: FileSpan | None = None
+    relations: tuple[RelationVersion, ...] = ()
+    confirmed_clock: datetime | None = None
+    max_clock_skew: timedelta = timedelta(0)
 
 
 class _Buffer:
@@ -158,9 +162,14 @@ class BatchWriter:
         self._finished: tuple[DataFile, ...] | None = None
         self._lock: FolderLock | None = self._take_folder()
         self._parts = PartFiles(store.data_folder(batch_id), limits.file_bytes)
-        self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-maker")
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="landing-writer")
-        self._queued: deque[Future[None]] = deque()
+        self._threads, self._has_own_threads = WriterThreads(), True
+        self._failure: BaseException | None = None
+
+    def share(self, threads: WriterThreads) -> None:
+        """Write on ``threads``, which other writers use too and their maker closes. Call it before all
+        else.
+        """
+        self._threads, self._has_own_threads = threads, False
 
     def add(self, event: LandedEvent) -> None:
         """Add one event, of any window. Raises ``LandingFailed`` if writing an earlier one failed."""
@@ -232,7 +241,8 @@ class BatchWriter:
     def finish(self) -> tuple[DataFile, ...]:
         """Finish the data files; no event may be added after that. Errors as in ``seal``."""
         if self._finished is None:
-            self._finished = self._finish_files()
+            self._spill_all()
+            self._finished = awaited(self._threads.run(self._finish_files), self.meanwhile)
         return self._finished
 
     def seal(
@@ -255,31 +265,24 @@ class BatchWriter:
             LandingFailed: files could not be written; then call ``abandon``.
             ChainContested: another writer landed the batch; then call ``abandon``.
         """
-        files = self.finish()
-        manifest = Manifest(
-            batch_id=self.batch_id,
-            source=self._store.source,
-            epoch=self._epoch,
-            arrival=replace(
-                self._arrival(stream, file, confirmed_clock, max_clock_skew),
-                newest_epoch_before=self._store.newest_epoch_begun(),
-            ),
-            stream=stream,
-            chunk=chunk,
-            file=file,
-            files=files,
-            relations=relations,
-            written_by=f"omnisupport_ingest {__version__}",
-        )
-        self._wait_for(self._thread.submit(self._store.publish, manifest))
+        covered = Covered(stream, chunk, file, relations, confirmed_clock, max_clock_skew)
+        manifest = awaited(self.begin_seal(covered), self.meanwhile)
         self._close()
         return manifest
+
+    def begin_seal(self, covered: Covered) -> Future[Manifest]:
+        """As ``seal``, without waiting: the result comes, or raises, when ``seal`` would return or raise.
+
+        The writer must be left alone until then.
+        """
+        self._spill_all()
+        return self._threads.run(lambda: self._land(covered))
 
     def abandon(self) -> None:
         """Give the batch up and delete what it wrote. Does nothing after ``seal`` or ``abandon``."""
         if self._lock is None:
             return
-        self._stop_threads(cancel=True)
+        self._threads.drop()
         if not self._has_landed():
             self._parts.remove()
         self._close()
@@ -340,24 +343,31 @@ class BatchWriter:
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
         # Every event passes here, so personal values are encrypted here, if the contract says so.
         as_landed = self._store.as_landed
-        group = self._maker.submit(lambda: row_group(window, as_landed(table()), self.batch_id))
-        self._queued.append(self._thread.submit(lambda: self._parts.write(group.result())))
-        while len(self._queued) > _QUEUED_GROUPS:
-            self._wait_for(self._queued.popleft())
+        self._threads.write(
+            lambda: row_group(window, as_landed(table()), self.batch_id), self._write_group, self.meanwhile
+        )
 
-    def _finish_files(self) -> tuple[DataFile, ...]:
+    def _write_group(self, group: Future[RowGroup]) -> None:
+        try:
+            with self._disk_errors():
+                self._parts.write(group.result())
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def _spill_all(self) -> None:
         for window in sorted(self._buffers):
             if self._buffers[window].rows:
                 self._spill(self._buffers[window])
-        while self._queued:
-            self._wait_for(self._queued.popleft())
-        return self._wait_for(self._thread.submit(self._parts.finish)) if self.rows else ()
 
-    def _wait_for(self, done: Future[T]) -> T:
-        while not wait((done,), _MEANWHILE_SECONDS).done:
-            self.meanwhile()
+    def _finish_files(self) -> tuple[DataFile, ...]:
+        """Finish the files, on the thread that writes."""
+        if self._failure is not None:
+            raise self._failure
+        if self._finished is not None:
+            return self._finished
         with self._disk_errors():
-            return done.result()
+            return self._parts.finish() if self.rows else ()
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -370,11 +380,6 @@ class BatchWriter:
                 "nothing was confirmed to the source, so nothing is lost.",
             ) from error
 
-    def _stop_threads(self, *, cancel: bool) -> None:
-        # Stop the writer first: it waits for what the maker is working on.
-        self._thread.shutdown(wait=True, cancel_futures=cancel)
-        self._maker.shutdown(wait=True, cancel_futures=cancel)
-
     def _has_landed(self) -> bool:
         """Whether a manifest names our files: an error may come after it was created."""
         try:
@@ -386,14 +391,28 @@ class BatchWriter:
             return True
         return not named.isdisjoint(self._parts.paths)
 
-    def _arrival(
-        self,
-        stream: StreamSpan | None,
-        file: FileSpan | None,
-        confirmed_clock: datetime | None,
-        max_clock_skew: timedelta,
-    ) -> ArrivalFacts:
-        landed_at = self._clock()
+    def _land(self, covered: Covered) -> Manifest:
+        """Land the batch, on the thread that writes."""
+        files = self._finish_files()
+        manifest = Manifest(
+            batch_id=self.batch_id,
+            source=self._store.source,
+            epoch=self._epoch,
+            arrival=replace(self._arrival(covered), newest_epoch_before=self._store.newest_epoch_begun()),
+            stream=covered.stream,
+            chunk=covered.chunk,
+            file=covered.file,
+            files=files,
+            relations=covered.relations,
+            written_by=f"omnisupport_ingest {__version__}",
+        )
+        with self._disk_errors():
+            self._store.publish(manifest)
+        self._release()
+        return manifest
+
+    def _arrival(self, covered: Covered) -> ArrivalFacts:
+        stream, file, landed_at = covered.stream, covered.file, self._clock()
         times: tuple[datetime | None, ...] = (self._highest_ts,)
         if stream is not None:
             previous = self._store.last_stream_until(self._epoch)
@@ -409,13 +428,17 @@ class BatchWriter:
             previous,
             self._epoch,
             tuple(moment for moment in times if moment is not None),
-            confirmed_clock=confirmed_clock,
+            confirmed_clock=covered.confirmed_clock,
             landed_at=landed_at,
-            max_clock_skew=max_clock_skew,
+            max_clock_skew=covered.max_clock_skew,
         )
 
     def _close(self) -> None:
-        self._stop_threads(cancel=False)
+        if self._has_own_threads:
+            self._threads.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,20 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.json_values import FieldProblem
-from omnisupport_ingest.landing import parts
+from omnisupport_ingest.landing import parts, writer_threads
 from omnisupport_ingest.landing.columns import events_table, row_group
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, LandingFailed
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.names import chunk_batch_id, file_batch_id
 from omnisupport_ingest.landing.rows import LANDED_SCHEMA
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter, EventBlock, WriterLimits
+from omnisupport_ingest.landing.writer import BatchWriter, Covered, EventBlock, WriterLimits
+from omnisupport_ingest.landing.writer_threads import WriterThreads
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.landing.batches import GRID, NOON, event, land, open_writer, span
+from omnisupport_ingest_tests.waiting import PATIENCE
 
 SMALL = WriterLimits(group_rows=10, file_bytes=1)
 
@@ -268,6 +271,87 @@ def test_data_of_a_batch_that_landed_survives_an_error_right_after(
         land(store, 8, 20)
     (batch,) = store.landed().batches
     store.verify(batch)
+
+
+@pytest.fixture
+def threads() -> Iterator[WriterThreads]:
+    made = WriterThreads()
+    yield made
+    made.close()
+
+
+def on(threads: WriterThreads, store: LandingStore, previous_end: int) -> BatchWriter:
+    """A writer that shares ``threads`` and takes in one event."""
+    writer = open_writer(store, previous_end, limits=WriterLimits(group_rows=1))
+    writer.share(threads)
+    writer.add(event(previous_end + 1))
+    return writer
+
+
+@pytest.fixture
+def let_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No batch lands before this is set."""
+    event, publish = threading.Event(), LandingStore.publish
+
+    def published(self: LandingStore, manifest: Manifest) -> None:
+        assert event.wait(PATIENCE)
+        publish(self, manifest)
+
+    monkeypatch.setattr(LandingStore, "publish", published)
+    yield event
+    event.set()
+
+
+def test_the_next_batch_takes_events_in_while_one_is_landing(
+    store: LandingStore, threads: WriterThreads, let_go: threading.Event
+) -> None:
+    landing = on(threads, store, 8).begin_seal(Covered(stream=span(8, 20)))
+    second = on(threads, store, 20)
+    assert not landing.done() and store.batch_ids() == []
+    let_go.set()
+    assert (landing.result(PATIENCE), second.seal(stream=span(20, 30))) == store.landed().batches
+    third = on(threads, store, 30)
+    third.abandon()
+    assert len(store.batch_ids()) == 2 and not store.data_folder(third.batch_id).exists()
+
+
+def test_few_row_groups_of_the_next_batch_wait_for_one_that_is_landing(
+    store: LandingStore, threads: WriterThreads, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_threads, "MEANWHILE_SECONDS", 0.05)
+    landing = on(threads, store, 8).begin_seal(Covered(stream=span(8, 20)))
+    second, waited_at = on(threads, store, 20), list[int]()
+
+    def meanwhile() -> None:
+        waited_at.append(second.rows)
+        let_go.set()
+
+    second.meanwhile = meanwhile
+    for ordinal in range(1, 20):
+        second.add(event(21, ordinal))
+    assert waited_at and waited_at[0] <= 4
+    assert landing.result(PATIENCE).rows == 1
+    assert second.seal(stream=span(20, 30)).rows == 20
+
+
+def test_a_batch_of_which_a_row_group_is_not_written_never_lands(
+    store: LandingStore, threads: WriterThreads
+) -> None:
+    first = open_writer(store, 8, limits=WriterLimits(group_rows=1))
+    first.share(threads)
+    store.data_folder(first.batch_id).rmdir()
+    first.add(event(9))
+    landing = first.begin_seal(Covered(stream=span(8, 20)))
+    second = open_writer(store, 20, limits=WriterLimits(group_rows=1))
+    second.share(threads)
+    with pytest.raises(LandingFailed, match=first.batch_id):
+        for ordinal in range(10):
+            second.add(event(21, ordinal))
+    with pytest.raises(LandingFailed, match=first.batch_id):
+        landing.result(PATIENCE)
+    first.abandon()
+    second.abandon()
+    assert store.batch_ids() == [] and list((store.folder / "data").iterdir()) == []
 
 
 def test_second_writer_of_a_batch_is_refused_while_the_first_is_open(store: LandingStore) -> None:

@@ -81,7 +81,9 @@ _REMEMBERED = 1000
 """Manifests kept in memory: a capture that runs for months would keep every one that it landed."""
 
 Landed = Callable[[Manifest], None]
-"""Called with each batch once it is durable (and, for a batch of the stream, confirmed)."""
+"""Called with each batch once it is durable (and, for a batch of the stream, confirmed; not if the source has
+gone).
+"""
 
 
 def capture_once(

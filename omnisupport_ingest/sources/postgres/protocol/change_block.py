@@ -62,11 +62,13 @@ class Runs(NamedTuple):
     xids: Positions
 
     @classmethod
-    def of(cls, first: int, transaction: Begin, index: int) -> Runs:
-        """Return one run."""
-        micros = (transaction.commit_ts - POSTGRES_EPOCH) // _MICROSECOND
-        values = (first, index, transaction.commit_lsn, micros, transaction.xid)
-        return cls(*(np.array([each], np.int64) for each in values))
+    def of(cls, begun: Sequence[tuple[int, Begin, int]]) -> Runs:
+        """Return those that ``begun`` names: number of the first row, transaction, index of its change."""
+        values = [
+            (first, index, each.commit_lsn, (each.commit_ts - POSTGRES_EPOCH) // _MICROSECOND, each.xid)
+            for first, each, index in begun
+        ]
+        return cls(*np.array(values, np.int64).T)
 
     @classmethod
     def joined(cls, runs: Sequence[Runs]) -> Runs:
@@ -79,8 +81,9 @@ class ChangeBlock:
     """Changes of one or more transactions, in the order received, with the tables' ``schemas`` by oid.
 
     ``pieces``, then ``messages``: row changes, many at once and as single ``WAL_DATA`` messages;
-    ``changes`` is how many. ``events``: truncates and logical messages, which have their positions already.
-    ``received_bytes``: size of the row changes.
+    ``changes`` is how many. ``runs``, then ``begun`` (see ``Runs.of``): which changes they are. ``events``:
+    truncates and logical messages, which have their positions already. ``received_bytes``: size of the row
+    changes.
     """
 
     epoch: int
@@ -89,6 +92,7 @@ class ChangeBlock:
     messages: list[bytes] = field(default_factory=list)
     changes: int = 0
     runs: list[Runs] = field(default_factory=list)
+    begun: list[tuple[int, Begin, int]] = field(default_factory=list)
     events: list[LandedEvent] = field(default_factory=list)
     received_bytes: int = 0
 
@@ -107,7 +111,7 @@ class ChangeBlock:
         """The highest commit time. The block is not empty."""
         moments = [event.source_ts for event in self.events]
         if self.changes:
-            runs = Runs.joined(self.runs)
+            runs = self.all_runs()
             has_rows = np.diff(runs.firsts, append=self.changes) > 0
             moments.append(from_microseconds(int(runs.commit_micros[has_rows].max())))
         return max(moments)
@@ -117,6 +121,18 @@ class ChangeBlock:
         if self.messages:
             self.pieces.append(Rows.of(self.messages))
             self.messages = []
+
+    def end_runs(self) -> None:
+        """Make the runs that were begun one by one the last of the runs."""
+        if self.begun:
+            self.runs.append(Runs.of(self.begun))
+            self.begun = []
+
+    def all_runs(self) -> Runs:
+        """Return all runs. The block has changes."""
+        self.end_runs()
+        self.runs = [Runs.joined(self.runs)]
+        return self.runs[0]
 
     def table(self) -> pa.Table:
         """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
@@ -139,7 +155,7 @@ class _Rows:
     def __init__(self, block: ChangeBlock) -> None:
         block.end_messages()
         pieces, block.pieces = block.pieces, []
-        self._epoch, self._schemas, self._runs = block.epoch, block.schemas, Runs.joined(block.runs)
+        self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
         self._bytes = b"".join([*(each.data for each in pieces), PADDING])
         sizes = [len(each.data) for each in pieces]
         begins = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(each.starts) for each in pieces])

@@ -119,7 +119,7 @@ class EventReader:
         block = self._block
         block.end_messages()
         block.pieces.append(rows)
-        block.received_bytes += int((rows.ends - rows.starts).sum())
+        block.received_bytes += rows.size
         block.changes += len(rows.starts)
         self._index += len(rows.starts)
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
@@ -130,6 +130,7 @@ class EventReader:
         What follows them must begin with ``begin``.
         """
         firsts, first = transactions.firsts, self._block.changes
+        self._block.end_runs()
         self._block.runs.append(
             Runs(
                 firsts + first,
@@ -174,7 +175,7 @@ class EventReader:
     def _begin_run(self) -> None:
         """Begin a run: from here on the ordinals of rows follow one another."""
         if self._transaction is not None:
-            self._block.runs.append(Runs.of(self._block.changes, self._transaction, self._index))
+            self._block.begun.append((self._block.changes, self._transaction, self._index))
 
     def _next_header(self, lsn: int) -> EventHeader:
         transaction, index = self._transaction, self._index

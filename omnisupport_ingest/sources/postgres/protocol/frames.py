@@ -52,6 +52,12 @@ sends.
 _FEWEST = 4
 """Row changes that are worth being handed out together."""
 
+_FEWEST_TRANSACTIONS = 12
+"""Transactions that are worth being handed out together; fewer cost less one by one."""
+
+_ROW_KINDS = np.isin(np.arange(256), list(b"IUD"))
+"""Whether a letter is that of a row change."""
+
 _BEGIN, _COMMIT = ord("B"), ord("C")
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
 """Sizes of the messages that begin and end a transaction."""
@@ -70,6 +76,11 @@ class Rows(NamedTuple):
     data: bytes
     starts: Positions
     ends: Positions
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return int(np.add.reduce(self.ends - self.starts))
 
     @classmethod
     def of(cls, messages: list[bytes]) -> Rows:
@@ -177,14 +188,14 @@ class Frames:
     def transactions(self) -> Transactions | None:
         """Hand out the whole transactions that come next and hold row changes alone.
 
-        None where there is none, or where they are few messages: then ``pop`` costs less.
+        None where there is none, or where they are few: then ``pop`` and ``rows`` cost less.
         """
         first = self._next
-        if self._count - first < _FEWEST or self._kinds[first] != _BEGIN:
+        if len(self._others) < 2 * _FEWEST_TRANSACTIONS or self._kinds[first] != _BEGIN:
             return None
         # The first frame behind its rows must be its end. Where it is not, nothing else is looked at: each
         # transaction may be so, of a server that sends where it came from.
-        if len(self._others) < 2 or self._kinds[self._others[-2]] != _COMMIT:
+        if self._kinds[self._others[-2]] != _COMMIT:
             return None
         kinds = self._kinds[first:]
         unknown = np.flatnonzero(kinds == 0)
@@ -269,8 +280,8 @@ class Frames:
             add(at)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._kinds = self._kinds_of_frames()
-        is_other = (self._kinds == 0) | (self._kinds == _BEGIN) | (self._kinds == _COMMIT)
-        self._others = np.flatnonzero(is_other)[::-1].tolist()
+        # The letters of row changes lie above all others that are kept.
+        self._others = (self._kinds <= _COMMIT).nonzero()[0][::-1].tolist()
 
     def _take_head(self, length: int) -> None:
         """Keep the first bytes of a frame that is too long, and let go of the rest as it comes."""
@@ -285,15 +296,15 @@ class Frames:
             return np.zeros(0, np.uint8)
         letters = np.frombuffer(self._data, np.uint8, self._filled)
         bounds, last = np.array(self._bounds), self._filled - 1
-        starts, sizes = bounds[:-1], np.diff(bounds) - FRAME_HEADER - WAL_DATA_HEADER
+        starts = bounds[:-1]
+        sizes = bounds[1:] - starts - (FRAME_HEADER + WAL_DATA_HEADER)
         kinds = letters[np.minimum(starts + FRAME_HEADER + WAL_DATA_HEADER, last)]
-        known = (kinds == ord("I")) | (kinds == ord("U")) | (kinds == ord("D"))
-        known &= sizes > 0
+        known = _ROW_KINDS[kinds] & (sizes > 0)
         known |= (kinds == _BEGIN) & (sizes == _BEGIN_BYTES)
         known |= (kinds == _COMMIT) & (sizes == _COMMIT_BYTES)
         known &= letters[np.minimum(starts + FRAME_HEADER, last)] == WAL_DATA
         known &= letters[starts] == COPY_DATA
-        return np.where(known, kinds, 0).astype(np.uint8)
+        return np.where(known, kinds, np.uint8(0))
 
 
 def out_of_step(letter: int) -> ProtocolViolation:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import numpy as np
 
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion, StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
+from omnisupport_ingest.landing.writer import BatchWriter, Covered, EventBlock
+from omnisupport_ingest.landing.writer_threads import WriterThreads, awaited
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock
@@ -44,8 +47,18 @@ def by_window(
     yield from by_window(transactions.between(count // 2, count), window_of)
 
 
+class _Landing(NamedTuple):
+    """A batch that ends at ``end`` and is landing: ``done`` says when it is durable."""
+
+    writer: BatchWriter
+    end: Lsn
+    done: Future[Manifest]
+
+
 class StreamBatches:
-    """The end of the durable chain, and the open batch on top of it, if any."""
+    """The end of the durable chain; on top of it the batch that is landing, if one is, and the open batch, if
+    one is.
+    """
 
     def __init__(
         self, store: LandingStore, grid: WindowGrid, epoch: int, end_of_chain: Lsn, settings: Settings
@@ -58,10 +71,12 @@ class StreamBatches:
         self.recovered_from: Lsn | None = None
         """What the next batch records of a recovery (see ``StreamSpan``)."""
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called about once a second while ``add``, ``seal`` or ``seal_idle`` waits for the disk."""
+        """Called about once a second while ``add``, ``landed`` or ``seal_idle`` waits for the disk."""
         self._store, self._grid, self._epoch = store, grid, epoch
         self._max_bytes, self._max_seconds = settings.batch_max_bytes, settings.batch_max_seconds
         self._skew = timedelta(seconds=settings.max_clock_skew_seconds)
+        self._threads = WriterThreads()
+        self._landing: _Landing | None = None
         self._writer: BatchWriter | None = None
         self._opened = 0.0
         self._first: Begin | None = None
@@ -70,8 +85,18 @@ class StreamBatches:
 
     @property
     def pending(self) -> bool:
-        """Whether transactions, or parts of one, are received and not durable."""
+        """Whether a batch is open: transactions, or parts of one, are received and in no batch that lands."""
         return self._writer is not None
+
+    @property
+    def landing(self) -> bool:
+        """Whether a batch is landing."""
+        return self._landing is not None
+
+    @property
+    def last_end(self) -> Lsn:
+        """Where the last batch ends, durable or landing, and the open one begins."""
+        return self.end if self._landing is None else self._landing.end
 
     @property
     def received_end(self) -> Lsn:
@@ -128,8 +153,11 @@ class StreamBatches:
         """Seconds until the open batch reaches its age."""
         return self._opened + self._max_seconds - time.monotonic()
 
-    def seal(self) -> Manifest:
-        """Land the open batch, which must end at a commit. Returns once it is durable."""
+    def seal(self) -> None:
+        """Begin to land the open batch, which must end at a commit; no other may be landing.
+
+        What is received meanwhile goes into the next one. ``landed`` says when it is durable.
+        """
         writer, first, last = self._writer, self._first, self._last
         assert writer is not None and first is not None and last is not None and not self.in_transaction
         span = StreamSpan(
@@ -142,39 +170,63 @@ class StreamBatches:
             last_commit_ts=last.commit_ts,
             recovered_from=self.recovered_from,
         )
-        return self._land(writer, span, None)
+        self._writer = None
+        self._land(writer, span, None)
+
+    def landed(self, *, wait: bool) -> Manifest | None:
+        """Return the batch that was landing, once: it is durable. None if there is none.
+
+        None, too, if it is not durable yet, unless to ``wait``. Raises what landing it has raised.
+        """
+        if self._landing is None or not (wait or self._landing.done.done()):
+            return None
+        manifest = awaited(self._landing.done, self.meanwhile)
+        self.end, self._landing = self._landing.end, None
+        return manifest
 
     def seal_idle(self, end: Lsn, clock: datetime | None) -> Manifest:
-        """Land an empty batch up to ``end``: everything that the source has below it has landed.
+        """Land an empty batch up to ``end``: everything that the source has below it has landed. Returns once
+        it is durable.
 
         ``clock``: a server time up to which this is known, for the watermark, or None.
         """
-        assert not self.pending, "an idle stretch begins where everything received is durable"
+        assert not self.pending, "an idle stretch begins where everything received has been sealed"
         self._received_end = end
         span = StreamSpan(self.end, end, None, None, None, None, None, self.recovered_from)
-        return self._land(self._open(), span, clock)
+        self._land(self._open(), span, clock)
+        manifest = self.landed(wait=True)
+        assert manifest is not None
+        return manifest
 
-    def abandon(self) -> None:
-        """Discard what is not durable; the source sends it again."""
+    def close(self) -> Manifest | None:
+        """Discard what is open; the source sends it again. Returns as ``landed``, None if landing failed."""
+        landed = None
+        if self._landing is not None:
+            if self._landing.done.exception() is None:
+                landed = self.landed(wait=True)
+            else:
+                self._landing.writer.abandon()
+                self._landing = None
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
+        self._threads.close()
+        return landed
 
     def _open(self) -> BatchWriter:
-        batch_id = stream_batch_id(self._epoch, self.end)
+        batch_id = stream_batch_id(self._epoch, self.last_end)
         writer = BatchWriter(self._store, self._grid, self._epoch, batch_id)
+        writer.share(self._threads)
         writer.meanwhile = self.meanwhile
         return writer
 
-    def _land(self, writer: BatchWriter, span: StreamSpan, clock: datetime | None) -> Manifest:
-        self._writer = writer
-        manifest = writer.seal(
+    def _land(self, writer: BatchWriter, span: StreamSpan, clock: datetime | None) -> None:
+        assert self._landing is None, "the batch before is landing"
+        covered = Covered(
             stream=span,
             relations=tuple(self.relations[name] for name in sorted(self.relations)),
             confirmed_clock=clock,
             max_clock_skew=self._skew,
         )
-        self._writer = None
-        self.end = span.end_lsn
+        self._landing = _Landing(writer, span.end_lsn, writer.begin_seal(covered))
         self.recovered_from = None
-        return manifest

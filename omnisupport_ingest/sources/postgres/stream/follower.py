@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from psycopg2.extensions import connection as Connection
@@ -39,7 +40,11 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 )
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.walstream import Keepalive, WalStream
-from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
+from omnisupport_ingest.sources.postgres.session.errors import (
+    ProtocolViolation,
+    RowTooLarge,
+    SourceUnavailable,
+)
 from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clock
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches, by_window
@@ -56,6 +61,9 @@ _ASK_UNTIL_SECONDS = 0.2
 
 _STOP_GRACE_SECONDS = 10.0
 """How long a stop waits for the end of a transaction before that transaction is discarded."""
+
+_LANDING_SECONDS = 0.002
+"""Seconds between two looks whether a batch has landed, while nothing comes."""
 
 _CHECK_MESSAGES = 4096
 """Messages of one transaction between two checks of clock and stop."""
@@ -139,8 +147,9 @@ class Follower:
         self._until = until
         try:
             self._run(stop)
+            self._settle()
         finally:
-            self._batches.abandon()
+            self._close()
             if self.skipped_messages:
                 _log.warning(
                     "%d logical messages were sent outside any transaction; they have no position "
@@ -242,8 +251,8 @@ class Follower:
             self._passing_over = True
             self._commit_lsn = transaction.commit_lsn
             return
-        if transaction.commit_lsn < self._batches.end.value:
-            raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.end)
+        if transaction.commit_lsn < self._batches.last_end.value:
+            raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.last_end)
         self._sent_up_to(transaction.commit_lsn)
         self._batches.begin(transaction)
         window = self._batches.window_of(transaction)
@@ -260,16 +269,17 @@ class Follower:
             return
         self._batches.commit(transaction)
         self._heard = max(self._heard, self._batches.received_end)
-        if self._batches.due(self._events.collected_bytes) or (
-            self._until is not None and self._batches.received_end >= self._until
-        ):
+        reached = self._until is not None and self._batches.received_end >= self._until
+        if reached or self._batches.due(self._events.collected_bytes):
             self._seal()
+        if reached:
+            self._settle()
 
     def _take_transactions(self, transactions: Transactions) -> None:
         """Take in whole transactions as ``_begin``, their row changes and ``_commit`` would, one by one."""
         lowest, batches = int(transactions.commit_lsns.min()), self._batches
-        if lowest < batches.end.value:
-            raise below_the_chain(Lsn(lowest), batches.end)
+        if lowest < batches.last_end.value:
+            raise below_the_chain(Lsn(lowest), batches.last_end)
         batches.begin(begin_of(transactions, 0))
         for window, some in list(by_window(transactions, batches.window_of)):
             rest = some
@@ -341,12 +351,30 @@ class Follower:
         self._batches.add(self._events.take())
 
     def _seal(self) -> None:
+        """Begin to land the open batch, once the one before is durable."""
         self._hand_over()
-        self._confirm(self._batches.seal())
+        self._settle()
+        self._batches.seal()
+
+    def _settle(self, *, wait: bool = True) -> None:
+        """Confirm the batch that is landing once it is durable: wait for that, or do so if it is."""
+        batch = self._batches.landed(wait=wait)
+        if batch is not None:
+            self._confirm(batch)
+
+    def _close(self) -> None:
+        """Discard what is open. What is durable counts, whatever has ended the run."""
+        batch = self._batches.close()
+        if batch is not None:
+            with suppress(SourceUnavailable):
+                self._confirm(batch)
 
     def _confirm(self, batch: Manifest) -> None:
-        self._report()
-        self._landed(batch)
+        try:
+            self._report()
+        finally:
+            # It is durable, though the source may have gone.
+            self._landed(batch)
 
     def _report(self, *, ask_reply: bool = False) -> None:
         # Confirm nothing before the slot has proved that it continues the chain: the next start must
@@ -369,11 +397,14 @@ class Follower:
         self._sent_up_to(keepalive.wal_end.value)
         goal_passed = self._until is not None and keepalive.wal_end >= self._until > batches.end
         if not (batches.in_transaction or self._passing_over or self._expected):
-            if batches.pending and (keepalive.reply_now or goal_passed):
-                self._seal()
+            if keepalive.reply_now or goal_passed:
+                if batches.pending:
+                    self._seal()
+                self._settle()
             proves = keepalive.wal_end >= self._clock.flushed and not self._clock_proved
             wanted = keepalive.reply_now or goal_passed or self._idle_wanted or proves
-            if wanted and not batches.pending and keepalive.wal_end > batches.end:
+            if wanted and not batches.pending and keepalive.wal_end > batches.last_end:
+                self._settle()
                 self._land_idle(keepalive.wal_end)
         if keepalive.reply_now:
             self._report()
@@ -388,6 +419,7 @@ class Follower:
         """Do what is due between two messages. Returns whether the run is over."""
         batches = self._batches
         at_commit = not batches.in_transaction
+        self._settle(wait=False)
         if at_commit and batches.due(self._events.collected_bytes):
             self._seal()
         if at_commit and not self._passing_over and self._tables.any_waiting:
@@ -406,6 +438,7 @@ class Follower:
         if not batches.in_transaction:
             if batches.pending:
                 self._seal()
+            self._settle()
             return True
         if self._stop_by is None:
             self._stop_by = time.monotonic() + _STOP_GRACE_SECONDS
@@ -434,6 +467,8 @@ class Follower:
 
     def _seconds_to_wait(self) -> float:
         until_ask = self._next_ask - time.monotonic()
+        if self._batches.landing:
+            return min(until_ask, _LANDING_SECONDS)
         until_cut = self._batches.seconds_left if self._batches.pending else until_ask
         # Short enough to notice a stop.
         return min(until_ask, max(until_cut, 0.01), 0.2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.landing import store, writer
+from omnisupport_ingest.landing import store, writer_threads
 from omnisupport_ingest.landing.parts import PartFiles
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -63,7 +63,7 @@ def test_server_hears_of_capture_while_a_batch_is_written(
     tickets.sql("INSERT INTO tickets SELECT g, 'new' FROM generate_series(1, 60000) g")
     with monkeypatch.context() as patched:
         patched.setattr(of, step, slow(getattr(of, step), waited))
-        patched.setattr(writer, "_MEANWHILE_SECONDS", 0.2)
+        patched.setattr(writer_threads, "MEANWHILE_SECONDS", 0.2)
         with ThreadPoolExecutor() as threads:
             following = threads.submit(tickets.capture().run, None, stop)
             while not (tickets.changes() or following.done()):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import change_block
+from omnisupport_ingest.sources.postgres.protocol import frames as frames_module
 from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Frames, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
@@ -229,11 +230,10 @@ def test_whole_transactions_hold_what_their_changes_are_alone(steps: list[Step],
         commit = struct.pack("!cBQQq", b"C", 0, 1000 + number, 1001 + number, micros)
         for message in (bytes(25) + begin, *messages, bytes(25) + commit):
             frames.add(b"w" + message[1:])
-    # Few messages are left to ``pop``.
-    for _ in range(4):
-        frames.add(b"w" + bytes(24) + b"M")
     frames.received(0)
-    whole = frames.transactions()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames_module, "_FEWEST_TRANSACTIONS", 1)
+        whole = frames.transactions()
     assert whole is not None and whole.total == len(sent)
     reader = EventReader(3, KEYS, is_partitioned)
     for table in TABLES:

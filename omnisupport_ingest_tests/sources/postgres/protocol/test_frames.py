@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnisupport_ingest.sources.postgres.protocol import frames as frames_module
 from omnisupport_ingest.sources.postgres.protocol.frames import COPY_DATA, Frames, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Commit,
@@ -111,7 +112,7 @@ def test_whole_transactions_are_those_that_were_sent(
         frames.received(end - at)
         at = end
         while True:
-            if (whole := frames.transactions()) is not None:
+            if (whole := together(frames, data.draw(st.integers(1, 4)))) is not None:
                 half = data.draw(st.integers(0, whole.total))
                 for first, last in ((0, half), (half, whole.total)):
                     found += told(whole.between(first, last))
@@ -120,6 +121,13 @@ def test_whole_transactions_are_those_that_were_sent(
             else:
                 break
     assert found == list(map(meaning, sent))
+
+
+def together(frames: Frames, fewest: int) -> Transactions | None:
+    """The whole transactions that come next, if at least about so many messages of the buffer are theirs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames_module, "_FEWEST_TRANSACTIONS", fewest)
+        return frames.transactions()
 
 
 def told(transactions: Transactions) -> list[object]:
@@ -141,18 +149,25 @@ def meaning(message: bytes) -> object:
     return message
 
 
-def test_transactions_are_handed_out_together() -> None:
+@pytest.mark.parametrize("count", [2, 11, 12, 40])
+def test_transactions_are_handed_out_together_unless_they_are_few(count: int) -> None:
     begin = wal_data(struct.pack("!cQqI", b"B", 1, 2, 3))
     commit = wal_data(struct.pack("!cBQQq", b"C", 0, 1, 5, 2))
     row = wal_data(b"I" + bytes(20))
+    sent, begun = [begin, row, row, commit] * count, [begin, row]
     frames = Frames()
-    content = b"".join(map(framed, [begin, row, commit, begin, row, row, commit, begin, row]))
+    content = b"".join(map(framed, [*sent, *begun]))
     frames.space()[: len(content)] = content
     frames.received(len(content))
     whole = frames.transactions()
-    assert whole is not None and whole.firsts.tolist() == [0, 1] and len(whole.rows.starts) == 3
-    assert frames.transactions() is None
-    assert [frame[1] for frame in iter(frames.pop, None)] == [begin, row]
+    if count < 12:
+        assert whole is None
+        begun = [*sent, *begun]
+    else:
+        assert whole is not None and len(whole.rows.starts) == 2 * count
+        assert whole.firsts.tolist() == list(range(0, 2 * count, 2))
+        assert frames.transactions() is None
+    assert [frame[1] for frame in iter(frames.pop, None)] == begun
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=8), st.integers(LONGEST + 1, LONGEST + 9000))

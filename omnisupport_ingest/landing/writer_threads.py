@@ -1,0 +1,73 @@
+"""The threads of a writer: one makes row groups, another writes them, then lands the batch.
+
+NumPy, Arrow and the calls of the disk let go of the interpreter's lock, so the caller goes on reading.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MEANWHILE_SECONDS = 1.0
+"""How often ``meanwhile`` is called while a caller waits for the disk."""
+
+_QUEUED_GROUPS = 3
+"""Row groups that may wait before ``write`` waits for them."""
+
+
+class WriterThreads:
+    """Does one thing after another, in the order in which they were asked for.
+
+    Writers of batches that follow one another may share them: while one is landing, the next takes events in.
+    So few row groups wait however many writers there are, which bounds the memory.
+    """
+
+    def __init__(self) -> None:
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="landing-maker")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="landing-writer")
+        self._queued: deque[Future[None]] = deque()
+
+    def write(
+        self, make: Callable[[], T], write: Callable[[Future[T]], None], meanwhile: Callable[[], None]
+    ) -> None:
+        """Have ``make`` called, then ``write`` with what came of it; wait until few others wait before them.
+
+        Raises what an earlier ``write`` has raised.
+        """
+        self._queued.append(self._writer.submit(write, self._maker.submit(make)))
+        while len(self._queued) > _QUEUED_GROUPS:
+            awaited(self._queued[0], meanwhile)
+            self._queued.popleft()
+
+    def run(self, work: Callable[[], T]) -> Future[T]:
+        """Have ``work`` done on the thread that writes, behind everything that is to be written."""
+        return self._writer.submit(work)
+
+    def drop(self) -> None:
+        """Have no more written; wait for what has begun."""
+        for each in self._queued:
+            each.cancel()
+        self._queued.clear()
+        # The writer first: it waits for what the maker is working on.
+        for pool in (self._writer, self._maker):
+            pool.submit(_nothing).result()
+
+    def close(self) -> None:
+        """End the threads, once all is done."""
+        for pool in (self._writer, self._maker):
+            pool.shutdown(wait=True)
+
+
+def awaited(done: Future[T], meanwhile: Callable[[], None]) -> T:
+    """Return what comes of ``done``; call ``meanwhile`` about every second until it has come."""
+    while not wait((done,), MEANWHILE_SECONDS).done:
+        meanwhile()
+    return done.result()
+
+
+def _nothing() -> None:
+    """Stands behind all that was asked for before."""
