@@ -2,7 +2,7 @@
 
 The dedupe key is the position. Same position and same content is a duplicate: the copy that landed first
 counts, the others are dropped and counted. Same position and different content is a collision: neither can be
-trusted, so both go to quarantine.
+trusted, so both go to quarantine. What content is where values landed encrypted, ``contents`` says.
 
 An event whose first copy landed after a newer epoch had begun goes to quarantine too. Judging uses only facts
 that were frozen when the batch landed, so a rebuild reaches the same verdicts as the first run.
@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import ordinary
+from omnisupport_ingest.cdc.contents import AS_LANDED, CONTENT, SHOWN, Contents, with_contents
+from omnisupport_ingest.cdc.contents import ERASED as OF_ERASED
 from omnisupport_ingest.cdc.envelope import RAW_TYPE, event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
@@ -39,23 +41,38 @@ JUDGED_TYPE = T.StructType([*RAW_TYPE.fields, *_ADDED])
 """Schema of judged events: raw columns and what judging adds."""
 
 
-def mark_copies(raw: DataFrame) -> DataFrame:
+_CONTENT_TYPE = (
+    T.StructField(CONTENT, T.LongType()),
+    T.StructField(SHOWN, T.LongType()),
+    T.StructField(OF_ERASED, T.BooleanType()),
+)
+
+
+def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED) -> DataFrame:
     """Add ``copy`` (1 = landed first of its content) and ``collision`` (the position has two contents).
 
     Dedupe is local to a window, so it costs one shuffle by window and position.
     """
     position = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
+    content = "event_hash"
+    events = raw
+    if contents.keys is not None:
+        described = T.StructType([*raw.schema.fields, *_CONTENT_TYPE])
+        events = raw.mapInArrow(partial(with_contents, contents=contents), described)
+        erased = F.max(OF_ERASED).over(position)
+        content = CONTENT
+        events = events.withColumn(CONTENT, F.when(erased, F.col(SHOWN)).otherwise(F.col(CONTENT)))
     # The landing clock may go back. So may the watermark, where an epoch begins with a snapshot: the first
     # batch of its stream still has the watermark of the epoch before. Names of capture's batches sort as they
     # landed. Names of files do not: there the watermark orders, and if it is equal, copies are judged alike.
     captured = F.when(F.col("file_row").isNull(), F.col("batch_id"))
-    arrival = Window.partitionBy(
-        "window", "epoch", "commit_lsn", "ordinal", "identity", "event_hash"
-    ).orderBy("newest_epoch_before", captured, "watermark_before", "landed_at", "batch_id", "file_row")
-    return raw.select(
-        "*",
+    arrival = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity", content).orderBy(
+        "newest_epoch_before", captured, "watermark_before", "landed_at", "batch_id", "file_row"
+    )
+    return events.select(
+        *raw.columns,
         F.row_number().over(arrival).alias("copy"),
-        (F.min("event_hash").over(position) != F.max("event_hash").over(position)).alias("collision"),
+        (F.min(content).over(position) != F.max(content).over(position)).alias("collision"),
     )
 
 

@@ -223,19 +223,18 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
     ``handling``: options that override the definition of the source.
     """
-    from omnisupport_ingest.contracts.at_rest import refuse_encrypted
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
+    from omnisupport_ingest.sources.encrypting import encrypting_store
 
     sources = sources_in_force(workspace.settings, workspace.contracts)
     logs = {each.name for each in sources.of_kind(SourceKind.LOG)}
     captured = source if source in logs else workspace.settings.source
     check_source(source, captured, workspace.contracts)
     _refuse_other_positions(sources.find(source))
-    refuse_encrypted(workspace.contracts.of_source(source), "from files of events")
     return Inlet(
-        store=workspace.landing(source),
+        store=encrypting_store(workspace.home, source, workspace.contracts.of_source(source)),
         grid=workspace.grid,
         contracts=workspace.contracts,
         captured=captured,

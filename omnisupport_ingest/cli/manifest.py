@@ -98,8 +98,8 @@ _Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
 
 
 def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
-    from omnisupport_ingest.contracts.at_rest import refuse_encrypted
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+    from omnisupport_ingest.sources.encrypting import encrypting_store
     from omnisupport_ingest.sources.manifests.examine import SeedRefused
     from omnisupport_ingest.sources.manifests.land import Inlet, land, look_through
 
@@ -110,9 +110,11 @@ def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
             f"{source} is a source of the kind {definition.kind}; deliveries are not mixed into it.",
             fix="Land them as a source of their own: contracts with another x-cdc.source.",
         )
-    refuse_encrypted((seed.contract,), "by deliveries of files")
-    alone = len(workspace.contracts.of_source(source)) == 1
-    inlet = Inlet(workspace.landing(source), workspace.grid, definition.licenses, alone)
+    contracts = workspace.contracts.of_source(source)
+    alone = len(contracts) == 1
+    inlet = Inlet(
+        encrypting_store(workspace.home, source, contracts), workspace.grid, definition.licenses, alone
+    )
     return lambda: look_through(seed, inlet), lambda: land(seed, inlet)
 
 

@@ -8,12 +8,11 @@ cursors rows are found and ordered, so these stay readable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest.contracts.columns import refused
-from omnisupport_ingest.contracts.model import Column, ContractError, Subject, TableContract
+from omnisupport_ingest.contracts.model import Column, Subject, TableContract
 
 ENCRYPTED = "encrypted"
 
@@ -77,27 +76,6 @@ def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
         column.name
         for column in contract.source_columns
         if column.personal and column.name not in contract.key
-    )
-
-
-def refuse_encrypted(contracts: Iterable[TableContract], way: str) -> None:
-    """``ContractError`` if one of ``contracts`` says encrypted: events that land by ``way`` land plain."""
-    for each in contracts:
-        if each.subject is not None:
-            raise encrypted_refusal(each, way)
-
-
-def encrypted_refusal(contract: TableContract, way: str) -> ContractError:
-    """Why ``contract`` cannot have its events encrypted, which land by ``way`` and not from a log.
-
-    Such events come again with every delivery, where an erased subject has no key to encrypt them alike; and
-    what was delivered lies in files or topics that no key reaches.
-    """
-    return ContractError(
-        f"{contract.path} at $.x-cdc.at_rest.pii: is 'encrypted', and {contract.full_name} lands {way}: what "
-        "is delivered again after its key was destroyed would contradict what landed, and the files or "
-        "topics that it came by keep the values.",
-        fix="Write plain, or take at_rest out; capture from PostgreSQL alone encrypts.",
     )
 
 

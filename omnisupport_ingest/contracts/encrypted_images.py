@@ -89,6 +89,17 @@ def encrypt_images(
     return pa.array(done, pa.string())
 
 
+def encrypt_whole(
+    texts: Sequence[str], whose: Sequence[tuple[bool, str]], of: bytes, keys_of: KeysOf
+) -> list[str]:
+    """Encrypt each of ``texts`` whole, whatever it is. ``whose``: as ``keys_of`` has it."""
+    known = dict(zip(distinct := [*dict.fromkeys(whose)], keys_of(distinct), strict=True))
+    return [
+        f'{{{MARK}{_body(known[each], (_WHOLE + text).encode(), of)}"}}'
+        for text, each in zip(texts, whose, strict=True)
+    ]
+
+
 def key_id(image: str) -> bytes | None:
     """The id of the key that an encrypted image names; null of one that landed after its destruction."""
     body = image.rpartition(MARK)[2]
@@ -232,8 +243,7 @@ def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) 
     except Unreadable:
         read = None
     if not isinstance(read, dict):
-        (key,) = keys_of([(False, row or "")])
-        return f'{{{MARK}{_body(key, (_WHOLE + image).encode(), of)}"}}'
+        return encrypt_whole([image], [(False, row or "")], of, keys_of)[0]
     shown = {name: value for name, value in read.items() if name in split.readable}
     hidden = {name: value for name, value in read.items() if name not in split.readable}
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))

@@ -137,6 +137,13 @@ class SubjectKeys:
         known |= {each: SubjectKey(each, secret) for each, secret in made}
         return [known[each] for each in ids]
 
+    def digest_key(self) -> bytes:
+        """The key of ``digest``, the same for all of the home: made with the file, and lost with it."""
+        with self._open() as base, failpoint("pii.subject_keys", "digests"):
+            self._note(base)
+            (secret,) = base.execute("SELECT secret FROM store").fetchone()
+        return blake2b(key=secret, digest_size=_KEY_BYTES, person=b"digests").digest()
+
     def living(self, ids: Collection[bytes]) -> set[bytes]:
         """Those of ``ids`` whose key is there, and not destroyed."""
         if not self.made:
@@ -269,6 +276,12 @@ class SubjectKeys:
             fix="Stop the capture, restore keys/ from its newest backup, and start again. Only if there is "
             "none, and what landed encrypted is lost for good: move that note away, and other keys are made.",
         )
+
+
+def digest(text: str, key: bytes) -> str:
+    """16 hexadecimal digits for ``text``, which nobody can try values against who has not got the ``key``
+    (``SubjectKeys.digest_key``)."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
 
 
 def row_subject(table: str) -> str:

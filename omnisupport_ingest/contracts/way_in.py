@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from omnisupport_ingest.contracts.at_rest import encrypted_refusal
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.model import PINNED, ContractError, Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
@@ -39,8 +38,6 @@ def way_problems(contracts: Contracts, sources: Sources) -> list[ContractError]:
 def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[ContractError]:
     path, come = Path(contract.path), f"{contract.full_name} comes {_COME[source.kind]} ({_told_by(source)})"
     log = f"or define {source.name} with the kind postgres_log."
-    if contract.subject is not None:
-        yield encrypted_refusal(contract, f"{_COME[source.kind]} ({_told_by(source)})")
     if source.kind is SourceKind.QUERY and contract.cursor is None:
         yield refused(
             path,

@@ -12,7 +12,7 @@ only the row groups that do. Results beyond a few megabytes are kept on disk.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -67,7 +67,8 @@ class FirstWindows:
     Close it, or use it in ``with``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, identity_as_landed: Callable[[str], str] = str) -> None:
+        self._as_landed = identity_as_landed
         # With an empty name SQLite makes a temporary file that ends with the connection.
         self._base = sqlite3.connect("", isolation_level=None)
         self._base.execute("PRAGMA journal_mode = OFF")
@@ -84,7 +85,7 @@ class FirstWindows:
 
         ``DamagedBatch`` names a landed file that cannot be read.
         """
-        windows = cls()
+        windows = cls(store.identity_as_landed)
         try:
             parts = [_part(store, file, _IN_SAME_BATCH + rank) for rank, file in enumerate(_by_window(files))]
             if parts:
@@ -104,7 +105,7 @@ class FirstWindows:
         only."""
         row = self._base.execute(
             'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
-            (event.commit_lsn, event.ordinal, event.identity or ""),
+            (event.commit_lsn, event.ordinal, self._as_landed(event.identity or "")),
         ).fetchone()
         return None if row is None else str(row[0])
 

@@ -42,6 +42,11 @@ EARLIER_IDENTITY = r'(",\"[cud]\"|null,\"t\"),\"[0-9a-f]{16}\"\]$'
 transaction metadata: after group 1, a hash of the content, with which two contents never collided. It is
 removed where identities are compared. A regular expression for Java and for RE2."""
 
+ODD, KEPT_OUT = "odd", "kept out"
+UNREAD = (f'["{ODD}",', f'["{KEPT_OUT}",')
+"""Begin the ``identity`` of an event that judging keeps out: what was delivered could not be read, or a gate
+of its delivery withholds it. Its ``envelope`` alone has all of it."""
+
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
 """``LANDED_SCHEMA`` without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
 

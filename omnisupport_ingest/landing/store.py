@@ -133,6 +133,7 @@ class LandingStore:
         *,
         remembered: int = _REMEMBERED,
         as_landed: Callable[[pa.Table], pa.Table] = lambda events: events,
+        identity_as_landed: Callable[[str], str] = str,
     ) -> None:
         """Open the landing of ``source``; its folders are made if they are missing.
 
@@ -141,9 +142,10 @@ class LandingStore:
             remembered: number of parsed manifests kept in memory.
             as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to what is written of
                 them; for writers of personal data.
+            identity_as_landed: what it makes of one ``identity``.
         """
         self.source = source
-        self.as_landed = as_landed
+        self.as_landed, self.identity_as_landed = as_landed, identity_as_landed
         self.folder = root / source
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"

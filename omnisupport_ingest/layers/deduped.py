@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.cdc import dedupe
+from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
@@ -183,7 +184,7 @@ class _Update(WindowUpdate[_Job]):
         rules = _judging_rules(workspace, source, self._versions, [job.window for job in jobs])
         rules = replace(rules, sealed=self._sealed)
         if rules.erasures:
-            marked = _marked(self.run.spark, self._raw, jobs)
+            marked = _marked(self.run.spark, self._raw, jobs, contents_of(rules))
             judged = dedupe.judge(marked, with_rejected(marked, rules))
             verdicts = _judged(self.run, self.snapshot, judged, jobs, unit)
         else:
@@ -292,7 +293,9 @@ def _judged_by_tasks(
     with ExitStack() as drafts:
         copies = Copies()
         if together:
-            found = drafts.enter_context(make([partial(mark_copies, files=each) for each in together]))
+            contents = contents_of(judging_rules)
+            works = [partial(mark_copies, files=each, contents=contents) for each in together]
+            found = drafts.enter_context(make(works))
             assert found is not None, "copies are always found"
             copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
 
@@ -425,14 +428,19 @@ def _quarantine_files(before: WindowState | None, job: _Job, staged: StagedFiles
     return tuple(sorted({*kept, *(file.path for file in staged.of(job.window))}))
 
 
-def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job]) -> DataFrame:
+def contents_of(judging_rules: JudgingRules) -> Contents:
+    """What the contents of events are by which their copies are told from collisions."""
+    return Contents(judging_rules.contracts, judging_rules.secrets.subjects)
+
+
+def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job], contents: Contents) -> DataFrame:
     alone = [file for job in jobs if job.distinct for file in job.files]
     together = [file for job in jobs if not job.distinct for file in job.files]
     frames = []
     if alone or not together:
         frames.append(dedupe.mark_distinct(to_judge(raw.read(spark, alone))))
     if together:
-        frames.append(dedupe.mark_copies(to_judge(raw.read(spark, together))))
+        frames.append(dedupe.mark_copies(to_judge(raw.read(spark, together)), contents))
     return reduce(DataFrame.unionByName, frames)
 
 

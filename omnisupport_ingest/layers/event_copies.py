@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from omnisupport_ingest.cdc.contents import ADDED, AS_LANDED, Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
 from omnisupport_ingest.lake.file_tasks import Output
@@ -40,7 +41,8 @@ _POSITION = ("epoch", "commit_lsn", "ordinal", "identity")
 _ARRIVAL = ("newest_epoch_before", "watermark_before", "landed_at", "batch_id", "file_row")
 _NUMBERS = pa.schema([_RAW.field(name) for name in ("epoch", "commit_lsn", "ordinal")])
 _ODD = np.int64(0x1E3779B97F4A7C15)
-_NARROW = pa.schema([_RAW.field(name) for name in (*_POSITION, "event_hash", *_ARRIVAL)])
+_NARROW = (*_POSITION, *_ARRIVAL)
+_COMPARED = pa.schema([*(_RAW.field(name) for name in _NARROW), *ADDED])
 Rows = npt.NDArray[np.int64]
 """Numbers of the rows of a file, rising from 0."""
 
@@ -57,30 +59,32 @@ WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY
 together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
     AND events.commit_lsn = shared.commit_lsn AND events.ordinal = shared.ordinal
     AND events.identity IS NOT DISTINCT FROM shared.identity),
+told AS (SELECT * REPLACE (CASE WHEN bool_or(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
+    THEN shown ELSE content END AS content) FROM together),
 marked AS (SELECT file, row,
-    row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, event_hash
+    row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, content
         ORDER BY newest_epoch_before NULLS FIRST,
         CASE WHEN file_row IS NULL THEN batch_id END NULLS FIRST,
         watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST
     )::INTEGER AS copy,
-    min(event_hash) OVER place <> max(event_hash) OVER place AS collision
-    FROM together WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
+    min(content) OVER place <> max(content) OVER place AS collision
+    FROM told WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
 SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 """
 
 
-def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]]) -> str:
+def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents: Contents = AS_LANDED) -> str:
     """Put aside a row for each event of one window's ``files`` that has not its position for itself.
 
     ``files``: all raw files of the window, each with a number. The row has that number (``file``), the number
     of the event in the file (``row``, from 0), and ``copy`` and ``collision`` as of ``dedupe.mark_copies``.
     Says how many there are.
     """
-    schema, count = pa.schema([*_NARROW, *_ROW]), 0
+    schema, count = pa.schema([*_COMPARED, *_ROW]), 0
     compared = _rows_to_compare([file for _, file in files])
     if not any(len(rows) for rows in compared):
         return "0"
-    narrow = _narrow(files, compared, schema)
+    narrow = _narrow(files, compared, contents, schema)
     with duckdb.connect(f"{output.scratch}/copies.duckdb") as connection:
         connection.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
@@ -120,16 +124,20 @@ def _position_numbers(file: LakeFile) -> Rows:
 
 
 def _narrow(
-    files: Sequence[tuple[int, LakeFile]], compared: Sequence[Rows], schema: pa.Schema
+    files: Sequence[tuple[int, LakeFile]], compared: Sequence[Rows], contents: Contents, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The narrow columns of the rows of each file that are ``compared``."""
+    """The narrow columns of the rows of each file that are ``compared``, with what their contents are."""
+    read = pa.schema([_RAW.field(name) for name in dict.fromkeys((*_NARROW, *contents.needed))])
     for (number, file), rows in zip(files, compared, strict=True):
         start = 0
-        for batch in rows_at(file.uri, _NARROW, rows):
+        for batch in rows_at(file.uri, read, rows):
             numbers = pa.array(rows[start : start + len(batch)])
             start += len(batch)
             file_column = pa.repeat(pa.scalar(number, pa.int32()), len(batch))
-            yield pa.RecordBatch.from_arrays([*batch.columns, file_column, numbers], schema=schema)
+            narrow = [batch.column(name) for name in _NARROW]
+            yield pa.RecordBatch.from_arrays(
+                [*narrow, *contents.of(batch), file_column, numbers], schema=schema
+            )
 
 
 class Marks:

@@ -18,7 +18,7 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.deduped import judging_rules_of, to_judge
+from omnisupport_ingest.layers.deduped import contents_of, judging_rules_of, to_judge
 from omnisupport_ingest.layers.explained import changed
 from omnisupport_ingest.layers.rules_asked import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
@@ -68,10 +68,9 @@ def preview_replay(
     """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
     wanted_windows = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, wanted_windows)
-    marked = dedupe.mark_copies(to_judge(events))
-    judged = dedupe.judge(
-        marked, with_rejected(marked, judging_rules_of(workspace, source, wanted_windows))
-    ).cache()
+    rules = judging_rules_of(workspace, source, wanted_windows)
+    marked = dedupe.mark_copies(to_judge(events), contents_of(rules))
+    judged = dedupe.judge(marked, with_rejected(marked, rules)).cache()
     try:
         verdicts = {
             row["verdict"]: row["count"]

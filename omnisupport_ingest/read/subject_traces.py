@@ -42,7 +42,8 @@ LANDING, RAW = "landing", "raw_cdc_staging"
 
 _IMAGES = ("before", "after")
 _MOVED = "moved_from_key"
-_READ = ["source_schema", "source_table", "key", *_IMAGES, _MOVED]
+_DELIVERED = "envelope"
+_READ = ["source_schema", "source_table", "key", *_IMAGES, _DELIVERED, _MOVED]
 
 _KEY_ID = "key_id"
 _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
@@ -87,7 +88,7 @@ def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> s
     ids = set()
     for _, _, _, batch in _landed(workspace, contract.source):
         of_row = batch.filter(_of_rows(batch, {(contract.schema, contract.table, key)}))
-        for name in _IMAGES:
+        for name in (*_IMAGES, _DELIVERED):
             images = of_row.column(name)
             for image in images.filter(pc.match_substring(images, MARK)).to_pylist():
                 ids.add(key_id(image))
@@ -331,7 +332,7 @@ def _encrypted_by(
     image it is, and the id in the column ``_KEY_ID``."""
     wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
     for layer, path, window, batch in _landed(workspace, source) if len(wanted) else ():
-        for name in _IMAGES:
+        for name in (*_IMAGES, _DELIVERED):
             key_ids = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
             matching = pc.is_in(key_ids, wanted)
             if matching.true_count:

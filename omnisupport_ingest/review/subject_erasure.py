@@ -267,6 +267,15 @@ def _remains(
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
     )
+    add(
+        "files as they were delivered",
+        [
+            each.relative_to(workspace.home.path).as_posix()
+            for each in (workspace.home.inbox / contract.source).rglob("*")
+            if each.is_file()
+        ],
+        "they may have its values, as records of a topic may; delete them",
+    )
     tables = _tables(workspace, contract, of_subject)
     named = {f"{each.source}.{each.name}" for each in tables}
     add(

@@ -1,15 +1,20 @@
 """Encrypting events before they land: the personal part of every row image, by the key of its subject.
 
-It is done where every way of capture passes, as a batch makes a row group of its events
-(``landing.writer``), by whole columns. Keys are durable before the row group is written, so a crash in
-between leaves keys that nothing needs, and never a value without a key.
+Of what is captured, delivered or consumed that is done where every event passes, as a batch makes a row
+group of its events (``landing.writer``), by whole columns. What is read by queries is encrypted as it is
+read, as a lookback compares it with what landed (``query.events``). Keys are durable before anything that
+they encrypt is written, so a crash in between leaves keys that nothing needs, and never a value without a
+key.
 
 A subject is the value of the contract's subject column. A row image that does not say it (NULL, or not sent)
 is of its row: the key of the row stands for the subject, within its table.
+
+A line or record is kept beside its event only where it could not be read, and is encrypted whole then.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,9 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.at_rest import readable_columns
-from omnisupport_ingest.contracts.encrypted_images import Split, encrypt_images
+from omnisupport_ingest.contracts.encrypted_images import Split, encrypt_images, encrypt_whole
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, row_subject
+from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKey, SubjectKeys, digest, row_subject
+from omnisupport_ingest.foreign import Unreadable, texts_only
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.rows import UNREAD
+from omnisupport_ingest.landing.store import LandingStore
 
 _IMAGES = ("before", "after")
 _WITHOUT_VALUES = pa.array(["t", "b"])
@@ -33,6 +42,9 @@ _NOTHING = Split(frozenset(), "")
 
 _MOST_KEYS = 20_000
 """Keys kept in memory, about 2 KB each."""
+
+_DIGEST = re.compile(r'"([0-9a-f]{16})"\]\Z')
+"""The end of an identity that holds a hash of what was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,9 @@ class EncryptedLanding:
     """Encrypts the events of one source. ``contracts``: asked for those that are captured by now.
 
     Where one contract says encrypted, images that no contract describes, and logical messages, are encrypted
-    whole, by a key of their row or table: of these nobody knows what is personal. The threads that write
-    batches may call it together.
+    whole, by a key of their row or table: of these nobody knows what is personal. The hash in an identity
+    becomes one that nobody can try values against without the home's keys. The threads that write batches may
+    call it together.
     """
 
     def __init__(
@@ -58,13 +71,20 @@ class EncryptedLanding:
         self._source, self._keys, self._contracts = source, keys, contracts
         self._known: dict[tuple[str, str], SubjectKey] = {}
         self._known_of = keys.file_id
+        self._digest_key: bytes | None = None
         self._lock = threading.Lock()
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether a contract says encrypted by now."""
+        return any(each.subject is not None for each in self._contracts())
 
     def __call__(self, events: pa.Table) -> pa.Table:
         """``events`` (a table with the columns of ``EVENT_SCHEMA``) as they land."""
         contracts = {each.full_name: each for each in self._contracts()}
         if all(each.subject is None for each in contracts.values()):
             return events
+        events = self._with_identities(self._with_envelopes(events, contracts))
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
         for full_name in named.unique().to_pylist():
             contract = contracts.get(full_name)
@@ -77,6 +97,59 @@ class EncryptedLanding:
                 table = _Table(full_name, split, contract.subject.name)
                 events = self._encrypted(events, pc.equal(named, full_name), table)
         return events
+
+    def identity(self, text: str) -> str:
+        """``text``, the identity of an event, as it lands."""
+        found = _DIGEST.search(text)
+        if found is None or not self.encrypts:
+            return text
+        with self._lock:
+            if self._digest_key is None:
+                self._digest_key = self._keys.digest_key()
+        return f'{text[: found.start(1)]}{digest(found[1], self._digest_key)}"]'
+
+    def _with_identities(self, events: pa.Table) -> pa.Table:
+        column = events.column("identity")
+        if column.null_count == len(column):
+            return events
+        mask = pc.fill_null(pc.match_substring_regex(column, r'"[0-9a-f]{16}"\]\z'), False).combine_chunks()
+        if not mask.true_count:
+            return events
+        made = [self.identity(each) for each in column.filter(mask).to_pylist()]
+        return _with(events, "identity", pc.replace_with_mask(column.combine_chunks(), mask, pa.array(made)))
+
+    def _with_envelopes(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
+        """``events`` with what was delivered left out, as the images have it, or encrypted whole where it
+        could not be read."""
+        column = events.column("envelope")
+        if column.null_count == len(column):
+            return events
+        texts: list[str | None] = column.to_pylist()
+        names = zip(events["source_schema"].to_pylist(), events["source_table"].to_pylist(), strict=True)
+        waiting: dict[str, list[int]] = {}
+        identities = events.column("identity").to_pylist()
+        for row, full_name in enumerate(map(".".join, names)):
+            contract = contracts.get(full_name)
+            if texts[row] is None or (contract is not None and contract.subject is None):
+                continue
+            if (identities[row] or "").startswith(UNREAD):
+                waiting.setdefault(full_name, []).append(row)
+            else:
+                texts[row] = None
+        for full_name, rows in waiting.items():
+            contract = contracts.get(full_name)
+            subject = contract.subject if contract is not None else None
+            table = _Table(full_name, _NOTHING, subject.name if subject else None)
+            few = events.select(["key", *_IMAGES, "envelope"]).take(pa.array(rows)).to_pylist()
+            found = encrypt_whole(
+                [str(each["envelope"]) for each in few],
+                [_whose(each, subject.column if subject else None) for each in few],
+                full_name.encode(),
+                partial(self._keys_of, table),
+            )
+            for row, text in zip(rows, found, strict=True):
+                texts[row] = text
+        return _with(events, "envelope", pa.array(texts, pa.string()))
 
     def _encrypted(self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table) -> pa.Table:
         """``events`` with the images of one table encrypted."""
@@ -95,8 +168,7 @@ class EncryptedLanding:
                 table.name.encode(),
                 partial(self._keys_of, table),
             )
-            field = events.schema.field(index)
-            events = events.set_column(index, field, pc.replace_with_mask(images, mask, encrypted))
+            events = _with(events, name, pc.replace_with_mask(images, mask, encrypted))
         return events
 
     def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
@@ -114,3 +186,29 @@ class EncryptedLanding:
                 self._known |= dict(zip(new, keys, strict=True))
                 self._known_of = self._keys.file_id
             return [self._known[each] for each in wanted]
+
+
+def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]) -> LandingStore:
+    """The landing of ``source`` in ``home``, which encrypts what ``contracts`` say before it is written."""
+    told = tuple(contracts)
+    encrypting = EncryptedLanding(source, SubjectKeys(home.path / FILE), lambda: told)
+    return LandingStore(home.landing, source, as_landed=encrypting, identity_as_landed=encrypting.identity)
+
+
+def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    index = events.schema.get_field_index(name)
+    return events.set_column(index, events.schema.field(index), column)
+
+
+def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:
+    """Whose an event is of which what was delivered could not be read: what that or an image says in the
+    column ``subject``, else its row."""
+    for name in ("after", "before", "envelope") if subject is not None else ():
+        try:
+            row = texts_only(event[name] or "")
+        except Unreadable:
+            continue
+        value = row.get(subject) if isinstance(row, dict) else None
+        if isinstance(value, str):
+            return True, value
+    return False, event["key"] or ""

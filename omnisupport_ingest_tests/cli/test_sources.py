@@ -178,7 +178,7 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
     path.write_text(json.dumps(document))
     # Nothing defines desk, and it is not the source of the settings: so its tables come as files.
     told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
-    places = ["at_rest.pii", "retention.landing", "retention.raw", "evolution"]
+    places = ["retention.landing", "retention.raw", "evolution"]
     assert len(told) == len(places)
     for problem, place in zip(told, places, strict=True):
         assert f"desk_tickets.json at $.x-cdc.{place}" in problem and "as files" in problem
@@ -186,7 +186,7 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")
-    assert done.code == 1 and done.err.count("sources/desk.json") == 5
+    assert done.code == 1 and done.err.count("sources/desk.json") == 4
     assert "$.x-cdc.cursor: names no field" in done.err and "by a cursor (kind query in " in done.err
     assert done.err.count("or define desk with the kind postgres_log") == 4
 

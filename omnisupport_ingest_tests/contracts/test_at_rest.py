@@ -1,26 +1,17 @@
-"""``x-cdc.at_rest``: what contracts may say of it, and which ways in are refused for it."""
+"""``x-cdc.at_rest``: what contracts may say of it."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnisupport_ingest.cli.land import inlet_of
-from omnisupport_ingest.contracts.at_rest import encrypted_columns, readable_columns, refuse_encrypted
+from omnisupport_ingest.contracts.at_rest import encrypted_columns, readable_columns
 from omnisupport_ingest.contracts.load import load_contract
-from omnisupport_ingest.contracts.model import ContractError, Contracts, Subject, TableContract
-from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
-from omnisupport_ingest.home import Home
-from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.kafka.run import KafkaSource
-from omnisupport_ingest.sources.query.run import QuerySource
+from omnisupport_ingest.contracts.model import ContractError, Subject, TableContract
 
 DOCUMENT: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -96,32 +87,3 @@ def test_what_cannot_be_carried_out_is_refused(
     with pytest.raises(ContractError, match=problem) as refused:
         contract(tmp_path, at_rest, **policy)
     assert "people.json" in refused.value.problem and refused.value.fix
-
-
-def test_another_way_in_is_refused_with_the_reason(tmp_path: Path) -> None:
-    refuse_encrypted([contract(tmp_path, {"pii": "plain"})], "by its cursor")
-    with pytest.raises(ContractError, match=r"lands by its cursor: what is delivered again"):
-        refuse_encrypted([contract(tmp_path, {"pii": "encrypted"})], "by its cursor")
-
-
-@pytest.mark.parametrize("kind", ["query", "kafka", "events"])
-def test_every_other_way_in_asks_before_it_lands_anything(tmp_path: Path, kind: str) -> None:
-    candidates = [{"column": "gone", "usable": True, "why": "A test."}]
-    cursor = {"field": "gone", "lookback": "PT1H", "candidates": candidates}
-    made = contract(tmp_path, {"pii": "encrypted"}, cursor=cursor)
-    settings = Settings(
-        home=tmp_path / "home", contracts_dir=tmp_path, source="other", window="minutes:1", _env_file=None
-    )
-    workspace = Workspace(settings, Home.open(settings.home, settings.window_size), Contracts((made,)))
-    implied = sources_in_force(settings, workspace.contracts).find("desk")
-    ways: dict[str, Callable[[], object]] = {
-        "query": lambda: QuerySource.of(
-            replace(implied, kind=SourceKind.QUERY), workspace.contracts, workspace.home
-        ),
-        "kafka": lambda: KafkaSource.of(
-            replace(implied, kind=SourceKind.KAFKA), workspace.contracts, workspace.home, settings
-        ),
-        "events": lambda: inlet_of(workspace, "desk", {}),
-    }
-    with pytest.raises(ContractError, match=r"is 'encrypted', and public\.people lands"):
-        ways[kind]()

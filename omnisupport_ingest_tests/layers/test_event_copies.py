@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.cdc.contents import AS_LANDED, Contents
 from omnisupport_ingest.cdc.dedupe import mark_copies as mark_by_shuffle
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.lake.file_tasks import Output
@@ -58,10 +59,12 @@ def written(folder: Path, rows: list[dict[str, Any]], files: int) -> list[LakeFi
     return found
 
 
-def marked(folder: Path, files: list[LakeFile]) -> list[tuple[int, int, bool]]:
+def marked(
+    folder: Path, files: list[LakeFile], contents: Contents = AS_LANDED
+) -> list[tuple[int, int, bool]]:
     """``tx_id``, copy and collision of every event, as whoever judges a file sees them."""
     output = Output(folder / "output", 0, RAW, ("window",))
-    mark_copies(output, list(enumerate(files)))
+    mark_copies(output, list(enumerate(files)), contents)
     output.close()
     marks = tuple(str(each) for each in sorted((folder / "output" / "aside").iterdir()))
     copies_found = Copies(marks, {file.uri: number for number, file in enumerate(files)})

@@ -12,12 +12,18 @@ import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.cdc.decrypting import decrypt, has_encrypted
+from omnisupport_ingest.contracts.encrypted_images import decrypted, key_id
 from omnisupport_ingest.contracts.model import Column, Subject, TableContract
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.sources.debezium.changes import Change
+from omnisupport_ingest.sources.debezium.events import Events
+from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.debezium.records import read_line
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest_tests.layers.story import START
+from omnisupport_ingest_tests.sources.debezium.told import envelope
 from omnisupport_ingest_tests.sources.postgres.source_under_test import contract
 
 ADA = "zebrafinch"
@@ -123,3 +129,78 @@ def test_a_capture_that_runs_misses_a_file_of_keys_that_is_lost(keys: SubjectKey
         landing(events)
     kept.rename(keys.path)
     assert landing(events).equals(before)
+
+
+ODD = '["odd","0123456789abcdef"]'
+
+
+def delivered(number: int, table: str, text: str, **fields: Any) -> LandedEvent:
+    return event(number, table, None, envelope=text, **fields)
+
+
+def test_what_was_delivered_lands_only_where_it_could_not_be_read_and_is_encrypted_whole(
+    keys: SubjectKeys,
+) -> None:
+    line = json.dumps({"id": 1, "email": ADA})
+    events = (
+        event(1, "customers", {"id": "1", "email": ADA}, envelope=line),
+        delivered(2, "customers", line, identity=ODD, key=None),
+        delivered(3, "customers", f"{ADA}, half a li", identity='["kept out","schema",3,"0123456789abcdef"]'),
+        delivered(4, "?", ADA, identity=ODD, key=None),
+        event(5, "unknown", {"name": ADA}, envelope=ADA),
+        event(6, "plans", {"id": "6", "name": "gold"}, envelope="gold"),
+        delivered(7, "plans", "gold and", identity=ODD),
+    )
+    batch = landed(keys, *events)
+    assert ADA not in repr(batch.to_pydict())
+    texts = batch.column("envelope").to_pylist()
+    assert (texts[0], texts[4], texts[5:]) == (None, None, ["gold", "gold and"])
+    by_id = keys.by_id([each for text in texts[1:4] if (each := key_id(text)) is not None])
+    whole = [decrypted(text, by_id[key_id(text) or b""], of) for text, of in zip(texts[1:4], OF, strict=True)]
+    assert whole == [line, f"{ADA}, half a li", ADA]
+
+    # By the key of whom it is of, if it says so.
+    keys.destroy(keys.ids_of([("desk", "customer", "1")]))
+    again = landed(keys, *events).column("envelope").to_pylist()
+    assert again[1] == '{"encrypted:1":""}' and again[2:] == texts[2:]
+    # Nothing of an identity is a plain hash, and the key does not count for it.
+    identities = batch.column("identity").to_pylist()
+    assert identities == landed(keys, *events).column("identity").to_pylist()
+    assert identities[1] == identities[3] != ODD and identities[2].startswith('["kept out","schema",3,"')
+
+
+OF = (b"public.customers", b"public.customers", b"public.?")
+
+
+def test_an_identity_is_found_as_it_landed(keys: SubjectKeys, tmp_path: Path) -> None:
+    landing = EncryptedLanding("desk", keys, lambda: (CUSTOMERS,))
+    names = [
+        ODD,
+        '["public","t","[\\"1\\"]","r","0123456789abcdef"]',
+        '["public","t",["0123456789abcdef"]]',
+        "",
+    ]
+    events = [event(number, "customers", None, identity=name) for number, name in enumerate(names)]
+    found = landing(events_table(events)).column("identity").to_pylist()
+    assert found == [landing.identity(name) for name in names]
+    assert found[2:] == names[2:] and found[0] != names[0] and len(found[1]) == len(names[1])
+    others = EncryptedLanding("desk", SubjectKeys(tmp_path / "b" / "keys" / "k.sqlite"), lambda: (CUSTOMERS,))
+    assert others.identity(ODD) != landing.identity(ODD), "each home has a secret of its own"
+    plain = EncryptedLanding("desk", keys, lambda: (PLAIN,))
+    assert plain.identity(ODD) == ODD
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_identity_of_a_row_that_a_snapshot_read_has_nothing_of_what_is_encrypted(encrypted: bool) -> None:
+    subject = Subject("customer", "id") if encrypted else None
+    events = Events((replace(CUSTOMERS, subject=subject),), Handling())
+
+    def identity(**row: str) -> str | None:
+        told = envelope("r", {"id": "1"} | row, before_lsn=None)
+        change = read_line(json.dumps(told).encode())
+        assert isinstance(change, Change)
+        return events.event(change, 1, 1, "").identity
+
+    # No key is in it that could be destroyed, so it is the same for the row that comes again.
+    assert (identity(email=ADA) == identity(email="another")) == encrypted
+    assert identity(email=ADA) == identity(email=ADA) != identity(email=ADA, id="2")

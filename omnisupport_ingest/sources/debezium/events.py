@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.rows import ODD, LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
@@ -49,7 +50,7 @@ class Events:
         """
         table_name = (self._schema_of(change), change.table)
         images = self._reader(table_name).read(change)
-        return _event(change, table_name, images, epoch, row)._replace(envelope=envelope)
+        return self._event(change, table_name, images, epoch, row)._replace(envelope=envelope)
 
     def odd_event(self, change: Change, epoch: int, row: int | None, envelope: str) -> LandedEvent:
         """``change``, of which ``event`` makes none, as an event that judging surely keeps out
@@ -61,7 +62,7 @@ class Events:
         with suppress(LineFault):
             table_name = (self._schema_of(change), change.table)
             images = self._reader(table_name).read_oddly(change)
-        event = _event(change, table_name, images, epoch, row)
+        event = self._event(change, table_name, images, epoch, row)
         op = "u" if change.op == "t" else change.op
         return event._replace(op=op, identity=_odd_identity(envelope), misplaced=None, envelope=envelope)
 
@@ -95,6 +96,16 @@ class Events:
             envelope=envelope,
         )
 
+    def _event(
+        self, change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
+    ) -> LandedEvent:
+        contract = self._contracts.get(table_name)
+        readable = None
+        if contract is not None and contract.subject is not None:
+            readable = readable_columns(contract)
+        event = _event(change, table_name, images, epoch, row)
+        return event._replace(identity=_identity(change, table_name, images, readable))
+
     def _reader(self, table_name: tuple[str, str]) -> Reader:
         if table_name not in self._readers:
             self._readers[table_name] = Reader(self._contracts.get(table_name), self._handling)
@@ -115,6 +126,7 @@ class Events:
 def _event(
     change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
 ) -> LandedEvent:
+    """All of it but its identity."""
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
         epoch=epoch,
@@ -132,7 +144,7 @@ def _event(
         unchanged=images.unchanged,
         moved_from_key=images.moved_from,
         chunk_id=None,
-        identity=_identity(change, table_name, images),
+        identity=None,
         misplaced=False if change.order == TIME else None,
         file_row=row,
     )
@@ -150,8 +162,14 @@ def _position(change: Change) -> tuple[int, int]:
     return change.commit_before or 0, ordinal
 
 
-def _identity(change: Change, table_name: tuple[str, str], images: Images) -> str | None:
-    """Return what distinguishes events at one position; None if a position has only one event."""
+def _identity(
+    change: Change, table_name: tuple[str, str], images: Images, readable: frozenset[str] | None
+) -> str | None:
+    """Return what distinguishes events at one position; None if a position has only one event.
+
+    ``readable``: the columns that land readable where the others are encrypted; None where nothing is. No
+    identity holds a hash of what is encrypted: it would stay when the key is destroyed.
+    """
     order = change.order
     if order in (TRANSACTION, ARRIVAL):
         return None
@@ -162,14 +180,21 @@ def _identity(change: Change, table_name: tuple[str, str], images: Images) -> st
     if change.op == "r" or (images.key is None and change.op != "t"):
         # A row that is read again is a later reading, never a collision; of a row without a key nothing
         # else says which one it is.
-        content = [images.before, images.after, images.unchanged, change.ts.isoformat()]
+        row_images = (_only(images.before, readable), _only(images.after, readable))
+        content = [*row_images, images.unchanged, change.ts.isoformat()]
         parts.append(hashlib.sha256(_compact(content).encode()).hexdigest()[:_HASH_DIGITS])
     return _compact(parts)
 
 
+def _only(image: str | None, names: frozenset[str] | None) -> str | None:
+    if image is None or names is None:
+        return image
+    return _compact({name: value for name, value in json.loads(image).items() if name in names})
+
+
 def _odd_identity(envelope: str) -> str:
     """Return the identity of an odd line: a hash of its text, so a corrected line is another event."""
-    return _compact(["odd", hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])
+    return _compact([ODD, hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])
 
 
 def _compact(value: object) -> str:

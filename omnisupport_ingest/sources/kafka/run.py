@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
-from omnisupport_ingest.contracts.at_rest import refuse_encrypted
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
@@ -19,6 +18,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.handling import handling_of
 from omnisupport_ingest.sources.debezium.land import Inlet, refuse_other_deliveries
+from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest.sources.kafka.client import Cluster
 from omnisupport_ingest.sources.kafka.errors import KafkaPaused, KafkaRefused
 from omnisupport_ingest.sources.kafka.offsets import (
@@ -71,8 +71,7 @@ class KafkaSource:
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home, settings: Settings) -> Self:
         """The source of ``definition`` in ``home``; ``KafkaRefused`` if no contract names it."""
         _require_contract(definition, contracts)
-        refuse_encrypted(definition.tables(contracts), "from topics")
-        store = LandingStore(home.landing, definition.name)
+        store = encrypting_store(home, definition.name, contracts.of_source(definition.name))
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
         handling = handling_of(definition.events)
         return cls(definition, Inlet(store, home.grid, contracts, settings.source, handling, skew), home.run)

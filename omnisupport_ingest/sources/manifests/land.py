@@ -18,7 +18,7 @@ import pyarrow as pa
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
-from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.rows import KEPT_OUT, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
@@ -293,7 +293,7 @@ class _Unit:
 
     def _kept_out(self, gate: str, record: Record) -> str:
         digest = sha256_of(f"{self._identity} {record.number} {record.text}")[:16]
-        return compact(["kept out", gate, record.number, digest])
+        return compact([KEPT_OUT, gate, record.number, digest])
 
     def _first_ordinal(self) -> int:
         if self._cursor is not None:

@@ -29,7 +29,8 @@ PAGE_ROWS = 500_000
 @dataclass(frozen=True)
 class Inlet:
     """Where the rows of one source land. ``clock``: of the landing, timezone-aware. ``landed`` is told each
-    batch. ``described_by``: the file of the source's definition, for the manifests."""
+    batch. ``described_by``: the file of the source's definition, for the manifests. ``as_landed``: as of
+    ``RowEvents``; the store converts nothing."""
 
     store: LandingStore
     grid: WindowGrid
@@ -38,6 +39,7 @@ class Inlet:
     page_rows: int = PAGE_ROWS
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     landed: Callable[[Manifest], None] = lambda _batch: None
+    as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
 
 
 @dataclass

@@ -93,7 +93,7 @@ def compare(inlet: Inlet, reader: Reader, lake: Mapping[str, LakeKeys]) -> Compa
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:
-            events = RowEvents(table, CursorColumn.of(table), inlet.grid, epoch.number)
+            events = RowEvents(table, CursorColumn.of(table), inlet.grid, epoch.number, inlet.as_landed)
             one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock)
             found.tables.append(one.compare())
         return found

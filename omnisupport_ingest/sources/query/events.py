@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -52,26 +52,26 @@ class Known:
 
 @dataclass(frozen=True)
 class RowEvents:
-    """Makes the events of one table in one epoch."""
+    """Makes the events of one table in one epoch. ``as_landed``: makes of events (a table of
+    ``EVENT_SCHEMA``) what is written of them; what a lookback knows again is that."""
 
     table: TableContract
     cursor: CursorColumn
     grid: WindowGrid
     epoch: int
+    as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
 
     def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], told: Known, remember: int) -> pa.Table:
         """Events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are in ``known`` already.
 
         ``told`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
         """
-        kept, misplaced = self._compared(rows, known, told, remember)
         of_each = {
             "ordinal": ordinals(rows.cursors),
             "source_ts": self._times(rows).cast(_TIME),
             "key": rows.keys,
             "after": rows.images,
             "identity": pc.binary_join_element_wise(identity_start(self.table), rows.keys, "]", ""),
-            "misplaced": misplaced,
         }
         of_all = {
             "epoch": self.epoch,
@@ -86,7 +86,10 @@ class RowEvents:
             else pa.repeat(pa.scalar(of_all.get(each.name), each.type), len(rows))
             for each in EVENT_SCHEMA
         ]
-        events = pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+        events = self.as_landed(pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA))
+        kept, misplaced = self._compared(rows, events.column("after"), known, told, remember)
+        place = EVENT_SCHEMA.get_field_index("misplaced")
+        events = events.set_column(place, EVENT_SCHEMA.field(place), misplaced)
         return events if kept is None else events.filter(kept)
 
     def boundary(self, began: datetime) -> LandedEvent:
@@ -112,16 +115,22 @@ class RowEvents:
         return pc.min_element_wise(pc.max_element_wise(times, micros(_EARLIEST)), micros(_LATEST))
 
     def _compared(
-        self, rows: Rows, known: Mapping[str, Sequence[Seen]], told: Known, remember: int
+        self,
+        rows: Rows,
+        images: pa.ChunkedArray,
+        known: Mapping[str, Sequence[Seen]],
+        told: Known,
+        remember: int,
     ) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
-        """Which rows land (null: all), and which of them come behind a later version of their key."""
+        """Which rows land (null: all), and which of them come behind a later version of their key.
+        ``images``: theirs, as they land."""
         nothing = pa.nulls(len(rows), pa.bool_())
         numbers = rows.cursors
         highest = pc.max(numbers).as_py()
         if highest is None or (not known and highest < remember):
             return None, nothing
         lands, behind = np.ones(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
-        looked_at = zip(rows.keys.to_pylist(), numbers.to_pylist(), rows.images, strict=True)
+        looked_at = zip(rows.keys.to_pylist(), numbers.to_pylist(), images, strict=True)
         for number, (key, cursor, image) in enumerate(looked_at):
             versions = known.get(key, ())
             if cursor is None or (cursor < remember and not versions):

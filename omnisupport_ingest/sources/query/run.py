@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from omnisupport_ingest.contracts.at_rest import refuse_encrypted
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
+from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.query.batches import Inlet
@@ -32,13 +34,15 @@ _POSTGRES = ("postgresql:", "postgres:", "postgresql+psycopg2:")
 
 @dataclass(frozen=True)
 class QuerySource:
-    """A source of the kind ``query`` in a home: ``run`` is the home's folder of locks."""
+    """A source of the kind ``query`` in a home: ``run`` is the home's folder of locks, ``keys`` are those of
+    its subjects."""
 
     definition: SourceDefinition
     tables: tuple[TableContract, ...]
     store: LandingStore
     grid: WindowGrid
     run: Path
+    keys: SubjectKeys
 
     @classmethod
     def of(cls, definition: SourceDefinition, contracts: Contracts, home: Home) -> Self:
@@ -46,9 +50,9 @@ class QuerySource:
         tables = definition.tables(contracts)
         for table in tables:
             CursorColumn.of(table)
-        refuse_encrypted(tables, "by its cursor")
         store = LandingStore(home.landing, definition.name)
-        return cls(definition, tables, store, home.grid, home.run)
+        keys = SubjectKeys(home.path / SUBJECT_KEYS)
+        return cls(definition, tables, store, home.grid, home.run, keys)
 
     def inlet(self, landed: Callable[[Manifest], None] = lambda _batch: None) -> Inlet:
         """Where its rows land."""
@@ -59,6 +63,7 @@ class QuerySource:
             Path(self.definition.path).name,
             self.definition.page_rows,
             landed=landed,
+            as_landed=EncryptedLanding(self.definition.name, self.keys, lambda: self.tables),
         )
 
     def sync(
