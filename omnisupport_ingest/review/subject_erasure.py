@@ -229,7 +229,7 @@ def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -
     return [
         each
         for each in workspace.contracts.of_source(contract.source)
-        if (each.schema, each.table) in table_names
+        if each.table_name in table_names
         or (subject is not None and each.subject is not None and each.subject.name == subject.name)
     ]
 

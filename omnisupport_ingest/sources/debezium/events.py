@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
@@ -31,11 +32,11 @@ class Events:
     """Makes the landed events of one source. ``contracts``: of that source."""
 
     def __init__(self, contracts: Sequence[TableContract], handling: Handling) -> None:
-        self._contracts = {(each.schema, each.table): each for each in contracts}
+        self._contracts = {each.table_name: each for each in contracts}
         self._schemas: dict[str, set[str]] = {}
         for each in contracts:
             self._schemas.setdefault(each.table, set()).add(each.schema)
-        self._readers: dict[tuple[str, str], Reader] = {}
+        self._readers: dict[TableName, Reader] = {}
         self._handling = handling
 
     def contract_of(self, event: LandedEvent) -> TableContract | None:
@@ -95,7 +96,7 @@ class Events:
             envelope=envelope,
         )
 
-    def _reader(self, table_name: tuple[str, str]) -> Reader:
+    def _reader(self, table_name: TableName) -> Reader:
         if table_name not in self._readers:
             self._readers[table_name] = Reader(self._contracts.get(table_name), self._handling)
         return self._readers[table_name]
@@ -112,9 +113,7 @@ class Events:
         return next(iter(known), DEFAULT_SCHEMA)
 
 
-def _event(
-    change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
-) -> LandedEvent:
+def _event(change: Change, table_name: TableName, images: Images, epoch: int, row: int | None) -> LandedEvent:
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
         epoch=epoch,
@@ -150,7 +149,7 @@ def _position(change: Change) -> tuple[int, int]:
     return change.commit_before or 0, ordinal
 
 
-def _identity(change: Change, table_name: tuple[str, str], images: Images) -> str | None:
+def _identity(change: Change, table_name: TableName, images: Images) -> str | None:
     """Return what distinguishes events at one position; None if a position has only one event."""
     order = change.order
     if order in (TRANSACTION, ARRIVAL):

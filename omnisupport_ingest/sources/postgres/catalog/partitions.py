@@ -16,11 +16,11 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import encode, read_note
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.storage import replace
 

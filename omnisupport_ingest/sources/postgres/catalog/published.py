@@ -19,12 +19,12 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Document, Format, encode
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
@@ -246,7 +246,7 @@ class PublishedTables:
         return {contract.name for contract in self._contracts}
 
     def _now(self, connection: Connection) -> Published:
-        names = {(each.schema, each.table): each.name for each in self._contracts}
+        names = {each.table_name: each.name for each in self._contracts}
         since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
         certain = self._looks.begin(connection)
         with source_errors("reading how the tables are published"), connection.cursor() as cursor:
