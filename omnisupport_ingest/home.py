@@ -7,7 +7,6 @@ that is already there: the format version and the grid of windows.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from omnisupport_ingest.durable import replace as replace_file
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import parse_json, read_file
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.records import Format, NewerFormat, encode
 from omnisupport_ingest.storage import (
     Storage,
     StorageRefused,
@@ -98,7 +97,7 @@ class Home:
                 record = _in_store(path, storage, record)
             # Another process may be making the same home: the first marker counts, for both.
             with failpoint("home.marker"), _writable(path):
-                create_exclusively(marker, json.dumps(record, indent=2).encode() + b"\n")
+                create_exclusively(marker, encode(record))
         elif storage is not None:
             _require_storage(path, storage)
         if not (path / "landing").exists():
@@ -116,23 +115,23 @@ class Home:
     @property
     def is_earlier(self) -> bool:
         """Whether the home has an earlier format than this program writes."""
-        return from_note(_Version, parse_json(read_file(self._marker))).format_version < FORMAT_VERSION
+        return _FORMAT.decode(read_file(self._marker)).format_version < FORMAT_VERSION
 
     def adopt(self) -> None:
         """Note that the home has the format of this program."""
         record = parse_json(read_file(self._marker)) | {"format_version": FORMAT_VERSION}
         with failpoint("home.marker"), _writable(self.path):
-            replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+            replace_file(self._marker, encode(record))
 
     def move_to(self, storage: Storage, url: str) -> None:
         """Note that landing and lake, which have been copied there, are kept by ``storage`` at ``url``."""
         record = parse_json(read_file(self._marker))
         bucket, prefix = parse_storage(url)
         with failpoint("home.marker", "store"):
-            storage.first(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+            storage.first(self._marker, encode(record))
         record |= {"storage": f"{bucket}/{prefix}".rstrip("/")}
         with failpoint("home.marker"), _writable(self.path):
-            replace_file(self._marker, json.dumps(record, indent=2).encode() + b"\n")
+            replace_file(self._marker, encode(record))
         forget_home(self.path)
 
     @property
@@ -202,9 +201,7 @@ def _in_store(path: Path, url: str, record: dict[str, object]) -> dict[str, obje
     else ``record``, which is put there. Where that is, only the home's own copy says."""
     bucket, prefix = parse_storage(url)
     with failpoint("home.marker", "store"):
-        content = open_storage(path, url).first(
-            path / "home.json", json.dumps(record, indent=2).encode() + b"\n"
-        )
+        content = open_storage(path, url).first(path / "home.json", encode(record))
     marker: dict[str, object] = parse_json(content)
     return marker | {"storage": f"{bucket}/{prefix}".rstrip("/")}
 
@@ -233,40 +230,37 @@ def _truncated(window: WindowSize, moment: datetime) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    format_version: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Marker:
+    """What is read of ``home.json``. What it has besides stays when it is written again."""
+
+    format_version: int
     window: str
     first_window: datetime
 
 
+_FORMAT = Format(_Marker, FORMAT_VERSION, strict=False)
+
+
 def _read_marker(marker: Path, window: WindowSize, *, earlier: bool) -> WindowGrid:
     try:
-        record = parse_json(read_file(marker))
-        version = from_note(_Version, record).format_version
-        if version <= FORMAT_VERSION:
-            marker_record = from_note(_Marker, record)
-            grid = WindowGrid(WindowSize.parse(marker_record.window), marker_record.first_window)
+        record = _FORMAT.decode(read_file(marker))
+        grid = WindowGrid(WindowSize.parse(record.window), record.first_window)
     except PermissionError:
         raise
+    except NewerFormat as newer:
+        raise HomeMismatch(
+            f"{os.fspath(marker.parent)} {newer}.",
+            fix="Use the newer omnisupport_ingest that made it, or another OMNISUPPORT_HOME.",
+        ) from None
     except (OSError, ValueError, IngestError) as error:
         raise HomeMismatch(
             f"{os.fspath(marker)} cannot be read: {error}.",
             fix="Restore home.json from a backup, or start with an empty home (OMNISUPPORT_HOME).",
         ) from error
-    if version > FORMAT_VERSION:
+    if record.format_version < FORMAT_VERSION and not earlier:
         raise HomeMismatch(
-            f"{os.fspath(marker.parent)} has format version {version}; this program reads up to "
-            f"{FORMAT_VERSION}.",
-            fix="Use the newer omnisupport_ingest that made it, or another OMNISUPPORT_HOME.",
-        )
-    if version < FORMAT_VERSION and not earlier:
-        raise HomeMismatch(
-            f"{os.fspath(marker.parent)} has format version {version}, whose dimensions are stored otherwise "
-            f"than in version {FORMAT_VERSION}, which this program reads and writes.",
+            f"{os.fspath(marker.parent)} has format version {record.format_version}, whose dimensions are "
+            f"stored otherwise than in version {FORMAT_VERSION}, which this program reads and writes.",
             fix="Stop what runs on it and make its dimensions again from what has landed: "
             "omnisupport-ingest rebuild",
         )

@@ -13,19 +13,14 @@ import typing
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
-from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, shortened
+from omnisupport_ingest.foreign import Unreadable, shortened
 from omnisupport_ingest.position import Lsn, Position
 
 T = TypeVar("T")
 
 _LONGEST_FIELD = 120
-
-
-MAX_NOTE_BYTES = 16 * 1024 * 1024
-"""The largest note that is read."""
 
 
 class FieldProblem(Unreadable):
@@ -61,16 +56,6 @@ def from_note(kind: type[T], value: Any, field: str = "") -> T:
     """``from_plain`` for a record without a version, which programs of other versions write too: a member
     that ``kind`` does not have is passed over, and one that is missing has its default if there is one."""
     return typing.cast(T, _Reader(tolerant=True).read(kind, value, field))
-
-
-def read_note(kind: type[T], path: Path) -> T:
-    """The note of type ``kind`` in the file ``path``.
-
-    Raises:
-        OSError: as the system says it, ``FileNotFoundError`` if there is none.
-        Unreadable: it is no file, no JSON, or (``FieldProblem``) a field of it is not what it must be.
-    """
-    return from_note(kind, parse_json(read_file(path, limit=MAX_NOTE_BYTES)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

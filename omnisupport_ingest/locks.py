@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import time
@@ -21,8 +20,8 @@ from types import TracebackType
 from typing import Self
 
 from omnisupport_ingest.durable import open_lock
-from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.records import decode_note, encode_line
 
 _RECORD_BYTES = 4096
 """Length of a holder's record. It is written at once and in full, so a reader never sees half of one."""
@@ -115,15 +114,10 @@ class NamedLock:
             holder = _read(descriptor)
             os.close(descriptor)
             raise LockTaken(holder)
-        record = {
-            "pid": os.getpid(),
-            "command": command,
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        record = Holder(command, os.getpid(), socket.gethostname(), datetime.now(UTC).replace(microsecond=0))
         # Of fixed length, never a truncation: a reader sees the last holder or this one.
         # No failpoint: a lock of the kernel's, gone with its process; the text only says who holds it.
-        os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
+        os.pwrite(descriptor, encode_line(record).encode().ljust(_RECORD_BYTES), 0)
         return cls(descriptor)
 
     @staticmethod
@@ -167,6 +161,6 @@ class NamedLock:
 
 def _read(descriptor: int) -> Holder:
     try:
-        return from_note(Holder, parse_json(os.pread(descriptor, _RECORD_BYTES, 0)))
+        return decode_note(Holder, os.pread(descriptor, _RECORD_BYTES, 0))
     except Unreadable:
         return Holder()

@@ -26,8 +26,8 @@ from typing import Protocol
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import Unreadable, parse_json, read_file
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.foreign import Unreadable, read_file
+from omnisupport_ingest.records import read_note
 
 MARKER = "home.json"
 
@@ -271,7 +271,7 @@ def open_storage(home: Path, url: str) -> Storage:
 def recorded_storage(home: Path) -> str | None:
     """Return the URL at which the home keeps landing and lake; None if these are its own folders."""
     try:
-        return from_note(_Storage, parse_json(read_file(home / MARKER))).storage
+        return read_note(_Storage, home / MARKER).storage
     except (OSError, Unreadable):
         # Whoever opens the home says what is wrong with it.
         return None
@@ -360,7 +360,7 @@ def _met(home: str) -> Storage | None:
         return None
     # Not ``recorded_storage``: what cannot be opened just now (no more files, say) is not a home of folders.
     try:
-        url = from_note(_Storage, parse_json(read_file(Path(home, MARKER)))).storage
+        url = read_note(_Storage, Path(home, MARKER)).storage
     except FileNotFoundError:
         return None
     except Unreadable:

@@ -140,7 +140,7 @@ def leave_publication(connection: Connection, publication: str, contract: TableC
 
     None: it is not in it any more.
     """
-    published, name = read_publication(connection, publication), (contract.schema, contract.table)
+    published, name = read_publication(connection, publication), contract.table_name
     if published is None or published.all_tables or not published.covers(name):
         return None
     if not published.ours:

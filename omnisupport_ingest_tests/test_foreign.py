@@ -24,7 +24,8 @@ from omnisupport_ingest.foreign import (
     read_file,
     texts_only,
 )
-from omnisupport_ingest.json_values import FieldProblem, from_note, from_plain, read_note
+from omnisupport_ingest.json_values import FieldProblem, from_note, from_plain
+from omnisupport_ingest.records import read_note
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 

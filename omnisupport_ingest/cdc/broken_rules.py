@@ -84,7 +84,7 @@ class RulesLookout:
     """Finds broken rules in judged events of the tables of ``contracts``."""
 
     def __init__(self, contracts: Iterable[TableContract]) -> None:
-        every = {(each.schema, each.table): each for each in contracts}
+        every = {each.table_name: each for each in contracts}
         self._personal = {table_name for table_name, each in every.items() if _has_personal_key(each)}
         self._rejecting = {
             table_name: rules for table_name, each in every.items() if (rules := _rejecting(each))

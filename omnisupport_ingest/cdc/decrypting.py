@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys, SubjectKeysUnreadable
 
 _IMAGES = ("before", "after")
@@ -50,7 +51,7 @@ def decrypt(
         SubjectKeysUnreadable: a key is missing that was not destroyed.
     """
     judged = batch
-    personal = {(each.schema, each.table): maybe_encrypted_columns(each) for each in contracts}
+    personal = {each.table_name: maybe_encrypted_columns(each) for each in contracts}
     for name in _IMAGES:
         if not _may_be_marked(batch.column(name)):
             continue
@@ -87,7 +88,7 @@ def _marked(images: pa.StringArray) -> pa.BooleanArray:
 def _decrypted(
     events: pa.RecordBatch,
     name: str,
-    personal: dict[tuple[str, str], tuple[str, ...]],
+    personal: dict[TableName, tuple[str, ...]],
     keys: SubjectKeys | None,
 ) -> tuple[list[str], list[str]]:
     """Return the images ``name`` of ``events``, and the same without the columns whose key is destroyed."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.contracts.names import TableName
 
 ERASED = "erased"
 """The column that tells which events were erased, for whoever must hash their content again."""
@@ -47,14 +48,14 @@ class Erasures:
     def __bool__(self) -> bool:
         return bool(self.spans)
 
-    def holds(self, place: tuple[str, str], key: str | None, position: Position) -> bool:
+    def holds(self, place: TableName, key: str | None, position: Position) -> bool:
         """Whether the event of ``key`` in the table ``place`` (schema, table) was erased."""
         if key is None or place not in self._tables:
             return False
         return any(span.holds(position) for span in self.spans.get((*place, key_hash(key)), ()))
 
     @cached_property
-    def _tables(self) -> frozenset[tuple[str, str]]:
+    def _tables(self) -> frozenset[TableName]:
         return frozenset((schema, table) for schema, table, _ in self.spans)
 
 
@@ -66,7 +67,7 @@ def key_hash(key: str) -> str:
 def erase_batches(
     batches: Iterable[pa.RecordBatch],
     erasures: Erasures,
-    keys: Mapping[tuple[str, str], Collection[str]],
+    keys: Mapping[TableName, Collection[str]],
 ) -> Iterator[pa.RecordBatch]:
     """Take the values out of erased events, and add the column ``ERASED``.
 
@@ -91,7 +92,7 @@ def _erased(batch: pa.RecordBatch, erasures: Erasures) -> list[bool]:
 
 
 def _without_values(
-    batch: pa.RecordBatch, erased: list[bool], keys: Mapping[tuple[str, str], Collection[str]]
+    batch: pa.RecordBatch, erased: list[bool], keys: Mapping[TableName, Collection[str]]
 ) -> dict[str, pa.Array]:
     values = {name: batch.column(name).to_pylist() for name in _VALUES}
     tables = zip(

@@ -57,6 +57,7 @@ from omnisupport_ingest.contracts.decision_table import (
     Finding,
 )
 from omnisupport_ingest.contracts.model import DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS, TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.protection import Secrets
 from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
@@ -192,7 +193,7 @@ def judge_and_erase(
 ) -> Iterator[pa.RecordBatch]:
     """Judge events as ``judge_batches`` does, then remove the values of erased ones. Adds the column
     ``erasing.ERASED`` too."""
-    keys = {(each.schema, each.table): each.key for each in judging_rules.contracts}
+    keys = {each.table_name: each.key for each in judging_rules.contracts}
     return erase_batches(judge_batches(batches, judging_rules, few=few), judging_rules.erasures, keys)
 
 
@@ -201,13 +202,13 @@ class _Tables:
     needed."""
 
     def __init__(self, contracts: Sequence[TableContract]) -> None:
-        self._contracts = {(each.schema, each.table): each for each in contracts}
-        self._rules: dict[tuple[str, str], RowRules] = {}
+        self._contracts = {each.table_name: each for each in contracts}
+        self._rules: dict[TableName, RowRules] = {}
 
-    def broken(self, events: Sequence[tuple[tuple[str, str], Image | None]]) -> list[list[str]]:
+    def broken(self, events: Sequence[tuple[TableName, Image | None]]) -> list[list[str]]:
         """Return for each event, given by table and image, the names of the rules that its row breaks."""
         found: list[list[str]] = [[] for _ in events]
-        rows: dict[tuple[str, str], list[int]] = {}
+        rows: dict[TableName, list[int]] = {}
         for row, (table_name, image) in enumerate(events):
             if image is not None and table_name in self._contracts:
                 rows.setdefault(table_name, []).append(row)
@@ -217,15 +218,15 @@ class _Tables:
                 found[row] = broken
         return found
 
-    def withheld(self, table_name: tuple[str, str], broken: Sequence[str]) -> bool:
+    def withheld(self, table_name: TableName, broken: Sequence[str]) -> bool:
         return bool(broken) and self._rules_of(table_name).withheld(broken)
 
-    def _rules_of(self, table_name: tuple[str, str]) -> RowRules:
+    def _rules_of(self, table_name: TableName) -> RowRules:
         if table_name not in self._rules:
             self._rules[table_name] = RowRules(self._contracts[table_name])
         return self._rules[table_name]
 
-    def lateness(self, table_name: tuple[str, str]) -> tuple[timedelta, timedelta]:
+    def lateness(self, table_name: TableName) -> tuple[timedelta, timedelta]:
         contract = self._contracts.get(table_name)
         if contract is None:
             return DEFAULT_ALLOWED_LATENESS, DEFAULT_MAX_LATENESS
@@ -240,7 +241,7 @@ class _Judge:
         self._tables = _Tables(judging_rules.contracts)
         self._window_ends: dict[str, datetime] = {}
         self._ordinary = OrdinaryEvents(
-            {(each.schema, each.table): each for each in judging_rules.contracts},
+            {each.table_name: each for each in judging_rules.contracts},
             {event_hash for *_, event_hash in judging_rules.reviews},
             self._window_end,
             few=few,
@@ -420,7 +421,7 @@ class _EventColumns:
         self._table: list[str] = batch.column("source_table").to_pylist()
         self._batch = batch
 
-    def table_name(self, row: int) -> tuple[str, str]:
+    def table_name(self, row: int) -> TableName:
         return self._schema[row], self._table[row]
 
     def of_batch(self, row: int) -> TableOfBatch:

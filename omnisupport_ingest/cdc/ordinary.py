@@ -25,10 +25,8 @@ from omnisupport_ingest.cdc.lateness import closes_at
 from omnisupport_ingest.contracts.column_rules import ColumnRules
 from omnisupport_ingest.contracts.flat_images import read_flat
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.windows import OUT_OF_RANGE
-
-TableName = tuple[str, str]
-"""Schema and table."""
 
 IMAGE_OPS = frozenset("cur")
 """Operations that carry a row."""

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.protected_images import FEW, protect_images
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.protection import Protection, Secrets, needs_protection
 
 _IMAGES = ("before", "after")
@@ -42,19 +43,15 @@ _ACCEPTED = "accepted"
 class Protections:
     """What protects the tables of one source. False where no table needs it."""
 
-    by_table: Mapping[tuple[str, str], Protection]
-    contracted: frozenset[tuple[str, str]]
+    by_table: Mapping[TableName, Protection]
+    contracted: frozenset[TableName]
 
     @classmethod
     def of(cls, contracts: Iterable[TableContract], secrets: Secrets) -> Protections:
         every = list(contracts)
         return cls(
-            {
-                (each.schema, each.table): Protection(each, secrets)
-                for each in every
-                if needs_protection(each)
-            },
-            frozenset((each.schema, each.table) for each in every),
+            {each.table_name: Protection(each, secrets) for each in every if needs_protection(each)},
+            frozenset(each.table_name for each in every),
         )
 
     def __bool__(self) -> bool:
@@ -111,7 +108,7 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
     )
 
 
-def _of_table(batch: pa.RecordBatch, place: tuple[str, str]) -> pa.BooleanArray:
+def _of_table(batch: pa.RecordBatch, place: TableName) -> pa.BooleanArray:
     schema, table = place
     found = pc.and_(
         pc.equal(batch.column("source_schema"), schema), pc.equal(batch.column("source_table"), table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +41,7 @@ def show(table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
+    from omnisupport_ingest.json_values import to_plain
     from omnisupport_ingest.layers import checkpoints
 
     tables = list(open_workspace().tables())
@@ -51,7 +51,7 @@ def show(table: str | None, as_json: bool) -> None:
         raise click.UsageError(f"{table} is not a table of this lake. There are: {names}")
     listed = checkpoints.read(chosen)
     if as_json:
-        echo_json([each.to_json() for each in listed])
+        echo_json(to_plain(tuple(listed)))
         return
     _print(listed)
     click.echo(f"{counted(len(listed), 'checkpoint')}.")
@@ -79,13 +79,14 @@ def export(out: Path) -> None:
     from omnisupport_ingest.durable import replace
     from omnisupport_ingest.failpoints import failpoint
     from omnisupport_ingest.layers.checkpoint_file import describe
+    from omnisupport_ingest.records import encode
 
     record = describe(open_workspace())
     if not out.absolute().parent.is_dir():
         raise click.UsageError(f"{out.parent} is not a folder.")
     with failpoint("checkpoint.file"):
-        replace(out.absolute(), json.dumps(record, indent=1).encode() + b"\n")
-    checkpoints, sources = record["checkpoints"], record["sources"]
+        replace(out.absolute(), encode(record))
+    checkpoints, sources = record.checkpoints, record.sources
     click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {out}.")
 
 
@@ -115,7 +116,7 @@ def import_file(file: Path, check_only: bool) -> None:
     record = read_file(file)
     require_held(workspace, record, file)
     click.echo(
-        f"The home holds all {len(record['checkpoints'])} checkpoints of {file}, or has gone on from them."
+        f"The home holds all {len(record.checkpoints)} checkpoints of {file}, or has gone on from them."
     )
     if not check_only:
         click.echo(f"{_rebuild(settings)} partitions are reported materialized again.")

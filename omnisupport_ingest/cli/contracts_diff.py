@@ -46,11 +46,11 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
     """Compare the contracts of the source, or only those of the tables named, with its tables."""
     contracts = _chosen(settings, only)
     with closing(connect_to_source(settings)) as connection:
-        live = read_live_tables(connection, [(each.schema, each.table) for each in contracts])
+        live = read_live_tables(connection, [each.table_name for each in contracts])
         publication = read_publication(connection, settings.publication)
     compared = []
     for contract in contracts:
-        table = live.get((contract.schema, contract.table))
+        table = live.get(contract.table_name)
         findings = [*contract_findings(contract, table)]
         if table is not None and table.in_the_wal and publication is not None:
             findings += _not_published(contract, publication)
@@ -80,7 +80,7 @@ def _chosen(settings: Settings, only: Sequence[str]) -> list[TableContract]:
 
 
 def _not_published(contract: TableContract, publication: Publication) -> list[Finding]:
-    if publication.all_tables or (contract.schema, contract.table) in publication.tables:
+    if publication.all_tables or contract.table_name in publication.tables:
         return []
     return [
         Finding(

@@ -17,14 +17,14 @@ from omnisupport_ingest.contracts.document_text import document_text
 from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
-from omnisupport_ingest.contracts.names import lake_names
+from omnisupport_ingest.contracts.names import TableName, lake_names
 from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
-from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, LeftOut, all_tables, choose, draft
 
 
@@ -150,7 +150,7 @@ def warn_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> Non
 
 def _contracts_in(folder: Path, source: str) -> dict[TableName, TableContract]:
     loaded = (load_contract(path) for path in sorted(folder.glob("*.json")))
-    return {(contract.schema, contract.table): contract for contract in loaded if contract.source == source}
+    return {contract.table_name: contract for contract in loaded if contract.source == source}
 
 
 def _free_path(folder: Path, name: str, source: str) -> Path:

@@ -165,7 +165,7 @@ def _leave_publication(log: Settings, home: Home, contract: TableContract) -> No
     from omnisupport_ingest.sources.postgres.session.connection import connect
     from omnisupport_ingest.withdrawal import leave_publication
 
-    statement: str | None = drop_statement(log.publication, [(contract.schema, contract.table)])
+    statement: str | None = drop_statement(log.publication, [contract.table_name])
     dsn = source_dsn_or_error(log, home)
     if not isinstance(dsn, IngestError):
         try:

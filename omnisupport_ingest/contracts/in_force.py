@@ -10,7 +10,6 @@ moved. What comes with the program is recorded as such: it has another path in e
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +33,8 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home, HomeMismatch
-from omnisupport_ingest.json_values import FieldProblem, read_note
+from omnisupport_ingest.json_values import FieldProblem
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.windows import WindowSize, WindowSizeRefused
 
@@ -192,13 +192,13 @@ def _write(chosen: InForce, home: Home) -> None:
 
 
 def _document(chosen: InForce, home: Path) -> bytes:
-    record = {
-        "contracts": _recorded(chosen.contracts, program_file(_CONTRACTS), home),
-        "decision_table": _recorded(chosen.decision_table, program_file(_DECISIONS), home),
-        "tables": sorted(chosen.tables),
-        "source": chosen.source,
-    }
-    return json.dumps(record, indent=2).encode() + b"\n"
+    record = _Record(
+        _recorded(chosen.contracts, program_file(_CONTRACTS), home),
+        _recorded(chosen.decision_table, program_file(_DECISIONS), home),
+        tuple(sorted(chosen.tables)),
+        chosen.source,
+    )
+    return encode(record)
 
 
 def _recorded(path: Path, packaged: Path, home: Path) -> str:

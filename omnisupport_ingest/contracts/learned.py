@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.records import encode, read_note
 
 FOLDER = "learned"
 
@@ -56,9 +56,8 @@ class LearnedColumns:
             return
         # No failpoint: a folder: one that is there already is as good.
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        document = asdict(Learned(held | {table: mine | new}))
         with failpoint("home.learned"):
-            replace(self._file, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+            replace(self._file, encode(Learned(held | {table: mine | new})))
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:

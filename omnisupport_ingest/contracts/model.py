@@ -11,7 +11,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from omnisupport_ingest.contracts.masks import Mask
-from omnisupport_ingest.contracts.names import lake_name, spellings
+from omnisupport_ingest.contracts.names import TableName, lake_name, spellings
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
@@ -207,6 +207,11 @@ class TableContract:
         return self.unprotected or self.columns
 
     @property
+    def table_name(self) -> TableName:
+        """Schema and table, as the source has them."""
+        return self.schema, self.table
+
+    @property
     def full_name(self) -> str:
         """The table as the source calls it: ``schema.table``."""
         return f"{self.schema}.{self.table}"
@@ -262,7 +267,7 @@ def _lake_spellings(contract: TableContract) -> set[str]:
 
 
 def _source_spellings(contract: TableContract) -> set[str]:
-    return spellings((contract.schema, contract.table))
+    return spellings(contract.table_name)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 COLUMN_NAME = re.compile(r"[^\s.`\"',;=(){}\[\]\x00-\x1f]+")
 """What a column may be called in the lake; the contract's schema says the same."""
 
-Table = tuple[str, str]
-"""Schema and table, as the source has them."""
+TableName = tuple[str, str]
+"""Schema and table, as the source has them, unquoted."""
 
 
 def lake_name(text: str) -> str:
@@ -36,7 +36,7 @@ def lake_name(text: str) -> str:
     return name if PLAIN_NAME.fullmatch(name) else f"table_{name}"
 
 
-def lake_names(tables: Collection[Table], taken: Mapping[Table, str]) -> dict[Table, str]:
+def lake_names(tables: Collection[TableName], taken: Mapping[TableName, str]) -> dict[TableName, str]:
     """A name for each of ``tables``, none in use twice; ``taken``: the names that tables have already.
 
     A table keeps the name it has. Else it gets the first of these that is its own: its table's name,
@@ -58,7 +58,7 @@ def lake_names(tables: Collection[Table], taken: Mapping[Table, str]) -> dict[Ta
     return found
 
 
-def spellings(table: Table) -> set[str]:
+def spellings(table: TableName) -> set[str]:
     """How a person may write ``table`` of the source: with its schema or alone, each part quoted or not."""
     schema, name = (_quoted_or_not(part) for part in table)
     return name | {f"{one}.{other}" for one in schema for other in name}
@@ -68,15 +68,15 @@ def _quoted_or_not(part: str) -> set[str]:
     return {part, '"' + part.replace('"', '""') + '"'}
 
 
-def _table_alone(table: Table) -> str:
+def _table_alone(table: TableName) -> str:
     return lake_name(table[1])
 
 
-def _with_schema(table: Table) -> str:
+def _with_schema(table: TableName) -> str:
     return lake_name(f"{table[0]}_{table[1]}")
 
 
-def _with_digest(table: Table) -> str:
+def _with_digest(table: TableName) -> str:
     return f"{_with_schema(table)}_{_digest(repr(table))}"
 
 

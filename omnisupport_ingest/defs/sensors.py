@@ -5,9 +5,8 @@ seen, so a lost or rewound cursor skips nothing. A run that failed or was lost l
 they are requested again with a new run key.
 """
 
-import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
@@ -18,11 +17,11 @@ from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, pending_windows
 from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
 
 BATCHES_PER_TICK = 500
@@ -53,13 +52,13 @@ class SensorCursor:
     attempt: int = 0
 
     def to_text(self) -> str:
-        return json.dumps(asdict(self))
+        return encode_line(self)
 
     @classmethod
     def from_text(cls, text: str | None) -> Self:
         """Read what ``to_text`` wrote; any other text counts as no cursor, which is harmless."""
         try:
-            return from_note(cls, parse_json(text or "{}"))
+            return decode_note(cls, text or "{}")
         except Unreadable:
             return cls()
 

@@ -4,7 +4,6 @@ The sensor reports the result of the check, so the check is as recent as the sen
 numbers are plotted. The alarm is sent before the cursor moves: a tick that could not send it is repeated.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -14,9 +13,9 @@ import dagster as dg
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.alarm import send_alarm
 from omnisupport_ingest.sources.postgres.capture.health import Health, source_health
 from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
@@ -40,13 +39,13 @@ class HealthCursor:
     recorded_at: float = 0.0
 
     def to_text(self) -> str:
-        return json.dumps({"level": self.level, "problems": self.problems, "recorded_at": self.recorded_at})
+        return encode_line(self)
 
     @classmethod
     def from_text(cls, text: str | None) -> Self:
         """Read what ``to_text`` wrote; any other text counts as a healthy source."""
         try:
-            return from_note(cls, parse_json(text or "{}"))
+            return decode_note(cls, text or "{}")
         except Unreadable:
             return cls()
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-
-from omnisupport_ingest.json_values import from_note
-
-_MOMENTS = frozenset({"watermark", "committed_at"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +92,3 @@ class Checkpoint:
     merges: tuple[MergeCost, ...] = ()
     exact_share: float | None = None
     rules: RuleResults | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; times in ISO 8601."""
-        record = asdict(self) | {
-            "changed_by": list(self.changed_by),
-            "merges": [asdict(m) for m in self.merges],
-        }
-        for name in _MOMENTS:
-            if record[name] is not None:
-                record[name] = record[name].isoformat()
-        return record
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Checkpoint:
-        """Read what ``to_json`` wrote; fields that a newer version added are ignored.
-
-        Fields that older versions did not write keep their defaults. Raises ``FieldProblem`` naming a field
-        that is missing or has another type.
-        """
-        return from_note(cls, record)

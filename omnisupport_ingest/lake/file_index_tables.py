@@ -15,9 +15,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.delta import entry_file
+from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, location_id, require_checksum
 from omnisupport_ingest.storage import at_hand, storage_of
 
@@ -264,7 +265,7 @@ def _noted(text: str) -> IndexedVersion:
 
 
 def put(db: sqlite3.Connection, number: int, indexed: IndexedVersion) -> None:
-    text = json.dumps(to_plain(indexed), separators=(",", ":"))
+    text = encode_line(indexed)
     (name,) = db.execute("SELECT path FROM listed WHERE number = ?", (number,)).fetchone()
     # No failpoint: inside the transaction that lake.listed stands around.
     db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, checksum(name, text), number))

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import parse_json, require_file
-from omnisupport_ingest.json_values import from_note
+from omnisupport_ingest.foreign import require_file
+from omnisupport_ingest.json_values import to_plain
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.records import Format, NewerFormat
 from omnisupport_ingest.storage import at_hand, create_exclusively
 
 FOOTER_KEY = b"omnisupport_ingest.window_state"
@@ -41,15 +42,6 @@ class StateUnreadable(IngestError):
 
 class StateFromNewerVersion(IngestError):
     """Raised for a window's state with a format version that this program does not know."""
-
-
-class _Newer(ValueError):
-    """Raised for a state that is too new to be read; its argument is the format version."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    format_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +86,7 @@ class WindowState:
                 "generation": self.generation,
                 "inputs": self.inputs,
                 "upstream_table_id": self.upstream_table_id,
-                "checkpoint": self.checkpoint.to_json(),
+                "checkpoint": to_plain(self.checkpoint),
                 "batches": self.batches,
                 "companions": self.companions,
                 "versions": self.versions,
@@ -111,13 +103,12 @@ class WindowState:
 
         States of versions that did not close windows have no compacted units.
         """
-        record = parse_json(text)
-        version = from_note(_Version, record).format_version
-        if version > FORMAT_VERSION:
-            raise _Newer(version)
-        state = from_note(cls, record)
+        state = _FORMAT.decode(text)
         # The states of all layers name the same batches: interned, each name is in memory once.
         return replace(state, batches=tuple(map(sys.intern, state.batches)))
+
+
+_FORMAT = Format(WindowState, FORMAT_VERSION, strict=False)
 
 
 def write_state(path: Path, state: WindowState, schema: pa.Schema) -> int:
@@ -162,10 +153,9 @@ def _read(path: Path, _changed: int, _size: int) -> WindowState:
         require_file(path)
         metadata = pq.read_metadata(path).metadata or {}
         return WindowState.from_text(metadata[FOOTER_KEY].decode())
-    except _Newer as newer:
+    except NewerFormat as newer:
         raise StateFromNewerVersion(
-            f"The state of a window in {path} has format version {newer}; this program reads up to "
-            f"{FORMAT_VERSION}.",
+            f"The state of a window in {path} {newer}.",
             fix="Use the newer omnisupport_ingest that wrote it.",
         ) from None
     except PermissionError:

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import create_exclusively
 
 FORMAT_VERSION = 1
@@ -36,6 +37,9 @@ class AcceptedLoss:
     lost_to: Lsn | None
     of_another_history: bool = False
     format_version: int = FORMAT_VERSION
+
+
+_FORMAT = Format(AcceptedLoss, FORMAT_VERSION)
 
 
 class AcceptedLosses:
@@ -68,7 +72,7 @@ class AcceptedLosses:
             content = content_of(file)
         except FileNotFoundError:
             return None
-        return decode(AcceptedLoss, content, file, newest=FORMAT_VERSION)
+        return decode(_FORMAT, content, file)
 
     def _file(self, epoch: int) -> Path:
         return self._folder / f"accepted-loss-e{epoch:06d}.json"

@@ -1,17 +1,16 @@
-"""Write and read the JSON records of landing (manifests, epochs and others); reading is strict."""
+"""The JSON records of landing (manifests, epochs and others): their errors, and what a manifest must say."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from omnisupport_ingest.foreign import Unreadable, parse_json, read_file, shortened
-from omnisupport_ingest.json_values import FieldProblem, from_plain, to_plain
+from omnisupport_ingest.foreign import Unreadable, read_file, shortened
+from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
-from omnisupport_ingest.landing.manifest import FORMAT_VERSION, Manifest, OffsetSpan, StreamSpan, upgraded
+from omnisupport_ingest.landing.manifest import FORMAT, Manifest, OffsetSpan, StreamSpan
 from omnisupport_ingest.landing.names import batch_id_of
+from omnisupport_ingest.records import Format, NewerFormat, encode
 
 T = TypeVar("T")
 
@@ -19,11 +18,6 @@ _FIX = (
     "Restore this file from a backup. It was complete when it was written, so something outside "
     "this program changed it."
 )
-
-
-def encode(record: object) -> bytes:
-    """Return ``record``, a dataclass with a ``format_version``, as an indented JSON document."""
-    return json.dumps(to_plain(record), indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -52,36 +46,26 @@ def unreadable(file: Path, why: object) -> ManifestUnreadable:
     return ManifestUnreadable(f"{file} cannot be read: {why}.", fix=_FIX)
 
 
-def decode(
-    kind: type[T],
-    content: bytes,
-    file: Path,
-    *,
-    newest: int,
-    upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document,
-) -> T:
-    """Return the record of type ``kind`` in ``content``.
-
-    Args:
-        file: where the content was read, for errors.
-        newest: the newest format version that this program knows.
-        upgrade: converts the document of an older format version to that of ``newest``.
+def decode(form: Format[T], content: bytes, file: Path) -> T:
+    """Return the record of ``form`` in ``content``, which was read from ``file``.
 
     Raises:
-        ManifestFromNewerVersion: the format version is above ``newest``.
+        ManifestFromNewerVersion: its version is newer than this program knows.
         ManifestUnreadable: the content is anything else that ``encode`` does not write; names file and field.
     """
     try:
-        document = parse_json(content)
-        _check_version(document, file, newest)
-        return from_plain(kind, upgrade(document))
+        return form.decode(content)
+    except NewerFormat as newer:
+        raise ManifestFromNewerVersion(
+            f"{file} {newer}.", fix="Use the newer omnisupport_ingest that wrote it."
+        ) from None
     except ValueError as error:
         raise unreadable(file, error) from error
 
 
 def decode_manifest(content: bytes, file: Path) -> Manifest:
     """Return the manifest in ``content``, which was read from ``file``; errors as in ``decode``."""
-    manifest = decode(Manifest, content, file, newest=FORMAT_VERSION, upgrade=upgraded)
+    manifest = decode(FORMAT, content, file)
     try:
         check_manifest(manifest)
         if file.stem != manifest.batch_id:
@@ -140,14 +124,3 @@ def _check_offsets(spans: tuple[OffsetSpan, ...]) -> None:
             raise FieldProblem("file.offsets", f"of {where} ends below its start")
         if not 0 <= each.records + each.gone <= each.next - each.start:
             raise FieldProblem("file.offsets", f"of {where} has more records than offsets")
-
-
-def _check_version(document: Any, file: Path, newest: int) -> None:
-    version = document.get("format_version") if isinstance(document, dict) else None
-    if type(version) is not int or version < 1:
-        raise FieldProblem("format_version", "is not a version number")
-    if version > newest:
-        raise ManifestFromNewerVersion(
-            f"{file} has format version {version}; this program reads up to {newest}.",
-            fix="Use the newer omnisupport_ingest that wrote it.",
-        )

@@ -13,9 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.errors import EpochContested, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import create_exclusively
 
 FORMAT_VERSION = 1
@@ -52,6 +53,9 @@ class EpochRecord:
     format_version: int = FORMAT_VERSION
 
 
+_FORMAT = Format(EpochRecord, FORMAT_VERSION)
+
+
 def epoch_numbers(folder: Path) -> list[int]:
     """Return the numbers of the epochs recorded in ``folder``, ascending."""
     with os.scandir(folder) as entries:
@@ -63,7 +67,7 @@ def read_epoch(folder: Path, number: int) -> EpochRecord:
     """Return the record of one epoch. Raises the errors of ``encoding.decode``."""
     file = _file(folder, number)
     try:
-        record = decode(EpochRecord, content_of(file), file, newest=FORMAT_VERSION)
+        record = decode(_FORMAT, content_of(file), file)
     except FileNotFoundError:
         raise ManifestUnreadable(
             f"{file} does not exist.", fix="Restore this file from a backup of the landing folder."

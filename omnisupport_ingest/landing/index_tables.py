@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, require_checksum
 
 FORMAT_VERSION = 1
@@ -137,7 +138,7 @@ def step(db: sqlite3.Connection, line: BatchLine) -> None:
 
 
 def _save(db: sqlite3.Connection, standing: EpochStanding) -> None:
-    text = json.dumps(to_plain(standing), separators=(",", ":"))
+    text = encode_line(standing)
     db.execute("INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (standing.epoch, text, checksum(text)))
 
 

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import replace as replace_file
 
 FORMAT_VERSION = 1
@@ -57,6 +58,9 @@ class LostInEpoch:
     format_version: int = FORMAT_VERSION
 
 
+_FORMAT = Format(LostInEpoch, FORMAT_VERSION)
+
+
 class LostChanges:
     """The record of one epoch of one source, in its landing folder.
 
@@ -75,7 +79,7 @@ class LostChanges:
             content = content_of(self._path)
         except FileNotFoundError:
             return ()
-        return decode(LostInEpoch, content, self._path, newest=FORMAT_VERSION).stretches
+        return decode(_FORMAT, content, self._path).stretches
 
     def add(
         self, table: str, reason: str, lost_from: Lsn, lost_to: Lsn | None = None, *, whole: bool = True

@@ -6,13 +6,14 @@ is created exclusively, so two writers cannot both continue the same chain.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.records import Document, Format
 
 CURSOR_ORDER = "cursor"
 """``FileSpan.order`` of rows that were read by a cursor column."""
@@ -205,29 +206,33 @@ class Manifest:
         return tuple(sorted({file.window for file in self.files}))
 
 
-def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a manifest of any known format version as one of ``FORMAT_VERSION``.
+def _with_new_fields(*fields: tuple[str, str]) -> Callable[[Document], Document]:
+    """Return what adds ``fields``, each a part and a name, to a document whose version did not record them.
 
-    Fields that an older version did not record become null. Raises ``FieldProblem`` for a field that the
-    document's own version does not have.
+    They become null; ``FieldProblem`` for one that is there.
     """
-    version = document["format_version"]
-    if version < 2:
-        document = _with_new_field(document, "arrival", "newest_epoch_before")
-    if version < 3:
-        document = _with_new_field(document, "file", "order")
-        document = _with_new_field(document, "stream", "recovered_from")
-    if version < 4:
-        document = _with_new_field(document, "chunk", "scope")
-    if version < 5:
-        document = _with_new_field(document, "file", "offsets")
-    return document | {"format_version": FORMAT_VERSION}
 
-
-def _with_new_field(document: dict[str, Any], part: str, name: str) -> dict[str, Any]:
-    member = document.get(part)
-    if not isinstance(member, dict):
+    def upgraded(document: Document) -> Document:
+        for part, name in fields:
+            member = document.get(part)
+            if not isinstance(member, dict):
+                continue
+            if name in member:
+                raise FieldProblem(f"{part}.{name}", "is not a field of this format version")
+            document = document | {part: member | {name: None}}
         return document
-    if name in member:
-        raise FieldProblem(f"{part}.{name}", "is not a field of this format version")
-    return document | {part: member | {name: None}}
+
+    return upgraded
+
+
+FORMAT = Format(
+    Manifest,
+    FORMAT_VERSION,
+    {
+        1: _with_new_fields(("arrival", "newest_epoch_before")),
+        2: _with_new_fields(("file", "order"), ("stream", "recovered_from")),
+        3: _with_new_fields(("chunk", "scope")),
+        4: _with_new_fields(("file", "offsets")),
+    },
+)
+"""The form of a manifest on disk."""

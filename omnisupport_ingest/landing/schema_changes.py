@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import replace as replace_file
 
 FORMAT_VERSION = 1
@@ -142,6 +143,9 @@ class Seen:
     format_version: int = FORMAT_VERSION
 
 
+_FORMAT = Format(Seen, FORMAT_VERSION)
+
+
 _NOTHING = Seen({}, Lsn(0), ())
 
 
@@ -172,7 +176,7 @@ class SchemaChanges:
             content = content_of(self._path)
         except FileNotFoundError:
             return _NOTHING
-        return decode(Seen, content, self._path, newest=FORMAT_VERSION)
+        return decode(_FORMAT, content, self._path)
 
     def all(self) -> tuple[SchemaChange, ...]:
         """Return every change, in the order in which they were noticed."""

@@ -11,16 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
-from omnisupport_ingest.landing.encoding import content_of, decode, encode, unreadable
+from omnisupport_ingest.landing.encoding import content_of, decode, unreadable
 from omnisupport_ingest.landing.manifest import ChunkSpan
 from omnisupport_ingest.landing.names import chunk_batch_id
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode, read_note
 from omnisupport_ingest.storage import create_exclusively, replace
 
 FORMAT_VERSION = 4
@@ -80,6 +79,18 @@ class SnapshotPlan:
     def boundary_id(self) -> str:
         """The name of the batch with the snapshot end. Its chunk number is the number of chunks."""
         return chunk_batch_id(self.epoch, self.snapshot_id, self.table, self.chunks, 1, boundary=True)
+
+
+FORMAT = Format(
+    SnapshotPlan,
+    FORMAT_VERSION,
+    {
+        1: lambda document: document | {"compared": False},
+        2: lambda document: document | {"scope": None},
+        3: lambda document: document | {"storage": None},
+    },
+)
+"""The form of a plan on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +158,7 @@ def _read(file: Path) -> SnapshotPlan:
     except FileNotFoundError as problem:
         # It was listed, and plans are never removed.
         raise unreadable(file, problem.strerror) from None
-    return decode(SnapshotPlan, content, file, newest=FORMAT_VERSION, upgrade=_upgraded)
-
-
-def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a plan of any known format version as one of ``FORMAT_VERSION``."""
-    if document["format_version"] < 2:
-        document = document | {"compared": False}
-    if document["format_version"] < 3:
-        document = document | {"scope": None}
-    if document["format_version"] < 4:
-        document = document | {"storage": None}
-    return document | {"format_version": FORMAT_VERSION}
+    return decode(FORMAT, content, file)
 
 
 def newest_of_each(plans: Iterable[SnapshotPlan]) -> dict[str, SnapshotPlan]:

@@ -7,15 +7,14 @@ the file says, or every difference is named. No row and no key is in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from omnisupport_ingest import foreign
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.state import WindowState
@@ -25,6 +24,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.records import Format, NewerFormat
 
 FORMAT_VERSION = 1
 """Version of the file; raised when older code could not read a newer one."""
@@ -41,11 +41,6 @@ class HomeContradicts(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    format_version: int
-
-
-@dataclass(frozen=True, slots=True)
 class _SaidIdentity:
     system_identifier: str
     timeline: int
@@ -59,16 +54,23 @@ class _SaidOfSource:
     last_batch_id: str | None
     stream_epoch: int | None
     stream_end: Lsn | None
+    batches: int = 0
+    watermark: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """The form of what a file must say."""
+class CheckpointFile:
+    """What a file says: of each source what has landed, and the checkpoints of all tables and windows."""
 
     window: str
     first_window: str
     sources: dict[str, _SaidOfSource]
     checkpoints: tuple[Checkpoint, ...]
+    made_at: datetime | None = None
+    format_version: int = FORMAT_VERSION
+
+
+_FORMAT = Format(CheckpointFile, FORMAT_VERSION, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +80,29 @@ class _Contradiction:
     problem: str
 
 
-def describe(workspace: Workspace) -> dict[str, Any]:
-    """Everything the file says, as JSON values."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "window": str(workspace.grid.size),
-        "first_window": workspace.grid.first.isoformat(),
-        "sources": {source: _landed(workspace.landing(source)) for source in _landed_sources(workspace)},
-        "checkpoints": [state.checkpoint.to_json() for state in _states(workspace).values()],
-    }
+def describe(workspace: Workspace) -> CheckpointFile:
+    """Everything the file says."""
+    return CheckpointFile(
+        str(workspace.grid.size),
+        workspace.grid.first.isoformat(),
+        {source: _landed(workspace.landing(source)) for source in _landed_sources(workspace)},
+        tuple(state.checkpoint for state in _states(workspace).values()),
+        datetime.now(UTC).replace(microsecond=0),
+    )
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> CheckpointFile:
     """The content of a file that was written from ``describe``; ``CheckpointFileUnreadable`` otherwise."""
     try:
-        record = parse_json(foreign.read_file(path))
-        version = from_note(_Version, record).format_version
-        if version <= FORMAT_VERSION:
-            said = from_note(_Said, record)
-            for number, each in enumerate(said.checkpoints):
-                if each.cursor:
-                    from_note(Position, each.cursor, f"checkpoints[{number}].cursor")
-            return {name: record[name] for name in ("window", "first_window", "sources", "checkpoints")}
+        record = _FORMAT.decode(foreign.read_file(path))
+        for number, each in enumerate(record.checkpoints):
+            if each.cursor:
+                from_note(Position, each.cursor, f"checkpoints[{number}].cursor")
+        return record
+    except NewerFormat as newer:
+        raise CheckpointFileUnreadable(
+            f"{path} {newer}.", fix="Use the newer omnisupport_ingest that wrote it."
+        ) from None
     except OSError as error:
         raise CheckpointFileUnreadable(
             f"{path} cannot be read: {error.strerror}.", fix="Name a file of `checkpoint export`."
@@ -110,13 +112,9 @@ def read_file(path: Path) -> dict[str, Any]:
             f"{path} is not a file of checkpoints: {error}.",
             fix="Name a file that `omnisupport-ingest checkpoint export` wrote.",
         ) from None
-    raise CheckpointFileUnreadable(
-        f"{path} has format version {version}; this program reads up to {FORMAT_VERSION}.",
-        fix="Use the newer omnisupport_ingest that wrote it.",
-    )
 
 
-def require_held(workspace: Workspace, record: Mapping[str, Any], path: Path) -> None:
+def require_held(workspace: Workspace, record: CheckpointFile, path: Path) -> None:
     """Return if the home holds all that ``record``, read from ``path``, says; it may hold more.
 
     ``HomeContradicts`` names every difference, the first few in full.
@@ -134,46 +132,46 @@ def require_held(workspace: Workspace, record: Mapping[str, Any], path: Path) ->
     )
 
 
-def _contradictions(workspace: Workspace, record: Mapping[str, Any]) -> Iterator[_Contradiction]:
-    for name, here in (
-        ("window", str(workspace.grid.size)),
-        ("first_window", workspace.grid.first.isoformat()),
+def _contradictions(workspace: Workspace, record: CheckpointFile) -> Iterator[_Contradiction]:
+    for name, here, there in (
+        ("window", str(workspace.grid.size), record.window),
+        ("first_window", workspace.grid.first.isoformat(), record.first_window),
     ):
-        if record[name] != here:
-            yield _Contradiction("home", f"its {name} is {here}, in the file it is {record[name]}.")
-    for source, said in record["sources"].items():
+        if there != here:
+            yield _Contradiction("home", f"its {name} is {here}, in the file it is {there}.")
+    for source, said in record.sources.items():
         yield from _in_landing(workspace, source, said)
     states = _states(workspace)
-    for each in record["checkpoints"]:
-        said_of_window = Checkpoint.from_json(each)
+    for said_of_window in record.checkpoints:
         problem = _in_lake(said_of_window, states.get((said_of_window.table, said_of_window.window)))
         if problem is not None:
             window = f", window {said_of_window.window}" if said_of_window.window else ""
             yield _Contradiction(f"{said_of_window.table}{window}", problem)
 
 
-def _in_landing(workspace: Workspace, source: str, said: Mapping[str, Any]) -> Iterator[_Contradiction]:
+def _in_landing(workspace: Workspace, source: str, said: _SaidOfSource) -> Iterator[_Contradiction]:
     if source not in _landed_sources(workspace):
         yield _Contradiction(source, "nothing of it has landed here; the file is ahead.")
         return
     store = workspace.landing(source)
-    for number, identity in said["epochs"].items():
+    for number, identity in said.epochs.items():
         here = {str(each.number): _identity(each) for each in store.epochs()}
         if number not in here:
             yield _Contradiction(source, f"epoch {number} has not begun here; the file is ahead.")
         elif here[number] != identity:
             yield _Contradiction(source, f"epoch {number} is of another server or slot than in the file.")
-    last = said["last_batch_id"]
+    last = said.last_batch_id
     if last is not None and not store.exists(last):
         yield _Contradiction(source, f"its last batch in the file, {last}, is not in landing.")
     ends = {manifest.epoch: manifest.stream.end_lsn for manifest in _streams(store) if manifest.stream}
-    if said["stream_end"] is not None:
-        epoch, end = said["stream_epoch"], Lsn.parse(said["stream_end"])
-        if ends.get(epoch, Lsn(0)) < end:
-            landed = ends.get(epoch, "nothing")
+    if said.stream_end is not None:
+        epoch, end = said.stream_epoch, said.stream_end
+        landed = None if epoch is None else ends.get(epoch)
+        if landed is None or landed < end:
             yield _Contradiction(
                 source,
-                f"the file is ahead: the stream of epoch {epoch} ends at {landed} here, at {end} in it.",
+                f"the file is ahead: the stream of epoch {epoch} ends at {landed or 'nothing'} here, "
+                f"at {end} in it.",
             )
 
 
@@ -197,19 +195,19 @@ def _in_lake(said: Checkpoint, state: WindowState | None) -> str | None:
     return None
 
 
-def _landed(store: LandingStore) -> dict[str, Any]:
+def _landed(store: LandingStore) -> _SaidOfSource:
     streams = _streams(store)
     newest = streams[-1] if streams else None
     manifests = store.manifests()
     last = manifests[-1] if manifests else None
-    return {
-        "epochs": {str(each.number): _identity(each) for each in store.epochs()},
-        "batches": len(manifests),
-        "last_batch_id": last.batch_id if last else None,
-        "stream_epoch": newest.epoch if newest else None,
-        "stream_end": str(newest.stream.end_lsn) if newest and newest.stream else None,
-        "watermark": last.arrival.watermark.isoformat() if last and last.arrival.watermark else None,
-    }
+    return _SaidOfSource(
+        epochs={str(each.number): _identity(each) for each in store.epochs()},
+        last_batch_id=last.batch_id if last else None,
+        stream_epoch=newest.epoch if newest else None,
+        stream_end=newest.stream.end_lsn if newest and newest.stream else None,
+        batches=len(manifests),
+        watermark=last.arrival.watermark if last else None,
+    )
 
 
 def _streams(store: LandingStore) -> Sequence[Manifest]:
@@ -217,16 +215,11 @@ def _streams(store: LandingStore) -> Sequence[Manifest]:
     return [batch for batch in store.landed().batches if batch.stream is not None]
 
 
-def _identity(epoch: EpochRecord) -> dict[str, Any] | None:
+def _identity(epoch: EpochRecord) -> _SaidIdentity | None:
     facts = epoch.facts
     if facts is None:
         return None
-    return {
-        "system_identifier": facts.system_identifier,
-        "timeline": facts.timeline,
-        "slot": facts.slot,
-        "consistent_point": str(facts.consistent_point),
-    }
+    return _SaidIdentity(facts.system_identifier, facts.timeline, facts.slot, facts.consistent_point)
 
 
 def _landed_sources(workspace: Workspace) -> list[str]:

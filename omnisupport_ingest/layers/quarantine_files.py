@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile, generation_of, partition_in
 from omnisupport_ingest.lake.state import WindowState
@@ -175,7 +176,7 @@ def _may_have(uri: str, table: str) -> bool:
 
 
 @lru_cache(maxsize=_FOOTERS_KEPT)
-def _tables_in(uri: str) -> tuple[tuple[str, str] | None, ...]:
+def _tables_in(uri: str) -> tuple[TableName | None, ...]:
     """The first and last table name in each row group of a file, which never changes; None: any."""
     with pq.ParquetFile(uri) as parquet:
         schema, footer = parquet.schema, parquet.metadata

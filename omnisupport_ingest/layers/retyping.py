@@ -8,17 +8,16 @@ it, and holds up no other table. What is there stays as it was meanwhile, and co
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.storage import at_hand, replace
 
 _FOLDER = "retyped"
@@ -66,7 +65,7 @@ def ask_for(workspace: Workspace, contract: TableContract) -> None:
     # No failpoint: a folder: one that is there already is as good.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with failpoint("lake.retype", contract.name):
-        replace(file, json.dumps(asdict(_Request(contract.fingerprint))).encode() + b"\n")
+        replace(file, encode(_Request(contract.fingerprint)))
 
 
 def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> tuple[Retyped, ...]:

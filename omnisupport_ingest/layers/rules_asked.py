@@ -67,7 +67,7 @@ def rules_asked(
 ) -> RuleResults:
     """What the checkpoint of the window of ``plan`` says of rules, with what it said ``before`` where the
     events are added to those it held."""
-    names = {(each.schema, each.table): each.name for each in workspace.contracts.of_source(source)}
+    names = {each.table_name: each.name for each in workspace.contracts.of_source(source)}
     broken: Counter[str] = Counter()
     keys: dict[str, tuple[str, ...]] = {}
     held = before.checkpoint.rules if before is not None and plan.work is Work.APPEND else None

@@ -25,8 +25,9 @@ from pathlib import Path
 from omnisupport_ingest import __version__
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.lake.table import TableMark
+from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import (
     IndexDamaged,
     checksum,
@@ -212,7 +213,7 @@ class WindowIndex:
             self.rollback()
             return before
         noted = replace(note, revision=uuid.uuid4().hex, totals=dict(self.totals))
-        text = json.dumps(to_plain(noted), separators=(",", ":"))
+        text = encode_line(noted)
         db = self._db_open()
         with failpoint("lake.noted", self._file or ""):
             self._note_held(db, time.time())

@@ -303,7 +303,7 @@ def _late(
 def _erasures(workspace: Workspace, contract: TableContract, keys: Iterable[str]) -> Iterator[Erasure]:
     hashes = {key_hash(each) for each in keys}
     for each in ErasureLedger.open(workspace, contract.source).erasures:
-        of_table = (each.source_schema, each.source_table) == (contract.schema, contract.table)
+        of_table = (each.source_schema, each.source_table) == contract.table_name
         if of_table and each.key_hash in hashes:
             yield each
 

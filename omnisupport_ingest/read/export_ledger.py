@@ -7,7 +7,6 @@ values of rows. An export is recorded before its command reports success.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, read_file
-from omnisupport_ingest.json_values import from_note, to_plain
 from omnisupport_ingest.landing.integrity import sha256_of
+from omnisupport_ingest.records import decode_note, encode_line
 
 FILE = "exports.jsonl"
 
@@ -50,7 +49,7 @@ class ExportedFile:
 def note_export(home: Path, table: str, path: Path, rows: int) -> None:
     """Record that ``path`` was written with ``rows`` of ``table``. Durable on return."""
     entry = ExportedFile(datetime.now(UTC), table, str(path.absolute()), rows, sha256_of(path))
-    line = json.dumps(to_plain(entry), ensure_ascii=False).encode() + b"\n"
+    line = encode_line(entry).encode() + b"\n"
     with failpoint("export.file", FILE):
         descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -77,7 +76,7 @@ def exported_files(home: Path) -> list[ExportedFile]:
     files = []
     for line in lines:
         try:
-            files.append(from_note(ExportedFile, json.loads(line)))
+            files.append(decode_note(ExportedFile, line))
         except ValueError as problem:
             if not _WHOLE.search(line):
                 # Cut off by a crash or a full disk, before the export was reported.

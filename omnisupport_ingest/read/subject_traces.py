@@ -99,7 +99,7 @@ def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
     """What landing and raw of ``source`` hold that the keys ``ids`` encrypted, and plain of the same rows."""
     of_subject = Traced()
     columns = {
-        (each.schema, each.table): each.subject.column
+        each.table_name: each.subject.column
         for each in workspace.contracts.of_source(source)
         if each.subject is not None
     }
@@ -132,7 +132,7 @@ def by_other_keys(
     """
     wanted: list[tuple[str, str, str]] = []
     for each in workspace.contracts.of_source(contract.source):
-        keys = {key for schema, table, key in of_subject.rows if (schema, table) == (each.schema, each.table)}
+        keys = {key for schema, table, key in of_subject.rows if (schema, table) == each.table_name}
         if each.subject is not None and each.key == (each.subject.column,):
             keys |= (moved := _moved(workspace, each, keys))
             wanted += [(each.source, each.subject.name, text) for key in moved for text in json.loads(key)]
@@ -170,7 +170,7 @@ def _cells_in(
     tables = (workspace.deduped(contract.source), workspace.quarantine(contract.source))
     of_events = [(table, [*files_of(table)]) for table in tables]
     for each in workspace.contracts.of_source(contract.source):
-        table_name, columns = (each.schema, each.table), frozenset(maybe_encrypted_columns(each))
+        table_name, columns = each.table_name, frozenset(maybe_encrypted_columns(each))
         keys = {key for *of, key in of_subject.rows if tuple(of) == table_name}
         unnamed = {key for *of, key in of_subject.unnamed if tuple(of) == table_name}
         named = _comparable(each, contract.subject)
@@ -378,7 +378,7 @@ def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str,
 def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
     """Count the images of ``rows`` with readable personal values, by layer and file."""
     columns: Mapping[tuple[str, str], frozenset[str]] = {
-        (each.schema, each.table): frozenset(maybe_encrypted_columns(each))
+        each.table_name: frozenset(maybe_encrypted_columns(each))
         for each in workspace.contracts.of_source(source)
     }
     counts: dict[tuple[str, Path], int] = {}

@@ -5,7 +5,6 @@ The record of a table is a file in the folder ``verified`` of the home. A servic
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +14,8 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.json_values import read_note, to_plain
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import encode, read_note
 
 EQUAL, PART_EQUAL, DIFFERS, NOT_COMPARABLE = "equal", "part equal", "differs", "not comparable yet"
 
@@ -73,7 +72,7 @@ def write_verified(home: Home, contract: TableContract, note: Verified) -> None:
     file = _file(home, contract)
     with failpoint("home.verified", contract.name):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace(file, json.dumps(to_plain(note), indent=2).encode() + b"\n")
+        replace(file, encode(note))
 
 
 def _file(home: Home, contract: TableContract) -> Path:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
 from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import read_file
+from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
@@ -43,6 +43,7 @@ from omnisupport_ingest.read.subject_traces import (
     tables_of,
     traced,
 )
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
 from omnisupport_ingest.storage import storage_of
 
@@ -50,6 +51,27 @@ FOLDER = "certificates"
 """Folder of the home; a certificate is one JSON file in it, readable by its owner only."""
 
 FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    by: str
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """What a certificate repeats from the first one of its subject: who asked, what was held before, and the
+    files that were swept.
+    """
+
+    asked: _Asked
+    before: tuple[Holding, ...]
+    swept: tuple[str, ...]
+
+
+_FORMAT = Format(_Earlier, FORMAT_VERSION, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +118,13 @@ def erase_subject(
             )
     ids = _key_ids(workspace, contract, key)
     path = _certificate(workspace, contract, ids)
-    before = _read(path) or {
-        "asked": {"by": erased_by, "why": why, "at": _now()},
-        "before": _plainly(
+    before = _read(path) or _Earlier(
+        _Asked(erased_by, why, datetime.now(UTC)),
+        tuple(
             cells_above_raw(workspace, contract, traced(workspace, contract.source, ids), whole_rows=False)
         ),
-        "swept": [],
-    }
+        (),
+    )
     destroyed = workspace.subjects.destroy(ids)
     # Only now, so that events which landed or were judged meanwhile are found too.
     of_subject = traced(workspace, contract.source, ids)
@@ -127,12 +149,13 @@ def erase_subject(
         "table": contract.full_name,
         "subject": contract.subject.name if contract.subject else None,
         "key_sha256": key_hash(key),
-        **before,
-        "looked_at": _now(),
+        "asked": before.asked,
+        "before": before.before,
+        "looked_at": datetime.now(UTC),
         "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
-        "encrypted": _plainly(of_subject.encrypted),
-        "after": _after(workspace, before["before"], [*cells, *left_over]),
-        "swept": sorted({*before["swept"], *swept}),
+        "encrypted": tuple(of_subject.encrypted),
+        "after": _after(workspace, before.before, [*cells, *left_over]),
+        "swept": tuple(sorted({*before.swept, *swept})),
         "remains": remains,
     }
     _write(path, document)
@@ -206,7 +229,7 @@ def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -
     return [
         each
         for each in workspace.contracts.of_source(contract.source)
-        if (each.schema, each.table) in table_names
+        if each.table_name in table_names
         or (subject is not None and each.subject is not None and each.subject.name == subject.name)
     ]
 
@@ -330,21 +353,23 @@ def _remains(
     return tuple(remains)
 
 
-def _after(workspace: Workspace, before: Sequence[dict[str, Any]], cells: Sequence[Holding]) -> list[Any]:
+def _after(
+    workspace: Workspace, before: Sequence[Holding], cells: Sequence[Holding]
+) -> tuple[dict[str, Any] | Holding, ...]:
     """Return what became of the files that held cells, and which files hold cells now."""
     count_of = {each.path: each.count for each in cells}
     home = workspace.home.path
     entries = [
         {
-            "place": each["place"],
-            "path": each["path"],
-            "sha256": _sha256_of(home / each["path"]),
-            "count": count_of.get(each["path"], 0),
+            "place": each.place,
+            "path": each.path,
+            "sha256": _sha256_of(home / each.path),
+            "count": count_of.get(each.path, 0),
         }
         for each in before
     ]
-    known = {each["path"] for each in before}
-    return [*entries, *_plainly([each for each in cells if each.path not in known])]
+    known = {each.path for each in before}
+    return (*entries, *(each for each in cells if each.path not in known))
 
 
 def _sha256_of(path: Path) -> str | None:
@@ -360,25 +385,24 @@ def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[
     return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> _Earlier | None:
     """Return what a later certificate repeats from an earlier one; None without one."""
     try:
-        document = json.loads(read_file(path))
+        return _FORMAT.decode(read_file(path))
     except FileNotFoundError:
         return None
-    return {name: document[name] for name in ("asked", "before", "swept")}
+    except Unreadable as problem:
+        raise ErasureRefused(
+            f"{path}, the certificate of an earlier erasure, cannot be read: {problem}.",
+            fix="Restore it from a backup; or move it away, then the new one is of this erasure alone.",
+        ) from problem
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     # No failpoint: a folder: one that is there already is as good.
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
     with failpoint("pii.subject_keys", "certificate"):
-        replace(path, content)
-
-
-def _plainly(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in holdings]
+        replace(path, encode(document))
 
 
 def _erased(
@@ -398,7 +422,3 @@ def _erased(
         swept,
         remains,
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -8,8 +8,7 @@ other.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
@@ -17,7 +16,7 @@ from urllib.parse import parse_qs, quote
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.runtime.private_folders import socket_answers
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class ConnectAddress:
     def write(self, run_folder: Path) -> None:
         """Record the address in ``run_folder``, readable by the owner only."""
         with failpoint("runtime.file"):
-            replace(run_folder / _FILE, json.dumps(asdict(self)).encode())
+            replace(run_folder / _FILE, encode(self))
 
     @classmethod
     def read(cls, run_folder: Path) -> ConnectAddress | None:

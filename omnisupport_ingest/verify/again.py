@@ -7,7 +7,6 @@ divided.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -27,6 +26,7 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.records import encode
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.storage import MARKER, at_hand, storage_of
@@ -116,7 +116,7 @@ def copy_batches(home: Home, folder: Path) -> None:
                 shutil.copytree(found, target) if found.is_dir() else shutil.copy2(found, target)
         record = parse_json(read_file(folder / MARKER))
         if record.pop("storage", None) is not None:
-            replace(folder / MARKER, json.dumps(record, indent=2).encode() + b"\n")
+            replace(folder / MARKER, encode(record))
 
 
 def differing(one: Contents, other: Contents) -> list[str]:

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from omnisupport_ingest.key_range import TEXT, KeyRange
 from omnisupport_ingest.landing.accepted_losses import AcceptedLoss, AcceptedLosses
-from omnisupport_ingest.landing.encoding import decode, decode_manifest, encode, encode_manifest
+from omnisupport_ingest.landing.encoding import decode, decode_manifest, encode_manifest
 from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, read_epoch
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostInEpoch, LostStretch
 from omnisupport_ingest.landing.manifest import ChunkSpan, DataFile, RelationVersion
-from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans
+from omnisupport_ingest.landing.snapshot_plans import FORMAT, SnapshotPlan, SnapshotPlans
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.records import encode
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import IN_THE_PLACE, in_time, mutated
 from omnisupport_ingest_tests.landing.batches import manifest
@@ -140,4 +141,4 @@ def test_a_range_of_keys_in_a_record_is_one_that_keys_can_be_held_against(kind: 
     document = plain(PLAN)
     document["scope"]["kinds"] = [kind]
     with pytest.raises(ManifestUnreadable, match="scope is no KeyRange"):
-        decode(SnapshotPlan, json.dumps(document).encode(), Path("plan.json"), newest=4)
+        decode(FORMAT, json.dumps(document).encode(), Path("plan.json"))

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.rows import ODD, LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
@@ -32,11 +33,11 @@ class Events:
     """Makes the landed events of one source. ``contracts``: of that source."""
 
     def __init__(self, contracts: Sequence[TableContract], handling: Handling) -> None:
-        self._contracts = {(each.schema, each.table): each for each in contracts}
+        self._contracts = {each.table_name: each for each in contracts}
         self._schemas: dict[str, set[str]] = {}
         for each in contracts:
             self._schemas.setdefault(each.table, set()).add(each.schema)
-        self._readers: dict[tuple[str, str], Reader] = {}
+        self._readers: dict[TableName, Reader] = {}
         self._handling = handling
 
     def contract_of(self, event: LandedEvent) -> TableContract | None:
@@ -97,7 +98,7 @@ class Events:
         )
 
     def _event(
-        self, change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
+        self, change: Change, table_name: TableName, images: Images, epoch: int, row: int | None
     ) -> LandedEvent:
         contract = self._contracts.get(table_name)
         readable = None
@@ -106,7 +107,7 @@ class Events:
         event = _event(change, table_name, images, epoch, row)
         return event._replace(identity=_identity(change, table_name, images, readable))
 
-    def _reader(self, table_name: tuple[str, str]) -> Reader:
+    def _reader(self, table_name: TableName) -> Reader:
         if table_name not in self._readers:
             self._readers[table_name] = Reader(self._contracts.get(table_name), self._handling)
         return self._readers[table_name]
@@ -123,9 +124,7 @@ class Events:
         return next(iter(known), DEFAULT_SCHEMA)
 
 
-def _event(
-    change: Change, table_name: tuple[str, str], images: Images, epoch: int, row: int | None
-) -> LandedEvent:
+def _event(change: Change, table_name: TableName, images: Images, epoch: int, row: int | None) -> LandedEvent:
     """All of it but its identity."""
     commit_lsn, ordinal = _position(change)
     return LandedEvent(
@@ -163,7 +162,7 @@ def _position(change: Change) -> tuple[int, int]:
 
 
 def _identity(
-    change: Change, table_name: tuple[str, str], images: Images, readable: frozenset[str] | None
+    change: Change, table_name: TableName, images: Images, readable: frozenset[str] | None
 ) -> str | None:
     """Return what distinguishes events at one position; None if a position has only one event.
 

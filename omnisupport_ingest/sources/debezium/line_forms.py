@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.foreign import Unreadable, refuse_depth
 from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary, column_of
 from omnisupport_ingest.sources.debezium.handling import Handling
@@ -37,7 +38,7 @@ _TWO_LSNS = re.compile(r'\[(?:null|"([0-9]+)")(, ?)(?:null|"([0-9]+)")\]')
 _OLD_KEY = b"__debezium.oldkey"
 
 _Step = Callable[[Walk], None]
-Contracts = Mapping[tuple[str, str], TableContract]
+Contracts = Mapping[TableName, TableContract]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class OrdinaryLines:
 
     def __init__(self, contracts: Sequence[TableContract], handling: Handling, orders: Orders) -> None:
         keep_freed_memory()
-        self._contracts = {(each.schema, each.table): each for each in contracts}
+        self._contracts = {each.table_name: each for each in contracts}
         self._handling, self._orders = handling, orders
         self._forms: list[Form] = []
         self.tables: dict[str, TableContract] = {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.manifest import Manifest, OffsetSpan
@@ -185,7 +186,7 @@ class _Sync:
         """Refuse what has no order by arrival: a table of two topics, a key that has moved to another
         partition."""
         known = {topic: each.topic_id for (topic, _), each in self._landed.items()}
-        of_table: dict[tuple[str, str], str] = {}
+        of_table: dict[TableName, str] = {}
         for each in held:
             same = each.topic in known and known[each.topic] in (None, each.topic_id)
             if same and each.place not in self._landed:

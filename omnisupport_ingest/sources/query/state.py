@@ -7,7 +7,6 @@ Lost as a whole it costs a full reading of every table, and nothing else.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,8 @@ from typing import Self
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_plain, to_plain
+from omnisupport_ingest.json_values import from_plain
+from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sources.query.cursor import Place
 
 FILE = "cursors.sqlite"
@@ -123,7 +123,7 @@ class QueryState:
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 self._base.execute(
-                    "INSERT OR REPLACE INTO progress VALUES (?, ?)", (table, json.dumps(to_plain(progress)))
+                    "INSERT OR REPLACE INTO progress VALUES (?, ?)", (table, encode_line(progress))
                 )
                 self._base.executemany(
                     "INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?)",

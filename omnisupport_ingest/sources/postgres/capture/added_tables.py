@@ -140,7 +140,7 @@ class AddedTables:
                 fix=f"Add its file, or remove the request: {self._requests.file(name)}",
             )
         for known in self._captured.all:
-            if (known.schema, known.table) == (new.schema, new.table):
+            if known.table_name == new.table_name:
                 raise _NotContracted(
                     f"{new.full_name} is captured by the contract {known.name}, whose name has changed.",
                     fix="A contract that was changed is taken in by: omnisupport-ingest source restart",

@@ -33,10 +33,11 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
@@ -79,6 +80,9 @@ class ParkedInEpoch:
     format_version: int = FORMAT_VERSION
 
 
+_FORMAT = Format(ParkedInEpoch, FORMAT_VERSION)
+
+
 class ParkedTables:
     """The record of one epoch of one source, in its landing folder. Only the capture writes it.
 
@@ -95,7 +99,7 @@ class ParkedTables:
             content = content_of(self._path)
         except FileNotFoundError:
             return {}
-        return decode(ParkedInEpoch, content, self._path, newest=FORMAT_VERSION).tables
+        return decode(_FORMAT, content, self._path).tables
 
     def park(self, reasons: Mapping[str, str]) -> None:
         """Park the tables of ``reasons``, durably; a table that is parked already keeps its first reason."""

@@ -7,7 +7,6 @@ request to restart is obeyed once: the next start removes it.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
 _LOOK_SECONDS = 0.5
@@ -86,9 +85,8 @@ class PauseRequest:
     def write(self, reason: str = "") -> Pause:
         """Pause. A pause in force stays as it is. Durable when this returns."""
         pause = Pause(datetime.now(UTC), reason)
-        content = {"since": pause.since.isoformat(), "reason": reason}
         with failpoint("source.pause"):
-            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+            create_exclusively(self._path, encode(pause))
         return self.read() or pause
 
     def clear(self) -> bool:
@@ -145,6 +143,7 @@ _RESTART_FILE = "restart.json"
 @dataclass(frozen=True, slots=True)
 class _RestartContent:
     reason: str
+    at: datetime | None = None
 
 
 class RestartRequest:
@@ -155,9 +154,8 @@ class RestartRequest:
 
     def write(self, reason: str = "") -> None:
         """Request a restart. An earlier request stays as it is. Durable when this returns."""
-        content = {"at": datetime.now(UTC).isoformat(), "reason": reason}
         with failpoint("source.restart"):
-            create_exclusively(self._path, json.dumps(content).encode() + b"\n")
+            create_exclusively(self._path, encode(_RestartContent(reason, datetime.now(UTC))))
 
     def clear(self) -> None:
         """Remove the request: capture has started."""

@@ -7,13 +7,12 @@ again.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +22,8 @@ from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.locks import Holder
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, NotRestartable
 from omnisupport_ingest.sources.postgres.session.lease import lease_holder
@@ -112,9 +111,8 @@ class CaptureRecords:
 
     def write(self, record: CaptureRecord) -> None:
         """Durable when this returns."""
-        content = json.dumps(asdict(record), default=datetime.isoformat, indent=2).encode() + b"\n"
         with failpoint("source.capture_record"):
-            durable.replace(self._path, content)
+            durable.replace(self._path, encode(record))
 
 
 @contextmanager

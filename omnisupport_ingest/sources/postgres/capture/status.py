@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.names import stream_prefix
@@ -240,13 +241,13 @@ def _clock_ahead(connection: Connection) -> timedelta:
     return clock - min(max(before, clock), datetime.now(UTC))
 
 
-def _covered(connection: Connection, name: str) -> set[tuple[str, str]] | None:
+def _covered(connection: Connection, name: str) -> set[TableName] | None:
     publication = read_publication(connection, name)
     return None if publication is None else {*publication.tables, *publication.roots}
 
 
-def _missing(tables: Iterable[TableContract], covered: set[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(each.full_name for each in tables if (each.schema, each.table) not in covered)
+def _missing(tables: Iterable[TableContract], covered: set[TableName]) -> tuple[str, ...]:
+    return tuple(each.full_name for each in tables if each.table_name not in covered)
 
 
 def _dangers(

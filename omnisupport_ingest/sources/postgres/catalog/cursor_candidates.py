@@ -15,8 +15,8 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.cursor_policy import TIMES
 from omnisupport_ingest.contracts.model import CursorCandidate
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pg_types import PgType
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 
 _CHANGED = re.compile(r"updat|modif|chang|touch|version|_ts$|rev", re.IGNORECASE)
 _RISING = 0.9

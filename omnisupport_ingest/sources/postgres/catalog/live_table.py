@@ -12,13 +12,11 @@ from typing import Any, TypeVar
 
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pg_types import PgType
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 
 _Value = TypeVar("_Value")
-
-TableName = tuple[str, str]
-"""Schema and table, unquoted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any
 from omnisupport_ingest.contracts.columns import PARTITION_COLUMN, RESERVED_PREFIX
 from omnisupport_ingest.contracts.cursor_policy import TIMES
 from omnisupport_ingest.contracts.model import CursorCandidate
-from omnisupport_ingest.contracts.names import COLUMN_NAME, spellings
+from omnisupport_ingest.contracts.names import COLUMN_NAME, TableName, spellings
 from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable, TableName
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.catalog.partitions import (
     PartitionRecords,
     read_partitions,
@@ -47,11 +47,11 @@ class PartitionRoots:
         """
         self._connection, self._lost = connection, lost
         self._records = PartitionRecords(folder, epoch)
-        self._tables = {(each.schema, each.table): each for each in tables}
+        self._tables = {each.table_name: each for each in tables}
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
         """Count ``tables`` as contracted too from now on."""
-        self._tables |= {(each.schema, each.table): each for each in tables}
+        self._tables |= {each.table_name: each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
         """Return which of the tables ``names`` has the rows of ``relation`` now; None if none has.

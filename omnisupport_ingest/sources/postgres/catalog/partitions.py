@@ -9,7 +9,6 @@ own names, those that committed before a partition left belong to the table, how
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +16,11 @@ from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import read_note, to_plain
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.storage import replace
 
@@ -259,7 +258,7 @@ class PartitionRecords:
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
         record = _Record(table, self._epoch, partitions, known.certain, since, left)
         with failpoint("source.partitions", table):
-            replace(self._file(table), json.dumps(to_plain(record), indent=1).encode() + b"\n")
+            replace(self._file(table), encode(record))
 
     def _file(self, table: str) -> Path:
         return self._folder / f"partitions-{table}.json"

@@ -13,6 +13,7 @@ from psycopg2 import errors as sql_errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableDropped
@@ -49,10 +50,10 @@ class Publication:
     via_root: bool
     ours: bool
     made_by_capture: bool
-    tables: Mapping[tuple[str, str], PublishedTable]
-    roots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
+    tables: Mapping[TableName, PublishedTable]
+    roots: Mapping[TableName, tuple[TableName, ...]]
 
-    def covers(self, name: tuple[str, str]) -> bool:
+    def covers(self, name: TableName) -> bool:
         """Whether it sends the changes of table ``name``."""
         return name in self.tables or name in self.roots
 
@@ -88,7 +89,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             (schema, table): PublishedTable(tuple(columns or ()), row_filter)
             for schema, table, columns, row_filter in cursor.fetchall()
         }
-        roots: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+        roots: dict[TableName, tuple[TableName, ...]] = {}
         if not via_root:
             since_15 = connection.server_version >= _ROW_FILTERS_SINCE
             cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
@@ -99,7 +100,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
 
 
-def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def create_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that makes publication ``name`` for ``tables``."""
     return (
         f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_listed(tables)}"
@@ -107,7 +108,7 @@ def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def add_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def add_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that adds ``tables`` to publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} ADD TABLE {_listed(tables)};"
 
@@ -117,7 +118,7 @@ def operations_statement(name: str) -> str:
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
-def drop_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def drop_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that removes ``tables`` from publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
 
@@ -134,14 +135,10 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             f"Publication {name} leaves out {', '.join(publication.left_out)}.",
             fix=operations_statement(name),
         )
-    missing = [
-        table
-        for table in tables
-        if publication is None or not publication.covers((table.schema, table.table))
-    ]
+    missing = [table for table in tables if publication is None or not publication.covers(table.table_name)]
     if not missing or (publication is not None and publication.all_tables):
         return []
-    names = [(table.schema, table.table) for table in missing]
+    names = [table.table_name for table in missing]
     if publication is None:
         command = create_statement(name, names)
         # In one transaction: a publication of ours without the comment would never be dropped.
@@ -168,7 +165,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     return [table.full_name for table in missing]
 
 
-def remove_table(connection: Connection, name: str, table: tuple[str, str]) -> None:
+def remove_table(connection: Connection, name: str, table: TableName) -> None:
     """Take ``table`` out of publication ``name``; ``PreflightFailed`` if the role may not."""
     statement = drop_statement(name, [table])
     with source_errors("taking a table out of the publication"), connection.cursor() as cursor:
@@ -219,7 +216,7 @@ _ROOTS_15 = _ROOTS.format(
 )
 
 
-def _listed(tables: Iterable[tuple[str, str]]) -> str:
+def _listed(tables: Iterable[TableName]) -> str:
     return ", ".join(qualified(schema, table) for schema, table in tables)
 
 
@@ -245,6 +242,6 @@ def grants_sql(role: str, database: str, publication: str, tables: Sequence[Tabl
         "--    (for the publication), or as a superuser.",
         *(f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {name};" for schema in schemas),
         *(f"GRANT SELECT ON {qualified(table.schema, table.table)} TO {name};" for table in tables),
-        create_statement(publication, [(table.schema, table.table) for table in tables]),
+        create_statement(publication, [table.table_name for table in tables]),
     ]
     return "\n".join(lines)

@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.encoding import content_of, decode, encode
+from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
+from omnisupport_ingest.records import Document, Format, encode
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
@@ -246,7 +246,7 @@ class PublishedTables:
         return {contract.name for contract in self._contracts}
 
     def _now(self, connection: Connection) -> Published:
-        names = {(each.schema, each.table): each.name for each in self._contracts}
+        names = {each.table_name: each.name for each in self._contracts}
         since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
         certain = self._looks.begin(connection)
         with source_errors("reading how the tables are published"), connection.cursor() as cursor:
@@ -291,20 +291,21 @@ def _read(path: Path) -> Published | None:
         content = content_of(path)
     except FileNotFoundError:
         return None
-    return decode(Published, content, path, newest=FORMAT_VERSION, upgrade=_upgraded)
+    return decode(_FORMAT, content, path)
 
 
-def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a record of any known format version, in the current format."""
-    if document["format_version"] < 2:
-        tables = document.get("tables")
-        if isinstance(tables, dict):
-            each = {
-                name: table | {"certain": None} if isinstance(table, dict) else table
-                for name, table in tables.items()
-            }
-            document = document | {"tables": each}
-    return document | {"format_version": FORMAT_VERSION}
+def _with_certain(document: Document) -> Document:
+    tables = document.get("tables")
+    if not isinstance(tables, dict):
+        return document
+    each = {
+        name: table | {"certain": None} if isinstance(table, dict) else table
+        for name, table in tables.items()
+    }
+    return document | {"tables": each}
+
+
+_FORMAT = Format(Published, FORMAT_VERSION, {1: _with_certain})
 
 
 _ENTRIES = """

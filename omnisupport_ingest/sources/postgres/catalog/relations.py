@@ -14,6 +14,7 @@ import psycopg2.errors
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.manifest import RelationVersion
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import RelationColumn
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
@@ -108,13 +109,13 @@ def _relation_query(server_version: int) -> str:
     )
 
 
-def read_storage(connection: Connection, schema: str, table: str) -> str:
+def read_storage(connection: Connection, name: TableName) -> str:
     """Return the table's oid and the file of its rows, which is another one once the table is rewritten."""
-    with source_errors(f"reading the file of {schema}.{table}"), connection.cursor() as cursor:
+    with source_errors(f"reading the file of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.oid, pg_relation_filenode(c.oid) FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
-            (schema, table),
+            name,
         )
         row = cursor.fetchone()
     return "none" if row is None else f"{row[0]}/{row[1]}"

@@ -21,6 +21,7 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import ADDITIVE, BLOCK, Column, TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pii_scan import scan
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
@@ -31,7 +32,7 @@ from omnisupport_ingest.landing.schema_changes import (
     SeenTable,
 )
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, TableName, read_live_tables
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
@@ -112,9 +113,7 @@ class SchemaWatch:
         """The stream describes table ``name`` with ``columns`` (name → type), before rows of the transaction
         that commits at ``commit_lsn``. ``SchemaChangeBlocked`` before any of them lands, as ``require``.
         """
-        contract = next(
-            (each for each in self._contracts.values() if (each.schema, each.table) == name), None
-        )
+        contract = next((each for each in self._contracts.values() if each.table_name == name), None)
         if contract is None:
             return
         form = tuple(columns.items())
@@ -251,7 +250,7 @@ def read_seen(
     connection: Connection, contracts: Sequence[TableContract], known: Mapping[str, SeenTable]
 ) -> dict[str, LiveSchema]:
     """Return the tables of ``contracts`` by their names, or by the numbers that they had in ``known``."""
-    names = {(each.schema, each.table): each.name for each in contracts}
+    names = {each.table_name: each.name for each in contracts}
     numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
     with source_errors("reading which tables there are"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.

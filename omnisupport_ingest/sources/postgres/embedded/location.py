@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,8 @@ from pathlib import Path
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable
-from omnisupport_ingest.json_values import FieldProblem, read_note
+from omnisupport_ingest.json_values import FieldProblem
+from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.embedded.binaries import SHARED_FOLDER, make_shared_folder, reachable
 
 _RECORD = "location.json"
@@ -107,10 +107,9 @@ class Location:
                     fix="Set OMNISUPPORT_HOME to a folder that another user owns, run as that user, or "
                     "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
                 ) from error
-        record = {"name": name, "outside": outside}
         # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
         # it.
-        durable.replace(folder / _RECORD, json.dumps(record).encode() + b"\n")
+        durable.replace(folder / _RECORD, encode(_Record(name, outside)))
         return location
 
     @classmethod

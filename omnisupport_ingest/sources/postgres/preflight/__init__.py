@@ -87,10 +87,10 @@ def _of_tables(
     connection: Connection, tables: Sequence[TableContract], publication: str, role: str
 ) -> Iterator[Finding]:
     present = {}
-    live = read_live_tables(connection, [(each.schema, each.table) for each in tables])
+    live = read_live_tables(connection, [each.table_name for each in tables])
     for contract in tables:
         table = read_table(connection, contract)
-        findings = [*table_findings(contract, table, live.get((contract.schema, contract.table)), role)]
+        findings = [*table_findings(contract, table, live.get(contract.table_name), role)]
         if table is not None and table.in_the_wal:
             present[contract] = table
             if table.partitioned:

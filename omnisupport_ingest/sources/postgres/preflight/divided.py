@@ -115,7 +115,7 @@ def _doubled(
     published = read_publication(connection, publication) if publication is not None else None
     if published is None:
         return
-    both = sorted(name for each in tables if published.covers(name := (each.schema, each.table)))
+    both = sorted(name for each in tables if published.covers(name := each.table_name))
     if not both:
         return
     named = ", ".join(".".join(each) for each in both)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.sources.postgres.catalog.publication import (
     Publication,
     add_statement,
@@ -138,9 +139,7 @@ def _missing(connection: Connection, name: str, tables: Tables, role: str) -> It
 
 def _uncovered(publication: Publication, tables: Tables, role: str) -> Iterator[Finding]:
     uncovered = [
-        each
-        for each in tables
-        if not publication.covers((each.schema, each.table)) and not publication.all_tables
+        each for each in tables if not publication.covers(each.table_name) and not publication.all_tables
     ]
     if not uncovered:
         return
@@ -169,7 +168,7 @@ def _uncovered(publication: Publication, tables: Tables, role: str) -> Iterator[
 
 def _of_partitions(publication: Publication, contract: TableContract) -> Iterator[Finding]:
     """Check partitions that are sent under their own names: each must be listed as its root is."""
-    differing = publication.roots.get((contract.schema, contract.table), ())
+    differing = publication.roots.get(contract.table_name, ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)
         yield Finding(
@@ -186,7 +185,7 @@ def _of_table(
     connection: Connection, publication: Publication, contract: TableContract, table: SourceTable
 ) -> Iterator[Finding]:
     """Check column list and row filter: what they leave out is not read, so no contract may name it."""
-    published = publication.tables.get((contract.schema, contract.table))
+    published = publication.tables.get(contract.table_name)
     if published is None:
         return
     name = qualified(contract.schema, contract.table)
@@ -235,5 +234,5 @@ def _not_owned(wanted: list[TableContract], tables: Tables) -> list[str]:
     return [f"does not own {', '.join(others)}"] if others else []
 
 
-def _names(tables: Tables | list[TableContract]) -> list[tuple[str, str]]:
-    return [(each.schema, each.table) for each in tables]
+def _names(tables: Tables | list[TableContract]) -> list[TableName]:
+    return [each.table_name for each in tables]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import Contracts, TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import Manifest
@@ -42,7 +43,7 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
 
     An event carries only the values of its key: under another key they would be those of other rows.
     """
-    landed: dict[tuple[str, str], tuple[str, ...]] = {}
+    landed: dict[TableName, tuple[str, ...]] = {}
     for batch in _that_describe(store):
         for relation in batch.relations:
             if relation.key_columns:
@@ -50,7 +51,7 @@ def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) ->
     return tuple(
         _changed(table, landed[table.schema, table.table])
         for table in tables
-        if landed.get((table.schema, table.table), table.key) != table.key
+        if landed.get(table.table_name, table.key) != table.key
     )
 
 

@@ -55,7 +55,7 @@ def read_table(connection: Connection, contract: TableContract) -> SourceTable |
         "       AND NOT attisdropped ORDER BY attnum)"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relname = %s",
-        (contract.schema, contract.table),
+        contract.table_name,
     )
     if row is None:
         return None

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Runs
 from omnisupport_ingest.sources.postgres.protocol.frames import Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import orjson
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.rows import LandedEvent
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.protocol.json_texts import Literals
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,

@@ -14,10 +14,9 @@ this home has landed, somebody else has read the slot, and no setting repairs th
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -27,7 +26,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.json_values import read_note
+from omnisupport_ingest.records import encode, read_note
 
 _MACHINE_ID = Path("/etc/machine-id")
 
@@ -143,7 +142,7 @@ class HomeIdentity:
             # In one step: a death before it leaves the home what it was.
             about = _About(new_id, _Facts.of(file), disowned)
             try:
-                replace(self._about, json.dumps(asdict(about), indent=1).encode() + b"\n")
+                replace(self._about, encode(about))
             except IsADirectoryError:
                 file.unlink()
                 raise IngestError(

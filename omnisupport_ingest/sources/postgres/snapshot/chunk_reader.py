@@ -295,7 +295,7 @@ class ChunkReader:
             self._require_storage(table, plan)
             high = self._high()
             relation = self._relation(table)
-            name = source_of_rows(table.schema, table.table, relation)
+            name = source_of_rows(table.table_name, relation)
             with readable(table), source_errors(f"reading {table.full_name}"):
                 content = read(f"{name}{where(plan.by, plan.types, *chunk.bounds)}")
             return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), content
@@ -354,7 +354,7 @@ class ChunkReader:
             self._keep_pace(rows.add(lines))
 
         listed = ", ".join(identifier(column) for column in relation.columns)
-        name = source_of_rows(table.schema, table.table, relation)
+        name = source_of_rows(table.table_name, relation)
         with readable(table):
             try:
                 copy_lines(
@@ -422,7 +422,7 @@ class ChunkReader:
         """Refuse a chunk by ctid if the table was rewritten, which moves rows past it. The lock is held."""
         if plan.by != (CTID,):
             return
-        if read_storage(self._connection, table.schema, table.table) != plan.storage:
+        if read_storage(self._connection, table.table_name) != plan.storage:
             raise TableUnreadable(
                 f"Table {table.full_name} was rewritten (VACUUM FULL, CLUSTER, ALTER TABLE …) while it was "
                 "read by ctid, as its key has no index.",

@@ -179,7 +179,7 @@ def write_rows_at(
                 start.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 start.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
             relation = read_relation(connection, publication, contract)
-            table = source_of_rows(contract.schema, contract.table, relation)
+            table = source_of_rows(contract.table_name, relation)
             rows, live = _counts(connection, contract, table)
             below = hash_bound(sample, rows)
             chosen = "" if below is None else f" WHERE {key_hash(contract)} < {literal(below)}"

@@ -16,6 +16,7 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.key_range import ORDERED_TYPES, TEXT, KeyRange
 from omnisupport_ingest.sources.postgres.catalog.relations import CatalogRelation, read_relation
@@ -32,14 +33,14 @@ _ROWS_PER_PAGE = 60
 
 
 def columns_to_cut_by(
-    connection: Connection, schema: str, table: str, key: Sequence[str], *, partitioned: bool
+    connection: Connection, name: TableName, key: Sequence[str], *, partitioned: bool
 ) -> tuple[str, ...]:
     """Return the key's columns in the order of an index; ``ctid`` without one; none where neither will do.
 
     Cutting by ctid is exact only if updates carry whole rows (replica identity FULL), or if there are none: a
     row that moves to a page that was read already is known by its update alone.
     """
-    with source_errors(f"reading the indexes of {schema}.{table}"), connection.cursor() as cursor:
+    with source_errors(f"reading the indexes of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT array(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY k(number, place)"
             " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number"
@@ -50,7 +51,7 @@ def columns_to_cut_by(
             " WHERE n.nspname = %s AND c.relname = %s AND m.amname = 'btree' AND i.indisvalid"
             " AND i.indpred IS NULL AND i.indnkeyatts >= %s"
             " ORDER BY i.indisprimary DESC, i.indisunique DESC, i.indnkeyatts, x.relname",
-            (len(key), schema, table, len(key)),
+            (len(key), *name, len(key)),
         )
         for (columns,) in cursor.fetchall():
             if set(columns) == set(key):
@@ -83,12 +84,12 @@ def cut(
     if not by:
         return
     if by == (CTID,):
-        yield from _pages(connection, table.schema, table.table, rows)
+        yield from _pages(connection, table.table_name, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
     # With names of their own, or ORDER BY would mean the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
-    name = source_of_rows(table.schema, table.table, relation)
+    name = source_of_rows(table.table_name, relation)
     bound: Bound | None = None
     while True:
         condition = where(by, into.types, bound, None, conditions)
@@ -131,18 +132,18 @@ def where(
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def source_of_rows(schema: str, table: str, relation: CatalogRelation) -> str:
+def source_of_rows(table: TableName, relation: CatalogRelation) -> str:
     """Return what stands behind FROM for the rows that the stream sends; conditions may name every column.
 
     For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out: a
     child is a table of its own in the stream.
     """
-    name = f"{'' if relation.partitioned else 'ONLY '}{qualified(schema, table)}"
+    name = f"{'' if relation.partitioned else 'ONLY '}{qualified(*table)}"
     if relation.row_filter is None:
         return name
     # Plain enough for the planner to read the table itself, by key, ctid or partition.
     rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
-    return f"({rows}) AS {identifier(table)}"
+    return f"({rows}) AS {identifier(table[1])}"
 
 
 def _row(values: Sequence[str], types: Sequence[str]) -> str:
@@ -150,13 +151,13 @@ def _row(values: Sequence[str], types: Sequence[str]) -> str:
     return f"({', '.join(cast)})"
 
 
-def _pages(connection: Connection, schema: str, table: str, rows: int) -> Iterator[Bound]:
-    with source_errors(f"reading the size of {schema}.{table}"), connection.cursor() as cursor:
+def _pages(connection: Connection, name: TableName, rows: int) -> Iterator[Bound]:
+    with source_errors(f"reading the size of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_relation_size(c.oid) / current_setting('block_size')::int, c.reltuples, c.relpages"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = %s",
-            (schema, table),
+            name,
         )
         pages, counted, of_pages = cursor.fetchone()
     per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE

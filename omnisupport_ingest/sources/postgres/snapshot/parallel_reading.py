@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest
 from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.rows import LandedEvent
@@ -234,7 +235,7 @@ class MovedReading:
         again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
         since = self._since(plan, chunks, again)
         batches = self._store.stream_between(self._epoch, since, high)
-        moved = _moved_rows(self._store, batches, table.schema, table.table, since, high)
+        moved = _moved_rows(self._store, batches, table.table_name, since, high)
         if not moved:
             self._plans.note_searched(plan, search)
             self._searched.add(plan.snapshot_id)
@@ -256,7 +257,7 @@ class MovedReading:
 
 
 def _moved_rows(
-    store: LandingStore, batches: Iterable[Manifest], schema: str, table: str, since: Lsn, below: Lsn
+    store: LandingStore, batches: Iterable[Manifest], table: TableName, since: Lsn, below: Lsn
 ) -> frozenset[str]:
     """Return the new keys (JSON arrays, as events have them) of rows of ``table`` that came with columns
     unsent.
@@ -271,12 +272,12 @@ def _moved_rows(
         if span.last_commit_lsn < since or span.start_lsn >= below:
             continue
         for file in batch.files:
-            if f"{schema}.{table}" not in file.rows_per_table:
+            if ".".join(table) not in file.rows_per_table:
                 continue
             rows = pq.read_table(store.path_of(file), columns=_MOVED_COLUMNS, partitioning=None)
             moved = rows.filter(
-                (pc.field("source_schema") == schema)
-                & (pc.field("source_table") == table)
+                (pc.field("source_schema") == table[0])
+                & (pc.field("source_table") == table[1])
                 & (pc.field("op") == "c")
                 & (pc.list_value_length(pc.field("unchanged")) > 0)
                 & (pc.field("commit_lsn") >= since.value)

@@ -55,7 +55,7 @@ class PartitionWatch:
         self.needed = True
         """Whether any of the tables was partitioned at the last look."""
         self._epoch, self._store = epoch, epoch.store
-        self._tables = {(each.schema, each.table): each for each in tables}
+        self._tables = {each.table_name: each for each in tables}
         self._records = PartitionRecords(epoch.store.folder, epoch.number)
         self._requests = SnapshotRequests(epoch.store.folder)
         self._lost, self._looks = epoch.published.lost, CatalogLooks()
@@ -63,12 +63,12 @@ class PartitionWatch:
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
         """Watch ``tables`` too from now on."""
-        self._tables |= {(each.schema, each.table): each for each in tables}
+        self._tables |= {each.table_name: each for each in tables}
         self.needed = True
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
         """Return the partitions that a snapshot under planning will read; None if there are none."""
-        name = (table.schema, table.table)
+        name = table.table_name
         return read_partitions(connection, [name]).get(name)
 
     def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
@@ -191,7 +191,7 @@ class PartitionWatch:
 
     def _any(self, connection: Connection, table: TableContract, condition: str) -> bool:
         relation = read_relation(connection, self._epoch.settings.publication, table)
-        name = source_of_rows(table.schema, table.table, relation)
+        name = source_of_rows(table.table_name, relation)
         with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:
             cursor.execute(f"SELECT EXISTS (SELECT FROM {name}{condition})")
             (exists,) = cursor.fetchone()

@@ -6,7 +6,6 @@ and what has landed; no server is asked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,12 +15,12 @@ from pathlib import Path
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.json_values import read_note
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
 from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.records import encode, read_note
 
 _FOLDER = "snapshot_requests"
 
@@ -43,6 +42,8 @@ class SnapshotRequest:
 class _Content:
     reason: str
     scope: str | None = None
+    table: str = ""
+    at: datetime | None = None
 
 
 class SnapshotRequests:
@@ -59,16 +60,9 @@ class SnapshotRequests:
         """
         # No failpoint: a folder: one that is there already is as good.
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        content = {
-            "table": table,
-            "reason": reason,
-            "at": datetime.now(UTC).isoformat(),
-            "scope": None if scope is None else scope.text,
-        }
+        content = _Content(reason, None if scope is None else scope.text, table, datetime.now(UTC))
         with failpoint("source.snapshot_request", table):
-            return create_exclusively(
-                self._folder / f"{_name(table, scope)}.json", json.dumps(content).encode() + b"\n"
-            )
+            return create_exclusively(self._folder / f"{_name(table, scope)}.json", encode(content))
 
     def read(self) -> list[SnapshotRequest]:
         """Return the requests. A file that cannot be read requests all of its table, with an empty reason.

@@ -236,7 +236,7 @@ class Snapshots:
             if not _begin(connection, table, stop):
                 return None
             relation = read_relation(connection, self._settings.publication, table)
-            storage = read_storage(connection, table.schema, table.table)
+            storage = read_storage(connection, table.table_name)
             if plan is not None and _still_fits(plan, relation, table, storage):
                 return plan
             if scope is not None and not _fits(scope, relation, table):
@@ -245,9 +245,7 @@ class Snapshots:
                     table.full_name,
                 )
                 scope = None
-            by = columns_to_cut_by(
-                connection, table.schema, table.table, table.key, partitioned=relation.partitioned
-            )
+            by = columns_to_cut_by(connection, table.table_name, table.key, partitioned=relation.partitioned)
             into = CutBy(by, _types(by, relation), self._settings.snapshot_chunk_rows)
             partitions = self._partitions.planned(connection, table)
             only = () if scope is None else conditions(table, relation, scope)

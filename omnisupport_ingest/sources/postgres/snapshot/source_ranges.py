@@ -68,7 +68,7 @@ class SourceAt:
             # A domain over whole numbers.
             column = f"{identifier(first)}::bigint"
         cast = "bigint" if by_number(contract) else "uuid" if kind == UUID else "text"
-        rows = source_of_rows(contract.schema, contract.table, relation)
+        rows = source_of_rows(contract.table_name, relation)
         return SourceRanges(self.connection, contract, rows, column, cast)
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.manifest import Manifest, RelationVersion, StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.store import LandingStore
@@ -65,7 +66,7 @@ class StreamBatches:
     ) -> None:
         self.end = end_of_chain
         """Everything that committed below this LSN is durable in landing."""
-        self.relations: dict[tuple[str, str], RelationVersion] = {}
+        self.relations: dict[TableName, RelationVersion] = {}
         """The schemas of tables as the stream last described them; every batch records them."""
         self.in_transaction = False
         self.recovered_from: Lsn | None = None

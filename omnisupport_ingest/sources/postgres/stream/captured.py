@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.slot.continuity import connect_to_source
@@ -90,7 +90,7 @@ class CapturedTables:
         out.
         """
         return {
-            (each.schema, each.table): () if each in self._left_out else each.key
+            each.table_name: () if each in self._left_out else each.key
             for each in (*self._left_out, *self._all)
         }
 

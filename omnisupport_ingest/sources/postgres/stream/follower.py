@@ -334,7 +334,7 @@ class Follower:
             # The open batch has changes of them under the keys that it recorded.
             self._seal()
         self._hand_over()
-        keys = {(each.schema, each.table): each.key for each in tables}
+        keys = {each.table_name: each.key for each in tables}
         described = [
             (relation, name)
             for relation in self._events.without_contract

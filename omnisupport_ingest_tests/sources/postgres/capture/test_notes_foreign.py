@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.key_range import TEXT, KeyRange
-from omnisupport_ingest.landing.encoding import encode
 from omnisupport_ingest.landing.errors import ManifestFromNewerVersion, ManifestUnreadable
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.records import encode
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.capture.state import (
