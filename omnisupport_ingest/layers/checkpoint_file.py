@@ -22,7 +22,6 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 
@@ -238,7 +237,7 @@ def _states(workspace: Workspace) -> dict[tuple[str, str], WindowState]:
     """The state of every window of every table, by table and window."""
     found = {}
     for table in workspace.tables():
-        snapshot = look(table)
+        snapshot = table.look()
         for window in snapshot.windows() if snapshot else ():
             state = snapshot.state(window) if snapshot else None
             if state is not None:

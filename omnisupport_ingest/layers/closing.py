@@ -19,9 +19,7 @@ from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
-from omnisupport_ingest.layers.idempotency import unit_key
-from omnisupport_ingest.layers.plan import WindowPlan, Work
-from omnisupport_ingest.layers.upstream_files import compacted_names
+from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, unit_key
 
 
 class CompactionDiffers(IngestError):

@@ -20,7 +20,6 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -35,8 +34,8 @@ class EventFiles:
     @classmethod
     def newest(cls, workspace: Workspace, source: str) -> EventFiles | None:
         """The newest version; None before the first event was judged. Makes no table."""
-        deduped = look(workspace.deduped(source))
-        quarantine = look(workspace.quarantine(source))
+        deduped = workspace.deduped(source).look()
+        quarantine = workspace.quarantine(source).look()
         return None if deduped is None or quarantine is None else cls(deduped, quarantine)
 
     @classmethod
@@ -47,7 +46,7 @@ class EventFiles:
     @classmethod
     def at_version(cls, workspace: Workspace, source: str, version: int) -> EventFiles | None:
         """The version ``version`` of the deduped events; None if its log or a file of it is gone."""
-        table, quarantine = workspace.deduped(source), look(workspace.quarantine(source))
+        table, quarantine = workspace.deduped(source), workspace.quarantine(source).look()
         if quarantine is None:
             return None
         try:

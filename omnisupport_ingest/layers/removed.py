@@ -23,8 +23,8 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
-from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.workspace import Workspace
 
 LANDING, RAW, QUARANTINE, HISTORY = "landing", "raw", "quarantine", "history"

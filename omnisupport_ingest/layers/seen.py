@@ -20,7 +20,6 @@ from typing import Any, Generic, Self, TypeVar
 
 from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
 from omnisupport_ingest.landing.index import News
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
 from omnisupport_ingest.sqlite_index import IndexDamaged
 
@@ -111,7 +110,7 @@ class Seen(Generic[T]):
         path = table.spec.path
         now = self._tables.get(path)
         if now is None or now.table != table or not now.is_newest():
-            now = look(table)
+            now = table.look()
         self._tables[path] = now
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)

@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.protection import has_policy, needs_protection
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
+from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 

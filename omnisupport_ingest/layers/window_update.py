@@ -20,8 +20,7 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.layers import closing
 from omnisupport_ingest.layers.checkpoints import Identity, Outcome, change_for, report
 from omnisupport_ingest.layers.closing import Compaction
-from omnisupport_ingest.layers.idempotency import unit_key
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work
+from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, unit_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 

@@ -34,9 +34,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
-from omnisupport_ingest.layers.retention_columns import retention_ledger
-from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
+from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowGrid

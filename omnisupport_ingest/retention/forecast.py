@@ -19,7 +19,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.removed import LANDING, Removed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -91,7 +90,7 @@ def _tables(workspace: Workspace, source: str) -> list[tuple[str, LakeTable]]:
 def _sizes(table: LakeTable) -> Counter[str]:
     """Bytes of the files in use by window; one that is stored by key has them all under ``""``."""
     found: Counter[str] = Counter()
-    snapshot = look(table)
+    snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
         found[file.window if table.spec.partition_by else ""] += file.bytes
     return found

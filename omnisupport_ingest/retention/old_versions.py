@@ -32,8 +32,7 @@ from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import LAYER
-from omnisupport_ingest.layers.idempotency import idempotency_key
-from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 _END = "_cdc_valid_to"
@@ -70,7 +69,7 @@ def old_versions(
 ) -> OldVersions | None:
     """What the history of ``contract`` holds that its contract gives up; None if it is nothing."""
     keep = contract.retention.history
-    before, snapshot = ends_before(keep, watermark), look(workspace.history(contract))
+    before, snapshot = ends_before(keep, watermark), workspace.history(contract).look()
     if keep is None or before is None or snapshot is None:
         return None
     files, versions, size = 0, 0, 0
@@ -93,7 +92,7 @@ def remove_versions(workspace: Workspace, contract: TableContract, before: datet
     def attempt(snapshot: TableSnapshot) -> None:
         left[:] = _leave(snapshot, contract, before)
 
-    if look(workspace.history(contract)) is not None:
+    if workspace.history(contract).look() is not None:
         retrying(attempt, workspace.history(contract))
     return left[0], left[1]
 

@@ -30,7 +30,7 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
-from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by, withheld_of
 from omnisupport_ingest.layers.removed import QUARANTINE
 from omnisupport_ingest.layers.workspace import Workspace

@@ -1,7 +1,7 @@
-"""The publication of a source: read, made, extended, and dropped if capture has made it.
+"""The publication of a source: reading, making, extending it, and dropping it if capture has made it.
 
-One that capture makes carries a comment that says so; the comment lives and dies with it, whatever happens
-to the home. ``grants_sql`` writes the least rights that a capture role needs.
+A publication that capture makes has a comment that says so. The comment stays with the publication, whatever
+happens to the home. ``grants_sql`` writes the least rights that a capture role needs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.sources.postgres.catalog.live_table import TableName
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableDropped
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
-"""What a publication must publish."""
+"""Operations that a publication must publish."""
 
 MADE_BY_CAPTURE = "Made by omnisupport-ingest capture."
 """The comment on a publication that capture has made, and so may drop."""
@@ -29,7 +30,9 @@ _ROW_FILTERS_SINCE = 150000
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """``columns``: those that are published (empty: the server is too old for lists, so all)."""
+    """A table of a publication. ``columns``: the published ones; empty if the server is too old for column
+    lists, so all are.
+    """
 
     columns: tuple[str, ...]
     row_filter: str | None
@@ -37,10 +40,11 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them; partitions apart
-    from their root unless ``via_root``. ``roots``: the partitioned tables that it covers in that case, with
-    those of their partitions that it lists with a row filter or a column list. ``ours``: this role may alter
-    it.
+    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them. ``ours``: this role
+    may alter it.
+
+    Unless ``via_root``, ``tables`` has partitions and not their roots. Then ``roots`` has the partitioned
+    tables that it covers, each with those partitions that have a row filter or column list of their own.
     """
 
     name: str
@@ -49,10 +53,10 @@ class Publication:
     via_root: bool
     ours: bool
     made_by_capture: bool
-    tables: Mapping[tuple[str, str], PublishedTable]
-    roots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]]
+    tables: Mapping[TableName, PublishedTable]
+    roots: Mapping[TableName, tuple[TableName, ...]]
 
-    def covers(self, name: tuple[str, str]) -> bool:
+    def covers(self, name: TableName) -> bool:
         """Whether it sends the changes of table ``name``."""
         return name in self.tables or name in self.roots
 
@@ -88,7 +92,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             (schema, table): PublishedTable(tuple(columns or ()), row_filter)
             for schema, table, columns, row_filter in cursor.fetchall()
         }
-        roots: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {}
+        roots: dict[TableName, tuple[TableName, ...]] = {}
         if not via_root:
             since_15 = connection.server_version >= _ROW_FILTERS_SINCE
             cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
@@ -99,7 +103,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
 
 
-def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def create_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that makes publication ``name`` for ``tables``."""
     return (
         f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_listed(tables)}"
@@ -107,7 +111,7 @@ def create_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def add_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def add_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that adds ``tables`` to publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} ADD TABLE {_listed(tables)};"
 
@@ -117,7 +121,7 @@ def operations_statement(name: str) -> str:
     return f"ALTER PUBLICATION {identifier(name)} SET (publish = {literal(', '.join(OPERATIONS))});"
 
 
-def drop_statement(name: str, tables: Iterable[tuple[str, str]]) -> str:
+def drop_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that removes ``tables`` from publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
 
@@ -144,7 +148,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     names = [(table.schema, table.table) for table in missing]
     if publication is None:
         command = create_statement(name, names)
-        # In one transaction: a publication of ours without the comment would never be dropped.
+        # In one transaction: without the comment, capture would never drop its own publication.
         comment = f"COMMENT ON PUBLICATION {identifier(name)} IS {literal(MADE_BY_CAPTURE)}"
         statements = f"BEGIN; {command} {comment}; COMMIT"
     else:
@@ -163,12 +167,12 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             cursor.execute("ROLLBACK")
             raise TableDropped(
                 f"Publication {name} could not be prepared: {error.diag.message_primary}.",
-                fix="Start capture again: it looks which tables are there.",
+                fix="Start capture again: it reads again which tables exist.",
             ) from None
     return [table.full_name for table in missing]
 
 
-def remove_table(connection: Connection, name: str, table: tuple[str, str]) -> None:
+def remove_table(connection: Connection, name: str, table: TableName) -> None:
     """Take ``table`` out of publication ``name``; ``PreflightFailed`` if the role may not."""
     statement = drop_statement(name, [table])
     with source_errors("taking a table out of the publication"), connection.cursor() as cursor:
@@ -219,7 +223,7 @@ _ROOTS_15 = _ROOTS.format(
 )
 
 
-def _listed(tables: Iterable[tuple[str, str]]) -> str:
+def _listed(tables: Iterable[TableName]) -> str:
     return ", ".join(qualified(schema, table) for schema, table in tables)
 
 
