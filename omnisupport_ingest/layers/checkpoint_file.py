@@ -32,11 +32,11 @@ _SHOWN = 5
 
 
 class CheckpointFileUnreadable(IngestError):
-    """The file is not one that ``describe`` gave the content of, or is of a newer version."""
+    """The file was not written from ``describe``, or by a newer version of the program."""
 
 
 class HomeContradicts(IngestError):
-    """The home does not hold what the file says: it is behind the file, or another history."""
+    """The home lacks something that the file lists: it is older than the file, or has another history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _SaidOfSource:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The form of what a file must say."""
+    """The required content of a file."""
 
     window: str
     first_window: str

@@ -26,7 +26,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What a layer is run with: the home, Spark, the source, the run's id, and what is to be made again."""
+    """The arguments of a layer's run: the home, Spark, the source, the run's id, and what to make again."""
 
     workspace: Workspace
     spark: SparkSession
@@ -58,7 +58,7 @@ JobT = TypeVar("JobT", bound=WindowJob)
 
 @dataclass(frozen=True)
 class Produced(Generic[JobT]):
-    """The files that jobs wrote, in their final place, and what each job comes to."""
+    """The files that jobs wrote, in their final place, and the result of each job."""
 
     files: StagedFiles
     outcome: Callable[[JobT], Outcome]
