@@ -26,7 +26,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import (
@@ -95,7 +94,7 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
     _refuse_to_uncover(there, stay)
-    judged = look(workspace.deduped(contract.source)) if there and stay else None
+    judged = workspace.deduped(contract.source).look() if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
     return Withdrawal(contract.source, there, None, tuple(_data(tables)), windows)
 
@@ -198,7 +197,7 @@ def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContr
 def _data(tables: Iterable[LakeTable]) -> Iterable[Data]:
     for table in tables:
         if _holds(table.folder):
-            snapshot = look(table)
+            snapshot = table.look()
             files = snapshot.all_files() if snapshot is not None else ()
             yield Data(table.folder, sum(file.bytes for file in files))
 

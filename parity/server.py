@@ -18,7 +18,7 @@ from typing import Any
 
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.embedded.location import PORT, Location
+from omnisupport_ingest.sources.postgres.embedded.files import PORT, Location
 from omnisupport_ingest.sources.postgres.embedded.server import DATABASE, EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 

@@ -27,7 +27,6 @@ from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import news_of, versions_of
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.net_changes import units_above
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.shown import newer_windows
@@ -102,7 +101,7 @@ def versions_do_not_overlap(
 
 def _current_history(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:
     """Return the history; None if it was not made since its contract or this program changed."""
-    history = look(workspace.history(contract))
+    history = workspace.history(contract).look()
     state = history.state(WHOLE_TABLE) if history is not None else None
     return history if state is not None and state.versions == versions_of(contract) else None
 
@@ -119,7 +118,7 @@ def _of_last_run(
 ) -> CheckFinding | None:
     """Check the keys in files of the last run; None if only a comparison of all keys can decide."""
     state, written = history.state(WHOLE_TABLE), _files_of_last_run(history)
-    dimension, order = look(workspace.dimension(contract)), order_of(contract)
+    dimension, order = workspace.dimension(contract).look(), order_of(contract)
     if state is None or dimension is None:
         return None
     mine = key_files(history.handle, history.table.folder, order)
@@ -189,7 +188,7 @@ def _current(
     """Return the current state of the events that the history was made from, and a name for its origin."""
     state = history.state(WHOLE_TABLE)
     assert state is not None, "the history has been made"
-    dimension = look(workspace.dimension(contract))
+    dimension = workspace.dimension(contract).look()
     newest = EventFiles.newest(workspace, contract.source)
     news = news_of(state, newest, contract) if newest is not None else None
     of_newest = news is not None and news.nothing
@@ -219,7 +218,7 @@ def _shows(
     workspace: Workspace, contract: TableContract, dimension: TableSnapshot, files: EventFiles
 ) -> bool:
     """Return whether the dimension was made from exactly the events in ``files``."""
-    net_changes, state = look(workspace.net_changes(contract)), dimension.state(WHOLE_TABLE)
+    net_changes, state = workspace.net_changes(contract).look(), dimension.state(WHOLE_TABLE)
     if net_changes is None or state is None:
         return False
     if newer_windows(state, net_changes):

@@ -22,7 +22,6 @@ from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import Landed
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.reviews import ReviewLedger
@@ -137,7 +136,7 @@ def _unshown_batches(workspace: Workspace, contract: TableContract, facts: _Land
     These are the batches that the net changes have not consumed, and the snapshot chunks that the dimension
     does not show.
     """
-    net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
     shown, epoch = Shown.of(net_changes, dimension), facts.epoch
     chunks = chunks_of(facts.batches, contract.name, epoch)
     high = max((each.chunk.high for each in chunks if each.chunk is not None), default=Lsn(0))
@@ -186,7 +185,7 @@ def tables_fresh(
     unsettled = standing_of_windows(workspace, source).unsettled
 
     def fresh(contract: TableContract) -> CheckFinding:
-        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
         expectation = contract.quality.freshness
         # A table that waits for a person consumes nothing, which does not make a window unsettled.
         windows = unsettled if waits(workspace, contract) is None else None

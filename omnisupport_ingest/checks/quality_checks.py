@@ -21,7 +21,6 @@ from omnisupport_ingest.contracts.quality import ERROR, QUARANTINE, WARN, WITHHO
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
@@ -97,7 +96,7 @@ def rules_kept(
     Returns a finding by contract name, for the tables in ``names`` (None: all). An error if a broken rule
     withholds rows, a warning if all broken rules let rows pass.
     """
-    deduped = look(workspace.deduped(source))
+    deduped = workspace.deduped(source).look()
     broken: Counter[str] = Counter()
     keys: dict[str, tuple[str, ...]] = {}
     windows = _of_time(deduped)[-WINDOWS:]
@@ -222,7 +221,7 @@ def _closed(workspace: Workspace, contract: TableContract, most: int) -> tuple[l
     Windows in which nothing landed are included. The list ends before the first window that no run has
     closed.
     """
-    net_changes, deduped = look(workspace.net_changes(contract)), look(workspace.deduped(contract.source))
+    net_changes, deduped = workspace.net_changes(contract).look(), workspace.deduped(contract.source).look()
     landing, known = workspace.landing(contract.source), _of_time(deduped)
     watermark = landing.landed().watermark
     if deduped is None or net_changes is None or not known or watermark is None:
@@ -292,7 +291,7 @@ def _orphans(
         return f"{reference.name} refers to {reference.table}, which has no contract"
     if len(other.key) != len(reference.columns):
         return f"{reference.name} and the key of {other.name} differ in their number of columns"
-    here, there = look(workspace.dimension(contract)), look(workspace.dimension(other))
+    here, there = workspace.dimension(contract).look(), workspace.dimension(other).look()
     if here is None or there is None:
         return f"{reference.name} waits for dim_{(contract if here is None else other).name}"
     rows = here.read(spark, here.files(WHOLE_TABLE)).where(~F.col("_cdc_is_deleted"))

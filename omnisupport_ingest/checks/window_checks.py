@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.explained import UNEXPLAINED
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -60,7 +59,7 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
 def _unexplained(workspace: Workspace, source: str, windows: Iterable[str]) -> Iterator[str]:
     """Yield the tables and windows among ``windows`` whose last replay has no reason."""
     for table in _partitioned(workspace, source) if windows else ():
-        snapshot = look(table)
+        snapshot = table.look()
         for window in windows:
             state = snapshot.state(window) if snapshot is not None else None
             if state is not None and UNEXPLAINED in state.checkpoint.changed_by:

@@ -14,8 +14,7 @@ import click
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.opening import tables_named
-from omnisupport_ingest.contracts.document_text import document_text
-from omnisupport_ingest.contracts.documents import program_file, read_document
+from omnisupport_ingest.contracts.documents import document_text, program_file, read_document
 from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract

@@ -52,7 +52,7 @@ def compare(settings: Settings, only: Sequence[str]) -> Compared:
     for contract in contracts:
         table = live.get(contract.table_name)
         findings = [*contract_findings(contract, table)]
-        if table is not None and table.in_the_wal and publication is not None:
+        if table is not None and table.is_logged and publication is not None:
             findings += _not_published(contract, publication)
         findings.sort(key=lambda finding: list(Severity).index(finding.severity))
         compared.append((contract, tuple(findings)))

@@ -13,8 +13,7 @@ import click
 
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
 from omnisupport_ingest.cli.render import counted, say_err
-from omnisupport_ingest.contracts.document_text import document_text
-from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.documents import document_text, program_file
 from omnisupport_ingest.contracts.in_force import recorded
 from omnisupport_ingest.contracts.load import ContractError, TableContract, contract_of, load_contract
 from omnisupport_ingest.contracts.names import TableName, lake_names

@@ -171,15 +171,13 @@ def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
     """Every table opens, every state can be read, every file is there in its size."""
     from deltalake.exceptions import DeltaError
 
-    from omnisupport_ingest.layers.looking import look
-
     tables = files = 0
     for table in workspace.tables():
         if not table.spec.path.startswith(f"{source}/"):
             continue
         name = table.spec.path
         try:
-            snapshot = look(table)
+            snapshot = table.look()
         except DeltaError as error:
             yield Diagnosis(
                 "lake", Level.PROBLEM, f"The log of {name} cannot be read ({type(error).__name__}).", _RESTORE

@@ -81,11 +81,11 @@ def _account(workspace: Workspace, source: str, slot_problem: str | None) -> Los
 
 def _slot_problems(settings: Settings, workspace: Workspace) -> dict[str, str]:
     """Why the server of a log cannot send what comes next, by source; nothing of one that does not answer."""
-    from omnisupport_ingest.cli.status import log_looks
+    from omnisupport_ingest.cli.status import log_probes
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
     problems, answered_by = {}, time.monotonic() + _SOURCE_SECONDS
-    for log, look in log_looks(settings, workspace.home, workspace.contracts):
+    for log, look in log_probes(settings, workspace.home, workspace.contracts):
         if isinstance(look, SourceAnswer) or not _captured(workspace, log.source):
             continue
         answer = look.result(max(0.0, answered_by - time.monotonic()))

@@ -119,13 +119,12 @@ class NotRebuilt(IngestError):
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:
     """Raise ``NotRebuilt`` if an earlier table has no dimension that replaces it: it is the only copy."""
-    from omnisupport_ingest.layers.looking import look
 
     contracts = {(each.source, each.name): each for each in workspace.contracts}
     for source in _folders(home.lake, _CURRENT_STATE):
         for table in sorted(each for each in source.iterdir() if each.is_dir()):
             contract = contracts.get((source.parent.name, table.name))
-            dimension = look(workspace.dimension(contract)) if contract is not None else None
+            dimension = workspace.dimension(contract).look() if contract is not None else None
             if dimension is None or dimension.state(WHOLE_TABLE) is None:
                 raise NotRebuilt(
                     f"{table} and all other tables of the earlier version stay: "

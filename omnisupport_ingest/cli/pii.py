@@ -144,7 +144,8 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
         for each in proposals:
             policy = _policy_of(contract, each.column)
             done = "" if policy == "keep" else f"; it has {policy}"
-            click.echo(f"  {each.column}: {each.what}, {each.why}. Proposed: {each.told}{done}.")
+            proposal = f"{each.policy_text}{done}"
+            click.echo(f"  {each.column}: {each.what}, {each.why}. Proposed: {proposal}.")
         if not proposals:
             click.echo("  nothing that seems personal")
 

@@ -279,5 +279,5 @@ def _captured(home: Home, settings: Settings) -> list[str]:
     landed = sorted(each.name for each in home.landing.iterdir() if each.is_dir())
     epochs = {name: LandingStore(home.landing, name).current_epoch() for name in landed}
     begun = {name for name, epoch in epochs.items() if epoch is not None and epoch.facts is not None}
-    making = {name for name in landed if SlotIntent(home.landing / name).there}
+    making = {name for name in landed if SlotIntent(home.landing / name).exists}
     return sorted({settings.source} | begun | making)

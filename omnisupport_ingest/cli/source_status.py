@@ -180,7 +180,7 @@ def _slot(slot: SlotFacts | None) -> str:
 
 
 def _retained(server: ServerState, slot: SlotFacts) -> str:
-    limit = server.room.limit
+    limit = server.limits.limit
     bound = "no limit (max_slot_wal_keep_size)" if limit is None else f"limit {render.size(limit)}"
     safe = "" if slot.safe_bytes is None else f", {render.size(max(0, slot.safe_bytes))} left"
     return f"{render.size(slot.retained_bytes or 0)} for the slot, {bound}{safe}, status {slot.wal_status}"
@@ -271,8 +271,8 @@ def _server_document(status: SourceStatus, server: ServerState) -> dict[str, obj
         "database": server.database,
         "role": server.role,
         "wal_end": str(server.wal_end),
-        "max_slot_wal_keep_size": server.room.limit,
-        "disk_free": server.room.disk_free,
+        "max_slot_wal_keep_size": server.limits.limit,
+        "disk_free": server.limits.disk_free,
         "slot": None
         if slot is None
         else {

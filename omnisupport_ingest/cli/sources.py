@@ -96,8 +96,7 @@ def new(
       omnisupport-ingest sources new nova --kind kafka --servers kafka:9092 --topic '^nova\\.public\\.'
     """
     from omnisupport_ingest.cli.contracts_new import own_folder
-    from omnisupport_ingest.contracts.document_text import document_text
-    from omnisupport_ingest.contracts.documents import program_file
+    from omnisupport_ingest.contracts.documents import document_text, program_file
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import failpoint

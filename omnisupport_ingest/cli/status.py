@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.overview import SourceOverview, TableOverview
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
 
-    _Log = tuple[Settings, SourceLook | SourceAnswer]
+    _Log = tuple[Settings, SourceProbe | SourceAnswer]
 
 _SOURCE_SECONDS = 1.0
 """How long the source may take to answer after everything else has been read."""
@@ -116,14 +116,14 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     workspace = open_workspace(settings)
     home = workspace.home
     shown, unused = _chosen(workspace, source, everything=everything)
-    looks = log_looks(settings, home, workspace.contracts)
+    probes = log_probes(settings, home, workspace.contracts)
     readings = ReadingLooks(settings, home, workspace.contracts)
     chosen = in_force(settings)
     sources = [
         _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
     ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
-    logs = [_source(each, home, look, answered_by) for each, look in looks]
+    logs = [_source(each, home, probe, answered_by) for each, probe in probes]
     document: dict[str, Any] = {
         "home": str(home.path),
         "storage": recorded_storage(home.path),
@@ -174,47 +174,49 @@ def _chosen(workspace: Workspace, source: str | None, *, everything: bool) -> tu
     return [each for each in known if each in used], [each for each in known if each not in used]
 
 
-def log_looks(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
-    """Every log of the home, its own first: settings, and a look that has begun, or why there is none."""
+def log_probes(settings: Settings, home: Home, contracts: Contracts) -> list[_Log]:
+    """Return each log of the home, its own first: settings and a probe, or why there is none."""
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, log_sources, sources_in_force
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
     own = sources_in_force(settings, contracts).find(settings.source)
     others = (each for each in log_sources(settings, contracts) if each.name != own.name)
-    looks: list[_Log] = []
+    probes: list[_Log] = []
     for each in (own, *others):
         try:
             of_source = log_settings(settings, each) if each.kind is SourceKind.LOG else settings
-            looks.append((of_source, _look(of_source, home)))
+            probes.append((of_source, _probe(of_source, home)))
         except IngestError as error:
             named = settings.model_copy(update={"source": each.name})
-            looks.append((named, SourceAnswer(False, error.problem)))
-    return looks
+            probes.append((named, SourceAnswer(False, error.problem)))
+    return probes
 
 
-def _look(settings: Settings, home: Home) -> SourceLook | SourceAnswer:
+def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceLook
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer, SourceProbe
 
     away = SourceAnswer(False, "The embedded PostgreSQL is not running.")
     if settings.source_dsn is None and not (home.path / "postgres").exists():
         return away
     try:
-        return SourceLook(source_dsn(settings, home), settings.slot)
+        return SourceProbe(source_dsn(settings, home), settings.slot)
     except IngestError:
         return away
 
 
 def _source(
-    settings: Settings, home: Home, look: SourceLook | SourceAnswer, answered_by: float
+    settings: Settings, home: Home, probe: SourceProbe | SourceAnswer, answered_by: float
 ) -> dict[str, Any]:
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
-    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
-    reach = look if isinstance(look, SourceAnswer) else look.result(max(0.0, answered_by - time.monotonic()))
+    if isinstance(probe, SourceAnswer):
+        reach = probe
+    else:
+        reach = probe.result(max(0.0, answered_by - time.monotonic()))
     landing = home.path / "landing" / settings.source
     pause = PauseRequest(landing).read()
     capture = capture_state(home.path / "run", landing, settings.source, pause, None)

@@ -1,9 +1,8 @@
-"""The rules of a contract about whole columns: which texts break none of them, decided by Arrow.
+"""The rules of a contract applied to whole columns by Arrow.
 
-Beside ``row_rules``, which stays the meaning and names the rule that is broken. Here a short expression says
-of most texts that they are surely values of their type and within their bounds. Each other text is asked of
-the rule itself, once, however many rows have it. Rules of several columns are one query over their typed
-values (``expressions``).
+``row_rules`` defines what a rule means, and names the broken rule. Here a regular expression or comparison
+shows for most texts that they keep a rule. Every other distinct text is checked by the rule itself, once,
+however many rows have it. Rules of several columns are one query over their typed values (``expressions``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from omnisupport_ingest.contracts.quality import WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
 
 Surely = Callable[[pa.StringArray], pa.BooleanArray]
-"""Of which texts it is plain that they keep a rule; null where the text is null."""
+"""Returns which texts certainly keep a rule; null for a null text."""
 
 _DAY = (
     r"[1-9][0-9]{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -39,7 +38,7 @@ _SURE_SPELLING = {
     Kind.SHORT: "-?[0-9]{1,4}",
     Kind.INTEGER: "-?[0-9]{1,9}",
     Kind.LONG: "-?[0-9]{1,18}",
-    # Of up to 15 digits before and after the point no binary fraction is infinite, or zero by accident.
+    # With at most 15 digits before and after the point a double is neither infinite nor rounded to zero.
     Kind.FLOAT: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
     Kind.DOUBLE: r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?",
     Kind.DECIMAL: r"-?[0-9]{1,99}(?:\.[0-9]{1,99})?",
@@ -50,7 +49,7 @@ _SURE_SPELLING = {
     Kind.BINARY: r"\\x(?:[0-9a-fA-F]{2})*",
 }
 _FEW_DIGITS = r"-?[0-9]{1,11}(?:\.[0-9]{1,4})?"
-"""A number whose double differs from it, relatively, by less than ``_MARGIN``; and so does its float."""
+"""A number from which its double and its float differ, relatively, by less than ``_MARGIN``."""
 
 _MARGIN = 1e-6
 
@@ -61,20 +60,21 @@ _UNSET: Mapping[str, Any] = {
     "max_length": None,
     "pattern": None,
 }
-"""Rules that may let rows pass, by their name, which is that of the column's field; and what no rule is."""
+"""Rules whose policy may let rows pass, by the field of ``Column``; the value means that there is no rule."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What whole columns say of rows: ``kept``: no rule that keeps a row out is broken. ``warned``: by rule
-    that lets rows pass, the rows that break it; none where no row does."""
+    """The result for rows. ``kept``: rows that break no withholding rule. ``warned``: by rule that lets rows
+    pass, the rows that break it; rules that no row breaks are left out.
+    """
 
     kept: pa.BooleanArray
     warned: Mapping[str, pa.BooleanArray]
 
 
 class ColumnRules:
-    """Every rule of a contract that is asked."""
+    """All rules of a contract that are checked."""
 
     def __init__(self, contract: model.TableContract) -> None:
         self._columns = {column.name: _ColumnRules(column) for column in contract.source_columns}
@@ -83,15 +83,15 @@ class ColumnRules:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that rules look at, in the contract's order."""
+        """The columns that rules are about, in the contract's order."""
         named = frozenset(self._expressions.columns)
         return tuple(name for name, rules in self._columns.items() if rules.any or name in named)
 
     def judged(self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]) -> Kept:
-        """What the rules say of rows.
+        """Judge rows.
 
-        ``texts`` and ``sent``: by column, at least ``columns`` and not none: the texts, null for NULL and for
-        what was not sent, and what was sent. What was not sent is not judged.
+        ``texts``, ``sent``: by column, for all of ``columns`` and at least one: the texts (null for NULL and
+        for values that were not sent), and which values were sent. A value that was not sent is not judged.
         """
         rows = len(next(iter(texts.values())))
         kept = pa.array(np.ones(rows, np.bool_))
@@ -110,12 +110,12 @@ class ColumnRules:
     def kept(
         self, texts: Mapping[str, pa.StringArray], sent: Mapping[str, pa.BooleanArray]
     ) -> pa.BooleanArray:
-        """Which rows break no rule that keeps them out; as of ``judged``."""
+        """Return which rows break no withholding rule. Parameters as in ``judged``."""
         return self.judged(texts, sent).kept
 
 
 def gated(column: model.Column) -> model.Column:
-    """``column`` with those of its rules that keep rows out: the others say nothing of a dimension."""
+    """Return ``column`` with its withholding rules only: a dimension may have rows that break the others."""
     if not column.policies.given:
         return column
     lets_pass = [name for name in _UNSET if not column.policies.withholds(name)]
@@ -123,9 +123,10 @@ def gated(column: model.Column) -> model.Column:
 
 
 def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:
-    """Whether it is plain that no value of ``rows`` breaks a rule that ``pandera_schema`` asks them for.
+    """Whether certainly no value of ``rows`` breaks a rule of ``pandera_schema``.
 
-    ``rows``: alive and known, with the typed columns of ``contract``. False is no answer: the gate has it.
+    ``rows``: living ones without unresolved cells, with the typed columns of ``contract``. False means
+    unknown: the gate decides.
     """
     return all(_values_surely_kept(rows[column.name], column) for column in contract.columns)
 
@@ -205,23 +206,23 @@ class _ColumnRules:
 
 def _keep(texts: pa.StringArray, surely: Surely | None, breaks: Breaks) -> pa.BooleanArray:
     if surely is None:
-        return _asked(texts, breaks)
+        return _checked(texts, breaks)
     sure = surely(texts)
     doubted = pc.fill_null(pc.invert(sure), False)
     if not doubted.true_count:
         return sure
-    return pc.replace_with_mask(sure, doubted, _asked(texts.filter(doubted), breaks))
+    return pc.replace_with_mask(sure, doubted, _checked(texts.filter(doubted), breaks))
 
 
-def _asked(texts: pa.StringArray, breaks: Breaks) -> pa.BooleanArray:
-    """Each distinct text is asked once."""
+def _checked(texts: pa.StringArray, breaks: Breaks) -> pa.BooleanArray:
+    """Return which texts keep a rule; each distinct text is checked once."""
     distinct = texts.dictionary_encode()
     keeps = pa.array([not breaks(text) for text in distinct.dictionary.to_pylist()], pa.bool_())
     return keeps.take(distinct.indices)
 
 
 def _surely(column: model.Column, rule: str) -> Surely | None:
-    """What is plain about ``rule`` of ``column``; null if nothing is, as of a pattern of Python's."""
+    """Return the quick check of ``rule`` of ``column``; None if there is none, as for a Python pattern."""
     kind = column.type.kind
     if rule == "type" and kind in ARRAYS:
         return lambda texts: pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
@@ -246,7 +247,7 @@ def _spelled(pattern: str) -> Surely:
 
 
 def _bounded(kind: Kind, bound: Decimal, *, above: bool) -> Surely | None:
-    """What lies plainly above the minimum ``bound``, or not, below the maximum."""
+    """Return the quick check of a minimum (``above``) or maximum ``bound``; None if there is none."""
     if kind in INTEGERS:
         whole = int(bound.to_integral_value(ROUND_CEILING if above else ROUND_FLOOR))
         limit = max(-(2**63), min(2**63 - 1, whole))
@@ -254,8 +255,8 @@ def _bounded(kind: Kind, bound: Decimal, *, above: bool) -> Surely | None:
             return None
         return _compared(_SURE_SPELLING[kind], pa.int64(), limit, above=above)
     margin = _MARGIN * max(1.0, abs(float(bound)))
-    plainly = float(bound) + (margin if above else -margin)
-    return _compared(_FEW_DIGITS, pa.float64(), plainly, above=above)
+    certainly = float(bound) + (margin if above else -margin)
+    return _compared(_FEW_DIGITS, pa.float64(), certainly, above=above)
 
 
 def _compared(pattern: str, number: pa.DataType, limit: float, *, above: bool) -> Surely:

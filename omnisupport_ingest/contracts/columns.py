@@ -1,4 +1,4 @@
-"""The columns of a contract document, read into values; what cannot be enforced is refused."""
+"""Reading the columns of a contract document; a rule that cannot be enforced is refused."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.contracts.row_rules import rules_of
 
 RESERVED_PREFIX = "_cdc_"
-"""Names of the lake's own columns begin so; no source column may."""
+"""Prefix of the lake's own columns; a source column may not have it."""
 
 PARTITION_COLUMN = "window"
-"""The one column of the lake's own without that prefix."""
+"""The lake's own column without that prefix."""
 
 _RULES = {
     "enum": frozenset({Kind.TEXT}),
@@ -50,8 +50,10 @@ _RULE_OF = {
 
 
 def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
-    """The columns of ``document`` in its order, as the source has them; ``ContractError`` for the first that
-    cannot be used. Policies for personal data are read by ``pii_policies``."""
+    """Return the columns of ``document`` in its order, as the source has them.
+
+    ``ContractError`` for the first that cannot be used. ``pii_policies`` reads policies for personal data.
+    """
     required = set(document["required"])
     unknown = sorted(required - set(document["properties"]))
     if unknown:
@@ -64,7 +66,7 @@ def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
 
 
 def refused(path: Path, at: str, problem: str, fix: str) -> ContractError:
-    """The error for something at the JSON path ``$.<at>`` of the file ``path``."""
+    """Return the error for the JSON path ``$.<at>`` of the file ``path``."""
     return ContractError(f"{path} at $.{at}: {problem}.", fix=fix)
 
 
@@ -90,7 +92,9 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
 
 
 def _check_default(path: Path, column: Column) -> None:
-    """Refuse a default that breaks a rule of its column: no event has it, so only the gate would find it."""
+    """Refuse a default that breaks a rule of its column: it is in no event, so only the gate would
+    find it.
+    """
     if column.default is None:
         return
     text, rules = column.default.text, rules_of(column)
@@ -108,7 +112,7 @@ def _check_default(path: Path, column: Column) -> None:
 
 
 def _policies(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> Policies:
-    """``x-policy`` of a column: what becomes of a row that breaks one of its rules."""
+    """Return ``x-policy`` of a column: what happens to a row that breaks one of its rules."""
     given = body.get("x-policy", {})
     of_text = PgType.parse(body["x-pg-type"]).kind is Kind.TEXT
     has = {"required": not nullable, "type": not of_text}
@@ -169,7 +173,7 @@ def _check_type(path: Path, at: str, body: dict[str, Any], kind: Kind, *, nullab
 
 
 def _json_types(kind: Kind) -> set[str]:
-    """The JSON types that values of ``kind`` may have in a document; exact numerics may be strings."""
+    """Return the JSON types that a column of ``kind`` may have in a document; numerics may be strings."""
     if kind is Kind.BOOLEAN:
         return {"boolean"}
     if kind in INTEGERS:
@@ -207,7 +211,7 @@ def _bound(path: Path, name: str, rule: str, body: dict[str, Any], kind: Kind) -
     bound = Decimal(str(number))
     exponent = bound.as_tuple().exponent
     digits = max(bound.adjusted() + 1, 0) + max(-exponent if isinstance(exponent, int) else 0, 0)
-    # A bound of a float is a float; any other is compared as a decimal, and Spark's has so many digits.
+    # Bounds of floats are floats; others are compared as decimals, and Spark limits the digits of these.
     if kind not in FLOATS and kind is not Kind.NUMERIC_TEXT and digits > MAX_DECIMAL_PRECISION:
         raise refused(
             path,

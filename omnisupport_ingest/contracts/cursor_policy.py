@@ -1,4 +1,4 @@
-"""The cursor of a contract: by which column a table is read where there is no log, read and checked."""
+"""Reading the cursor of a contract: the column by which a table without a log is read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from omnisupport_ingest.contracts.model import Column, CursorCandidate, CursorPo
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 
 TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
-"""Kinds of a column that is a time, to the source and to us."""
+"""Kinds of columns that count as times."""
 
 DEFAULT_LOOKBACK = timedelta(minutes=10)
-"""That of a time where the contract says none; of a number it has to say."""
+"""Default lookback of a time; for a number the contract must give one."""
 
 
 def read_cursor(
     path: Path, policy: dict[str, Any] | None, columns: tuple[Column, ...]
 ) -> CursorPolicy | None:
-    """The cursor that ``policy`` (``x-cdc.cursor`` of the contract in ``path``) names; ``ContractError``."""
+    """Return the cursor of ``policy`` (``x-cdc.cursor`` of the contract in ``path``). Raises
+    ``ContractError``.
+    """
     if policy is None or policy.get("field") is None:
         return None
     kinds = {column.name: column.type.kind for column in columns}
@@ -59,19 +61,19 @@ def read_cursor(
 
 
 def _lookback(path: Path, policy: dict[str, Any], kind: Kind) -> timedelta | int:
-    told = policy.get("lookback")
+    given = policy.get("lookback")
     if kind in TIMES:
         try:
-            return DEFAULT_LOOKBACK if told is None else parse_duration(str(told))
+            return DEFAULT_LOOKBACK if given is None else parse_duration(str(given))
         except ValueError as problem:
             raise refused(
                 path, "x-cdc.cursor.lookback", str(problem), "Write an ISO 8601 duration, such as PT10M."
             ) from None
-    if not isinstance(told, int):
+    if not isinstance(given, int):
         raise refused(
             path,
             "x-cdc.cursor.lookback",
             "must be a number for a cursor that is one",
             "Write how many numbers a transaction may take and commit after later ones, such as 1000.",
         )
-    return told
+    return given

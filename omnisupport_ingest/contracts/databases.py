@@ -1,8 +1,8 @@
-"""One database over several slots: the sources that share out its tables.
+"""One database captured by several slots: the sources among which its tables are divided.
 
-Each is a source like any other, with a slot, a publication, a chain and epochs of its own; their definitions
-name the same ``database``. A table belongs to one of them. A window closes at the lowest of their watermarks:
-then the whole database is complete up to its end, whatever slot a table comes by.
+Each is a source with a slot, a publication, a chain and epochs of its own; their definitions name the same
+``database``. A table belongs to one of them. A window closes at the lowest of their watermarks, when the
+whole database is complete up to its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from omnisupport_ingest.contracts.sources import SourceDefinition, load_sources
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Something of a database that two of its sources have, and one may have. ``table``: its full name, None
-    where it is a slot or a publication."""
+    """A slot, publication or table that two sources of a database have, and only one may have.
+
+    ``table``: its full name; None for a slot or publication.
+    """
 
     problem: str
     fix: str
@@ -28,7 +30,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database, and the sources with contracts that share out its tables, by name."""
+    """A database, and its sources that have contracts (``inputs``), by name."""
 
     name: str
     inputs: tuple[SourceDefinition, ...]
@@ -60,7 +62,7 @@ class Database:
 
 
 def databases(definitions: Iterable[SourceDefinition], contracts: Contracts) -> tuple[Database, ...]:
-    """The databases that ``definitions`` name, each with those of its sources that have contracts."""
+    """Return the databases that ``definitions`` name, each with those of its sources that have contracts."""
     found: dict[str, list[SourceDefinition]] = {}
     for each in sorted(definitions, key=lambda definition: definition.name):
         if each.database is not None and contracts.of_source(each.name):
@@ -75,10 +77,10 @@ def database_of(
     *,
     contracts_again: Callable[[], Contracts] | None = None,
 ) -> Database | None:
-    """The database that ``source`` is an input of, by the definitions in ``folder``; None if it is of none.
+    """Return the database of ``source`` by the definitions in ``folder``; None if it shares none.
 
-    ``contracts_again`` reads contracts anew: called if ``contracts`` has none of a source of its database,
-    which may have been added since. ``ContractError`` if a definition is wrong.
+    ``contracts_again`` loads the contracts again. It is called if ``contracts`` has none for a source of the
+    database, which may have been added since. ``ContractError`` if a definition is wrong.
     """
     definitions = load_sources(folder)
     named = next((each.database for each in definitions if each.name == source), None)
@@ -90,11 +92,11 @@ def database_of(
 
 
 FilesSeen = tuple[tuple[str, int, int], ...]
-"""What tells whether definitions or contracts have been added or taken away, or a definition was changed."""
+"""Name, time of change (ns) and size of files, by which added, removed and changed ones are noticed."""
 
 
 def files_seen(folder: Path, contracts: Path) -> FilesSeen:
-    """Look at the definitions in ``folder`` and the folder of ``contracts``; opens no file."""
+    """Return the state of the definitions in ``folder`` and of the folder ``contracts``; opens no file."""
     files = []
     for path in (contracts, *sorted(folder.glob("*.json"))):
         with suppress(FileNotFoundError):

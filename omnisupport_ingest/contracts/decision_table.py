@@ -1,7 +1,7 @@
-"""The decision table: what is done in each scenario of late, repeated, disordered or wrong events.
+"""The decision table: the action for each scenario of late, repeated, disordered or wrong events.
 
-It is a CSV file that people edit, and the code runs from it. A word that the code does not know stops
-the start, so that nobody believes in a decision that is not carried out.
+It is a CSV file that people edit, and the code acts by it. A table with an unknown word is refused at the
+start, so that no decision is silently ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE = "reports/week03/late_arrival_decision_table.csv"
 
 
 class DecisionTableRefused(IngestError):
-    """The decision table is missing or says something that cannot be done."""
+    """The decision table is missing, or has an action that cannot be carried out."""
 
     exit_code = 2
 
@@ -50,16 +50,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A mechanism that finds scenarios, by the name that the table has for it.
+    """A mechanism that finds scenarios, by its name in the table.
 
-    The code that looks for a scenario says ``found`` once, where it looks; whatever it writes down of
-    that (a row of the quarantine, a checkpoint, metadata) has the detector from there.
+    The code that detects a scenario calls ``found``; a row of the quarantine, a checkpoint and metadata take
+    the name of the detector from its result.
     """
 
     name: str
 
     def found(self, scenario: str) -> Finding:
-        """That this detector found ``scenario``; ``ValueError`` if another one is to find it."""
+        """Return the finding of ``scenario`` by this detector; ``ValueError`` if it belongs to
+        another one.
+        """
         if SCENARIOS[scenario].detector != self.name:
             raise ValueError(f"{scenario} is found by {SCENARIOS[scenario].detector}, not by {self.name}")
         return Finding(scenario, self.name)
@@ -76,7 +78,7 @@ OPERATOR = Detector("operator")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is to detect a scenario, and the actions that can be chosen for it."""
+    """The detector of a scenario (``by``), and the actions that may be chosen for it, the default first."""
 
     by: Detector
     actions: tuple[str, ...]
@@ -104,7 +106,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     REVIEW_DECISION: Scenario(REVIEW_LEDGER, (REPLAY_WINDOW, WAIT)),
     MANUAL_BACKFILL: Scenario(OPERATOR, (REPLAY_WINDOW, REFUSE)),
 }
-"""Every scenario that the code knows."""
+"""Every scenario."""
 
 JUDGED = (
     OUT_OF_RANGE_TIME,
@@ -118,7 +120,7 @@ JUDGED = (
     LATE,
     DUPLICATE_POSITION,
 )
-"""Scenarios of single events, in the order in which they count: an event has one verdict."""
+"""Scenarios of single events, by precedence: an event has one verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class DecisionTable:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what bears on the verdicts of events: another one, another judgement."""
+        """SHA-256 of the rows on which verdicts of events depend; if it changes, events are judged again."""
         judged = [
             [name, self.decisions[name].action, self.decisions[name].needs_manual_review] for name in JUDGED
         ]
@@ -158,7 +160,7 @@ class DecisionTable:
 
 
 def default_decision_table() -> Path:
-    """The table of the working folder if it is there, else the one that comes with us."""
+    """Return the table of the working folder if it exists, else the packaged one."""
     here = Path(_FILE)
     return here if here.is_file() else program_file(_FILE)
 
@@ -188,7 +190,7 @@ def load_decision_table(path: Path) -> DecisionTable:
                 )
             found[decision.scenario] = decision
     except csv.Error as problem:
-        # The line that could not be read is not counted by the other one yet.
+        # DictReader has not counted the line that could not be read.
         line = reader.reader.line_num
         raise _refused(path, line, str(problem), "Write it as CSV, quoted as needed.") from None
     missing = [name for name in SCENARIOS if name not in found]

@@ -1,4 +1,4 @@
-"""JSON documents that people write: read strictly and checked against a JSON Schema of ours.
+"""JSON documents that people write: reading them strictly, checking them by our JSON Schemas, writing them.
 
 Every problem names the file, the JSON path (``$.x-cdc.key[0]``) and what to do.
 """
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
-"""The largest document that a person writes."""
+"""Largest size of a document in bytes."""
 
 _LONGEST = 400
-"""Characters of a message about a document; it may quote all of the document otherwise."""
+"""Characters of a message about a document, which may quote much of it."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def program_file(relative: str) -> Path:
-    """A file that comes with the program, ``contracts/contract.schema.json`` say.
+    """Return the path of a file that comes with the program, such as ``contracts/contract.schema.json``.
 
     An installed package carries it under ``packaged/``; a checkout has it at its top level.
     """
@@ -39,7 +39,7 @@ def program_file(relative: str) -> Path:
 
 
 def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
-    """The JSON object in ``path``; ``error`` if it is unreadable, not JSON, or repeats a name."""
+    """Return the JSON object in ``path``; ``error`` if it is unreadable, not JSON, or repeats a name."""
     content = read_bytes(path, error)
     try:
         document = parse_json(content)
@@ -52,7 +52,7 @@ def read_document(path: Path, error: type[IngestError]) -> dict[str, Any]:
 
 
 def read_bytes(path: Path, error: type[IngestError]) -> bytes:
-    """The content of a file that a person wrote; ``error`` if it is no file, or no file of that size."""
+    """Return the content of a document; ``error`` if it is not a file, or larger than allowed."""
     try:
         return read_file(path, limit=MAX_DOCUMENT_BYTES)
     except OSError as problem:
@@ -66,8 +66,8 @@ def read_bytes(path: Path, error: type[IngestError]) -> bytes:
 def check_document(document: dict[str, Any], path: Path, schema: str, error: type[IngestError]) -> None:
     """Check ``document`` against our schema ``schema`` (``contracts/contract.schema.json``).
 
-    ``error`` tells the first problem in document order, and the fix that the schema's own
-    description of that place gives.
+    ``error`` names the first problem in document order, with the schema's description of that place as the
+    fix.
     """
     if _is_valid(document, schema):
         return
@@ -76,26 +76,26 @@ def check_document(document: dict[str, Any], path: Path, schema: str, error: typ
         first = problems[0]
         message = first.message if len(first.message) <= _LONGEST else f"{first.message[:_LONGEST]}…"
         if isinstance(first.schema, dict) and first.schema.get("writeOnly"):
-            # Where a secret is named, people write the secret itself.
-            message = f"what stands there is not of its form ({first.validator})"
+            # People may write a secret here instead of its name, so the value is not quoted.
+            message = f"the value does not have the required form ({first.validator})"
         raise error(f"{path} at {json_path(first.path)}: {message}.", fix=_fix(first, schema))
 
 
 def json_path(parts: Iterable[str | int]) -> str:
-    """``["x-cdc", "key", 0]`` as ``$.x-cdc.key[0]``."""
+    """Return ``["x-cdc", "key", 0]`` as ``$.x-cdc.key[0]``."""
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 @lru_cache(maxsize=8)
 def _validator(schema: str) -> Draft202012Validator:
-    # Imported here: the command line starts without it.
+    # Imported here, as most commands do not need it.
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(_schema(schema))
 
 
 def _is_valid(document: dict[str, Any], schema: str) -> bool:
-    """Whether it is known to be valid: if not, ``_validator`` says what is wrong, if anything is."""
+    """Whether it is certainly valid; if not, ``_validator`` decides and finds the problem."""
     try:
         verdict = _verdict(schema)
         return verdict is not None and verdict(document)
@@ -119,7 +119,7 @@ def _schema(schema: str) -> dict[str, Any]:
 
 
 def _order(problem: ValidationError) -> tuple[list[str], bool]:
-    # In one object first the name that should not be there: misspelled, it is why another is missing.
+    # Within an object an unknown name comes first: if misspelled, it is why another is missing.
     return list(map(str, problem.path)), problem.validator != "additionalProperties"
 
 
@@ -132,3 +132,21 @@ def _fix(problem: ValidationError, schema: str) -> str:
         return f"Write {near[0]} in place of {extra}." if near else f"Take {extra!r} out; there are: {names}."
     described = isinstance(problem.schema, dict) and problem.schema.get("description")
     return str(described or f"Write it as {schema} describes.")
+
+
+def document_text(document: dict[str, Any]) -> str:
+    """Return ``document`` as the text of its file: JSON with a line for each column and each part of
+    ``x-cdc``.
+    """
+    parts = []
+    for name, value in document.items():
+        if name in ("properties", "x-cdc"):
+            inner = ",\n".join(f"    {_line(key)}: {_line(each)}" for key, each in value.items())
+            parts.append(f"  {_line(name)}: {{\n{inner}\n  }}")
+        else:
+            parts.append(f"  {_line(name)}: {_line(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Lengths of time as contracts write them: ISO 8601 durations such as ``PT1H`` and ``P7D``."""
+"""Durations in contracts: ISO 8601, such as ``PT1H`` and ``P7D``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DURATION = re.compile(
 )
 
 LONGEST = timedelta(days=36_525)
-"""A hundred years: added to the time of an event, no calendar ends in between."""
+"""A hundred years: added to the time of any event, it stays within ``datetime``."""
 
 
 def parse_duration(text: str) -> timedelta:
@@ -33,7 +33,9 @@ def parse_duration(text: str) -> timedelta:
 
 
 def duration_text(length: timedelta | None) -> str:
-    """``length`` as contracts write it, in days and seconds (``P30D``, ``PT3600S``); null is ``for ever``."""
+    """Return ``length`` as contracts write it, in days and seconds (``P30D``, ``PT3600S``); None: ``for
+    ever``.
+    """
     if length is None:
         return "for ever"
     days, seconds = length.days, length.seconds

@@ -1,12 +1,12 @@
 """Rules about several columns of a row: SQL expressions that DuckDB evaluates over whole columns.
 
-DuckDB parses and binds them, so there is no language of ours. What an expression may be is told by its syntax
-tree: columns of the contract, constants, operators, CASE, casts, and functions that give the same for the
-same row for ever. The database that evaluates them has no file and no network, and its settings are locked.
+DuckDB parses and binds them. The syntax tree of an expression may have columns of the contract, constants,
+operators, CASE, casts, and functions whose result depends on the row alone. The database that evaluates them
+has no file and no network, and its settings are locked.
 
-An expression is asked of typed values, as the lake has them (``typed_values``). It is not asked of a row that
-lacks a column it names (not sent), or has a value there that the type cannot hold (``infinity``): nothing is
-known then. NULL, and a computation that fails for a row (a cast, an overflow), keep the rule.
+An expression is evaluated over typed values, as the lake has them (``typed_values``). A row keeps the rule if
+a column was not sent or has a value that its type cannot hold (``infinity``), if the result is NULL, or if
+the computation fails for the row (a cast, an overflow).
 """
 
 from __future__ import annotations
@@ -65,18 +65,19 @@ _NOT_OF_THE_ROW = frozenset(
         *("json_serialize_plan", "json_deserialize_sql", "create_sort_key"),
     )
 )
-"""Functions that DuckDB calls consistent, and that look at the clock or are another with another DuckDB."""
+"""Functions that DuckDB calls consistent, and that read the clock or differ between versions of DuckDB."""
 
 _OF_ANY_SIZE = frozenset(("lpad", "rpad", "bitstring", "list_resize", "array_resize", "bar"))
-"""Functions of which a number tells how large a value they make: one row could take minutes and gigabytes."""
+"""Functions with a number for the size of their result: one row could take minutes and gigabytes."""
 
 _STOPS_A_QUERY = frozenset(("timezone", "like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"))
-"""``AT TIME ZONE`` and ``ESCAPE``: a value that they cannot take stops the query, and TRY does not catch it.
-Whatever else may is asked row by row, which takes long."""
+"""``AT TIME ZONE`` and ``ESCAPE``: an invalid value fails the whole query, and TRY does not catch it. If
+another function does so, rows are evaluated one by one, which is slow.
+"""
 
 
 class ExpressionProblem(ValueError):
-    """What is wrong with an expression, and ``fix``."""
+    """An expression that cannot be a rule, with the ``fix``."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
@@ -84,9 +85,9 @@ class ExpressionProblem(ValueError):
 
 
 def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
-    """The columns among ``columns`` that ``expression`` names, in their order.
+    """Return the columns among ``columns`` that ``expression`` names, in their order.
 
-    ``ExpressionProblem`` if it is no expression of SQL, has what may not be there, or is no yes or no.
+    ``ExpressionProblem`` if it is not SQL, has a part that is not allowed, or is not a boolean.
     """
     if len(expression) > LONGEST:
         raise ExpressionProblem(f"has {len(expression)} characters", f"Write at most {LONGEST}.")
@@ -107,7 +108,7 @@ def columns_of(expression: str, columns: Sequence[Column]) -> tuple[str, ...]:
 
 
 class ExpressionRules:
-    """The rules of ``rules`` over ``columns``, which hold those they name as the source has them."""
+    """Evaluates ``rules``. ``columns``: those of the contract, as the source has them."""
 
     def __init__(self, rules: Iterable[ExpressionRule], columns: Iterable[Column]) -> None:
         self.rules = tuple(rules)
@@ -122,10 +123,10 @@ class ExpressionRules:
     def broken(
         self, texts: Mapping[str, pa.Array], sent: Mapping[str, pa.Array]
     ) -> dict[str, pa.BooleanArray]:
-        """By rule, the rows that break it.
+        """Return, by rule, the rows that break it.
 
-        ``texts`` and ``sent``: by column, at least ``columns``: PostgreSQL's texts, None for NULL and for
-        what was not sent, and what was sent.
+        ``texts``, ``sent``: by column, for all of ``columns``: PostgreSQL's texts (null for NULL and for
+        values that were not sent), and which values were sent.
         """
         if not self.rules:
             return {}
@@ -145,7 +146,9 @@ class ExpressionRules:
         }
 
     def of_images(self, images: Sequence[Mapping[str, str | None]]) -> list[list[str]]:
-        """The names of the rules that each row image breaks; an image has no column that was not sent."""
+        """Return the names of the rules that each row image breaks; an image lacks columns that were not
+        sent.
+        """
         if not self.rules or not images:
             return [[] for _ in images]
         import numpy as np
@@ -166,7 +169,7 @@ class ExpressionRules:
         return [[name for name, mask in masks.items() if mask[row]] for row in range(len(images))]
 
     def false_of(self, typed: Mapping[str, pa.Array]) -> dict[str, pa.BooleanArray]:
-        """By rule, the rows of typed columns, at least ``columns``, for which it is false."""
+        """Return, by rule, the rows for which it is false. ``typed``: by column, for all of ``columns``."""
         import duckdb
         import pyarrow as pa
 
@@ -176,12 +179,12 @@ class ExpressionRules:
         try:
             answers = self._answers(given, self.rules)
         except duckdb.Error:
-            # What TRY does not catch: a time zone of no name, an escape of two characters.
+            # TRY does not catch all errors, such as an unknown time zone.
             answers = [self._one_by_one(given, rule) for rule in self.rules]
         return {rule.name: answer for rule, answer in zip(self.rules, answers, strict=True)}
 
     def _answers(self, given: pa.Table, rules: Sequence[ExpressionRule]) -> list[pa.BooleanArray]:
-        """By rule, for which rows of ``given`` it is false; ``duckdb.Error`` if that is not told of one."""
+        """Return, by rule, the rows of ``given`` for which it is false; ``duckdb.Error`` if one row fails."""
         asked = ", ".join(
             f"coalesce(NOT TRY(({rule.expression}\n)), false) AS rule_{place}"
             for place, rule in enumerate(rules)
@@ -193,7 +196,7 @@ class ExpressionRules:
         return [held.column(place).chunk(0) for place in range(len(rules))]
 
     def _one_by_one(self, given: pa.Table, rule: ExpressionRule) -> pa.BooleanArray:
-        """``_answers`` of one rule, which a row keeps for which it cannot be computed."""
+        """Return ``_answers`` for one rule; a row for which it cannot be computed keeps the rule."""
         import duckdb
         import pyarrow as pa
 
@@ -212,14 +215,15 @@ def _is_text(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair: no text of PostgreSQL's.
+        # Half of a surrogate pair, which PostgreSQL cannot have sent.
         return False
     return "\x00" not in value
 
 
 def _select(types: Mapping[str, PgType]) -> str:
-    """The columns as an expression sees them: ``numeric`` without precision is a double there, as it is for
-    ``minimum`` and ``maximum``."""
+    """Return SQL for the columns of an expression: ``numeric`` without precision is a double, as for
+    ``minimum`` and ``maximum``.
+    """
     return (
         "SELECT "
         + ", ".join(
@@ -237,7 +241,7 @@ def _quoted(name: str) -> str:
 
 
 def _tree(expression: str) -> dict[str, Any]:
-    """The syntax tree of ``expression``, which stands where one expression can stand and nowhere else."""
+    """Return the syntax tree of ``expression``; ``ExpressionProblem`` unless it is a single expression."""
     tree = _parsed(f"SELECT ({expression}\n) FROM rows")
     selected = tree.get("select_list", ())
     (node,) = selected if len(selected) == 1 else ({},)
@@ -248,14 +252,14 @@ def _tree(expression: str) -> dict[str, Any]:
 
 @cache
 def _plain() -> Any:
-    """What surrounds an expression in ``_tree``."""
+    """Return the syntax tree around an expression in ``_tree``."""
     return _without(_parsed("SELECT (true\n) FROM rows"))
 
 
 def _parsed(query: str) -> dict[str, Any]:
     import duckdb
 
-    # The query text is data here: nothing of it is run.
+    # The query is only parsed, not run.
     try:
         ((text,),) = _connection().execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     except duckdb.Error as problem:
@@ -272,7 +276,7 @@ def _not_sql(why: str) -> ExpressionProblem:
 
 
 def _without(tree: Any) -> Any:
-    """``tree`` without its select list and without where things stand in the text."""
+    """Return ``tree`` without its select list and without positions in the text."""
     if isinstance(tree, Mapping):
         left_out = ("select_list", "query_location", "query_location_length")
         return {name: _without(each) for name, each in tree.items() if name not in left_out}
@@ -280,7 +284,7 @@ def _without(tree: Any) -> Any:
 
 
 def _names_in(node: Any) -> Iterator[str]:
-    """The columns named in a syntax tree; ``ExpressionProblem`` for what may not stand there."""
+    """Yield the columns named in a syntax tree; ``ExpressionProblem`` for a node that is not allowed."""
     if isinstance(node, list):
         for each in node:
             yield from _names_in(each)
@@ -325,7 +329,7 @@ def _check_function(node: Mapping[str, Any]) -> None:
 
 @cache
 def _functions() -> frozenset[str]:
-    """Scalar functions that give the same for the same arguments for ever."""
+    """Return the scalar functions whose result depends on their arguments alone."""
     found = _connection().execute(
         "SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1 HAVING "
         "bool_and(function_type = 'scalar' AND stability = 'CONSISTENT' AND NOT has_side_effects)"
@@ -344,7 +348,7 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
     import duckdb
 
     nothing = ", ".join(f"CAST(NULL AS {_sql_type(each.type)}) AS {_quoted(each.name)}" for each in columns)
-    # Only described: nothing is computed, were it of NULL alone.
+    # Described only, so nothing is computed.
     try:
         described = _connection().execute(f"DESCRIBE SELECT ({expression}\n) FROM (SELECT {nothing}) AS rows")
         ((_, found, *_),) = described.fetchall()
@@ -359,16 +363,16 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
 
 
 def _sql_type(of: PgType) -> str:
-    """The type that values of ``of`` have in an expression (``typed_values.arrow_type``, ``_select``)."""
+    """Return the SQL type of values of ``of`` in an expression (``typed_values.arrow_type``, ``_select``)."""
     return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
 
 
 @contextmanager
 def closing_after() -> Iterator[None]:
-    """Close the connection of this thread after the outermost of these: many contracts are read with one.
+    """Return a context that closes the connection of this thread at the end of the outermost one.
 
-    Its threads, which DuckDB starts whatever it is told, keep a process that only reads contracts from being
-    forked (``runtime.fork_server``).
+    So many contracts are read with one connection. DuckDB always starts threads, and a process with threads
+    must not be forked (``runtime.fork_server``).
     """
     outermost = not getattr(_reading, "contracts", False)
     _reading.contracts = True
@@ -390,11 +394,11 @@ def _close() -> None:
 
 
 _held: dict[tuple[int, int], duckdb.DuckDBPyConnection] = {}
-"""By process and thread: two threads must not share one, and a forked process must not use its parent's."""
+"""Connections by process and thread: threads must not share one, and a forked process needs its own."""
 
 
 def _connection() -> duckdb.DuckDBPyConnection:
-    """A database in memory, without files and network, whose settings nobody changes any more."""
+    """Return a database in memory, without files and network, with locked settings."""
     import duckdb
 
     mine = os.getpid(), threading.get_ident()
@@ -410,6 +414,6 @@ def _connection() -> duckdb.DuckDBPyConnection:
     ):
         connection.execute(f"SET {setting}")
     while len(_held) >= _CONNECTIONS:
-        # Of a thread that has ended, most likely. What it holds is freed when nobody uses it any more.
+        # The oldest is most likely of a thread that has ended.
         _held.pop(next(iter(_held)))
     return _held.setdefault(mine, connection)

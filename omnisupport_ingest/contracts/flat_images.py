@@ -1,9 +1,8 @@
-"""Row images as Arrow columns, without a Python object per row.
+"""Reading row images as Arrow columns, without a Python object per row.
 
-A landed image is a flat JSON object of texts and nulls, written compactly. One expression proves that of many
-images at once, and DuckDB takes their columns apart. Whatever is not proven is for the exact reader
-(``images.read_image``): another program's spelling, a name that stands twice, half of a surrogate pair, a
-number.
+A landed image is a flat JSON object of texts and nulls, written compactly. One regular expression proves this
+for many images at once, and DuckDB extracts their columns. Any other image (another program's formatting, a
+repeated name, half of a surrogate pair, a number) is left to the exact reader (``images.read_image``).
 """
 
 from __future__ import annotations
@@ -21,31 +20,33 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Escapes that every reader takes alike: not NUL, and nothing that may be half of a surrogate pair.
+# Escapes that all readers decode alike: not NUL, and nothing that may be half of a surrogate pair.
 _ESCAPE = r'\\["\\/bfnrt]|\\u00(?:0[1-9a-fA-F]|[1-9a-fA-F][0-9a-fA-F])'
 _TEXT = rf'"(?:[^"\\\x00-\x1f]|{_ESCAPE})*"'
 _PLAIN_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 MEMBER_VALUE = rf"(?:null|{_TEXT})"
-"""A regular expression of what a member of a flat image is: null, or a text."""
+"""Regular expression for the value of a member of a flat image: null, or a text."""
 
 _MEMBER = rf"{_TEXT}:{MEMBER_VALUE}"
 _COMPACT = rf"\A\{{(?:{_MEMBER}(?:,{_MEMBER})*)?\}}\z"
 _KEY = rf"\A\[{_TEXT}(?:,{_TEXT})*\]\z"
 
 _QUERIES = 1_000
-"""Queries that a process remembers: one or two for each table."""
+"""Queries that a process caches: one or two for each table."""
 
 _WORD = re.compile("[A-Za-z0-9_]+")
 _FIRST = 64
 _SAMPLE = 16
-"""Of so many images among the first ones the form of most is tried next."""
+"""Images among the first ones whose most frequent list of names is tried next."""
 
-_FORMS = 4
+_TRIES = 4
+"""Lists of names that are tried."""
+
 _FEW_ALIKE = 8
-"""A form that fewer than this part of the images have is the last that is tried."""
+"""If a list of names fits fewer than this fraction (1/n) of the images, no other is tried."""
 
 _MOST_NAMES = 200
-"""Of more names the expression grows too large to be quick."""
+"""With more names the regular expression would be slow."""
 
 _READ = """
 SELECT {columns} FROM (SELECT json_extract_string(image, {paths}) AS texts FROM images)
@@ -70,11 +71,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class FlatImages:
-    """The columns of the images of one table.
+    """Columns read from the images of one table.
 
-    ``proven``: whether the image is a flat object of texts and nulls, so that ``texts`` and ``sent`` are what
-    the exact reader gives; of another image they mean nothing. ``texts``: by column, None for NULL and for
-    what was not sent. ``sent``: by column, whether the image has it.
+    ``proven``: whether the image is a flat object of texts and nulls, so that ``texts`` and ``sent`` equal
+    the result of the exact reader; for other images they mean nothing. ``texts``: by column, null for NULL
+    and for values that were not sent. ``sent``: by column, whether the image has it.
     """
 
     proven: pa.BooleanArray
@@ -83,7 +84,7 @@ class FlatImages:
 
 
 def are_flat(images: pa.StringArray) -> pa.BooleanArray:
-    """Whether each image is a flat object of texts and nulls, written compactly; a null one is not."""
+    """Return whether each image is a flat object of texts and nulls, written compactly; False for null."""
     return pc.fill_null(pc.match_substring_regex(images, _COMPACT), False)
 
 
@@ -107,16 +108,16 @@ def read_flat(images: pa.StringArray, columns: Sequence[str]) -> FlatImages:
 def _by_usual_names(
     images: pa.StringArray, columns: Sequence[str]
 ) -> tuple[Mask, dict[str, Mask], npt.NDArray[np.int64], pa.StringArray]:
-    """Which of ``images`` have the names of many, in the same order: one expression proves all of them.
+    """Prove images that have the same names in the same order by one regular expression for all of them.
 
-    Most images of a table have all its columns; what was not sent is nearly always the same few. So some
-    forms are tried, each on what those before left. Out: which are proven, by column which of these have it,
-    and the numbers and images of the others.
+    Most images of a table have all its columns, and nearly always the same few are not sent. So some lists of
+    names are tried, each on the images that the earlier ones left. Returns which images are proven, by column
+    which of these have it, and the numbers and images of the others.
     """
     proven = np.zeros(len(images), np.bool_)
     sent = {name: np.zeros(len(images), np.bool_) for name in columns}
     left, others = np.arange(len(images)), images
-    for _ in range(_FORMS):
+    for _ in range(_TRIES):
         names = _names_of_most(others)
         if not names:
             break
@@ -135,7 +136,7 @@ def _by_usual_names(
 
 
 def _names_of_most(images: pa.StringArray) -> tuple[str, ...]:
-    """The names that most of the first images have, if each stands there once, as a plain word; else none."""
+    """Return the most frequent list of names among the first images; empty unless all are distinct words."""
     some = images.slice(0, _FIRST)
     proven = some.filter(pc.fill_null(pc.match_substring_regex(some, _COMPACT), False))
     forms = Counter(
@@ -149,7 +150,7 @@ def _names_of_most(images: pa.StringArray) -> tuple[str, ...]:
 
 @lru_cache(_QUERIES)
 def _object_of(names: tuple[str, ...]) -> str:
-    """The expression of flat objects that have ``names`` in that order."""
+    """Return the regular expression of flat objects that have ``names`` in that order."""
     members = ",".join(f'"{name}":(?:null|{_PLAIN_TEXT})' for name in names)
     return rf"\A\{{{members}\}}\z"
 
@@ -157,14 +158,14 @@ def _object_of(names: tuple[str, ...]) -> str:
 def _sent(
     images: pa.StringArray, columns: Sequence[str]
 ) -> tuple[dict[str, pa.BooleanArray], pa.BooleanArray]:
-    """Which of ``columns`` each image has, and whether each name in it stands there once."""
+    """Return which of ``columns`` each image has, and whether its names are distinct."""
     found = query_images(_reading_sent(tuple(columns)), images)
     sent = {name: found.column(f"sent_{place}") for place, name in enumerate(columns)}
     known = np.zeros(len(images), np.uint64)
     for each in sent.values():
         known += each.to_numpy(zero_copy_only=False)
     distinct = pc.equal(found.column("members"), pa.array(known))
-    # There is a member that is no column, or a name stands twice.
+    # Some have a member that is no column, or a repeated name.
     doubtful = pc.invert(distinct)
     if doubtful.true_count:
         names = query_images(_READ_NAMES, images.filter(doubtful))
@@ -175,7 +176,7 @@ def _sent(
 def read_keys(
     keys: pa.StringArray, columns: Sequence[str]
 ) -> tuple[pa.BooleanArray, dict[str, pa.StringArray]]:
-    """Whether each key is proven to be a JSON array of a text for each of ``columns``, and these texts."""
+    """Return whether each key is proven to be a JSON array of one text per column, and these texts."""
     proven = pc.fill_null(pc.match_substring_regex(keys, _KEY), False)
     query = _READ_KEYS.format(
         paths=[f"/{place}" for place in range(len(columns))],
@@ -203,7 +204,7 @@ def _reading_sent(columns: tuple[str, ...]) -> str:
 
 
 def pointers(columns: tuple[str, ...]) -> str:
-    """The JSON pointers (RFC 6901) of ``columns``, as a list of DuckDB."""
+    """Return the JSON pointers (RFC 6901) of ``columns``, as a list of DuckDB."""
     escaped = (name.replace("~", "~0").replace("/", "~1") for name in columns)
     return "[" + ", ".join(_quoted(f"/{name}") for name in escaped) + "]"
 
@@ -213,7 +214,7 @@ def _quoted(text: str) -> str:
 
 
 def query_images(query: str, images: pa.StringArray) -> pa.RecordBatch:
-    """What ``query`` finds in the relation ``images`` with the one column ``image``, in its order."""
+    """Run ``query`` over the relation ``images`` with the column ``image``; return its rows in order."""
     asked = _connection().from_arrow(pa.table({"image": images})).query("images", query)
     assert asked is not None, "a SELECT has a result"
     found = asked.to_arrow_table().combine_chunks()
@@ -222,5 +223,5 @@ def query_images(query: str, images: pa.StringArray) -> pa.RecordBatch:
 
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
-    """One for each process, in memory. The processes that judge have one thread."""
+    """Return the connection of this process, in memory. Processes that judge have one thread."""
     return duckdb.connect(config={"threads": 1})

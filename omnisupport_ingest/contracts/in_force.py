@@ -1,11 +1,11 @@
-"""What is in force for a home: its contracts, its decision table and the name of its source.
+"""The contracts, decision table and source name that are in force for a home.
 
-A home records them in ``in_force.json`` when it is opened for writing. Once anything lands they count
-wherever a command is started: the working directory decides for a home that holds nothing, or that has
-no record yet, alone. Other contracts or another decision table are refused until `contracts use` names them.
+A home records them in ``in_force.json`` when it is opened for writing. Once anything has landed, the record
+counts wherever a command is started; before that, the working directory decides. Other contracts or another
+decision table are refused until `contracts use` names them.
 
-A path is recorded relative to the home where both are in one project folder, so that the folder can be
-moved. What comes with the program is recorded as such: it has another path in every installation.
+A path is recorded relative to the home if both are in one project folder, so that the folder can be moved.
+Files that come with the program are recorded as ``packaged``, as their path differs between installations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest.windows import WindowSize, WindowSizeRefused
 
 PACKAGED = "packaged"
-"""Recorded in place of a path: what comes with the program; its path follows a colon if it is another one."""
+"""Recorded instead of the path of a packaged file; after a colon, the path within the package if it
+differs.
+"""
 
 RECORD = "in_force.json"
 
@@ -51,9 +53,12 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """Absolute paths. ``tables``: what the contracts named when they were recorded, as
-    ``source:schema.table``; none where nothing is recorded yet. ``source``: the name of the captured
-    source, None where a home has only had the embedded one by its usual name."""
+    """Contracts and decision table in force, as absolute paths.
+
+    ``tables``: those of the contracts when they were recorded, as ``source:schema.table``; empty if nothing
+    is recorded yet. ``source``: the name of the captured source; None if the home has only had the embedded
+    one under its usual name.
+    """
 
     contracts: Path
     decision_table: Path
@@ -63,7 +68,7 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What the file holds. Paths are relative to the home, absolute, or ``PACKAGED``."""
+    """The content of the file. Paths are relative to the home, absolute, or ``PACKAGED``."""
 
     contracts: str
     decision_table: str
@@ -79,15 +84,15 @@ class _Marker:
 
 
 def settings_of_home(settings: Settings) -> Settings:
-    """``settings`` with what the home fixes where nothing else was asked for: window size and source.
+    """Return ``settings`` with window size and source of the home, where the settings do not give them.
 
-    A configured database gives a new home the name of its source. A home that is missing or cannot be
-    read changes nothing here: who opens it says what is wrong.
+    The source of a new home is named after a configured database. A home that is missing or unreadable
+    changes nothing here; opening it raises the error.
     """
     found: dict[str, Any] = {}
     home = _home_of(settings)
     if "window" not in settings.model_fields_set:
-        # Who opens the home says what is wrong with it, and not with a setting that nobody made.
+        # Opening the home raises the error, not a setting that nobody has made.
         with suppress(OSError, Unreadable, WindowSizeRefused):
             found["window"] = str(WindowSize.parse(read_note(_Marker, home / "home.json").window))
     if "source" not in settings.model_fields_set:
@@ -96,12 +101,14 @@ def settings_of_home(settings: Settings) -> Settings:
 
 
 def recorded(settings: Settings) -> InForce | None:
-    """What binds the home of ``settings``, None if that is nothing yet; ``HomeMismatch`` if unreadable."""
+    """Return the record that binds the home of ``settings``; None without one. ``HomeMismatch`` if
+    unreadable.
+    """
     return _binding(_home_of(settings))
 
 
 def in_force(settings: Settings) -> InForce:
-    """What the home of ``settings`` records, else what the settings and the working directory name.
+    """Return the record of the home of ``settings``, else what settings and working directory name.
 
     ``HomeMismatch`` if a setting names other contracts or another decision table than the home has.
     """
@@ -126,7 +133,7 @@ def in_force(settings: Settings) -> InForce:
 
 
 def contracts_in_force(settings: Settings) -> Contracts:
-    """The contracts of the home; ``IngestError`` if they are not there, not its own, or one is wrong."""
+    """Return the contracts of the home; ``IngestError`` if they are missing, not its own, or one is wrong."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "contracts", chosen.contracts, "FOLDER")
@@ -144,7 +151,7 @@ def contracts_in_force(settings: Settings) -> Contracts:
 
 
 def decisions_in_force(settings: Settings) -> DecisionTable:
-    """The decision table of the home; ``IngestError`` if it is not there or says what cannot be done."""
+    """Return the decision table of the home; ``IngestError`` if it is missing or refused."""
     chosen = in_force(settings)
     if chosen.tables:
         _require_there(settings, "decision table", chosen.decision_table, f"{_OPTION}FILE")
@@ -170,7 +177,7 @@ def record_in_force(settings: Settings, home: Home) -> None:
 
 
 def use(settings: Settings, home: Home, contracts: str | None, decision_table: str | None) -> InForce:
-    """Let ``home`` have other contracts or another decision table from now on; None leaves what it has.
+    """Set other contracts or another decision table for ``home``; None keeps the present one.
 
     Each is a path, or ``packaged``. ``IngestError`` if it cannot be read; nothing is changed then.
     """
@@ -212,7 +219,7 @@ def _recorded(path: Path, packaged: Path, home: Path) -> str:
 
 
 def _binding(home: Path) -> InForce | None:
-    """The record of a home that holds anything: an epoch begins before the first batch lands."""
+    """Return the record of a home in which an epoch has begun, as one does before the first batch lands."""
     record = _read(home)
     return record if any((home / "landing").glob("*/epochs/*.json")) else None
 
@@ -278,7 +285,7 @@ def _source_of(settings: Settings, home: Path) -> str:
 
 
 def _name_of_database(dsn: str) -> str:
-    """The database that ``dsn`` names, as a plain name; what libpq takes if it names none is its user."""
+    """Return the database of ``dsn`` as a plain name; without one, the user, as libpq does."""
     import psycopg2
     from psycopg2.extensions import parse_dsn
 
@@ -295,7 +302,7 @@ def _home_of(settings: Settings) -> Path:
 
 
 def _absolute(path: Path) -> Path:
-    # Not resolved: where a link leads to may change, and its name is what a person knows.
+    # Links are not resolved: their targets may change, and people know their names.
     return Path(os.path.normpath(path.expanduser().absolute()))
 
 

@@ -1,7 +1,7 @@
-"""What a source of the kind ``kafka`` is: its topics, and the settings of the client that reads them.
+"""A source of the kind ``kafka``: its topics, and the settings of the client that reads them.
 
-Settings are librdkafka's own and passed on as they stand. Refused are those on which it depends that nothing
-is lost, and those that would put a secret into the file.
+Settings are those of librdkafka, passed on unchanged. Settings that could lose records, and settings that
+would put a secret into the file, are refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from omnisupport_ingest.contracts.named_secrets import secret_in
 DEFAULT_BATCH_ROWS = 50_000
 
 OURS = {
-    # Where to go on stands with what has landed; the group is told of it afterwards.
+    # Landing records the offsets; they are committed to the group afterwards.
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
-    # An offset that is not there is a gap, which nobody steps over silently.
+    # A missing offset is a gap, which must not be skipped silently.
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
     "enable.partition.eof": "true",
@@ -46,10 +46,10 @@ class KafkaTopics:
     path: str = ""
 
     @classmethod
-    def of(cls, told: dict[str, Any], path: Path) -> Self:
-        """The member ``kafka`` of the definition ``path``, checked by the schema; else ``ContractError``."""
-        settings = told["settings"]
-        for name in (*settings, *told.get("secrets", {})):
+    def of(cls, document: dict[str, Any], path: Path) -> Self:
+        """Return the member ``kafka`` of the definition ``path``; ``ContractError`` for a refused setting."""
+        settings = document["settings"]
+        for name in (*settings, *document.get("secrets", {})):
             if name in OURS:
                 raise refused(
                     path,
@@ -65,7 +65,7 @@ class KafkaTopics:
                     "is a secret, which does not stand in a definition",
                     'Name where it is: "secrets": {"' + name + '": {"env": "VARIABLE"}}, or a file.',
                 )
-        for topic in told["topics"]:
+        for topic in document["topics"]:
             try:
                 re.compile(topic if topic.startswith("^") else "")
             except re.error as problem:
@@ -73,22 +73,22 @@ class KafkaTopics:
                     path, "kafka.topics", f"{topic!r} is no regular expression: {problem}", "Correct it."
                 ) from None
         return cls(
-            tuple(told["topics"]),
+            tuple(document["topics"]),
             settings,
-            {name: next(iter(held.items())) for name, held in told.get("secrets", {}).items()},
-            told.get("batch_rows", DEFAULT_BATCH_ROWS),
+            {name: next(iter(held.items())) for name, held in document.get("secrets", {}).items()},
+            document.get("batch_rows", DEFAULT_BATCH_ROWS),
             str(path),
         )
 
     def chooses(self, topic: str) -> bool:
-        """Whether ``topic`` is one of them."""
+        """Whether ``topic`` is one of the topics."""
         return any(
             re.match(each, topic) is not None if each.startswith("^") else each == topic
             for each in self.topics
         )
 
     def client_settings(self) -> dict[str, str]:
-        """All settings of the client, secrets among them; ``ConnectionMissing`` where one is not there."""
+        """Return all settings of the client with their secrets; ``ConnectionMissing`` if one is missing."""
         secrets = {
             name: secret_in(how, where, self.path, f"setting {name}")
             for name, (how, where) in self.secrets.items()

@@ -1,8 +1,9 @@
-"""Columns that contracts have learned by themselves (``x-cdc.evolution``: ``additive``), kept in the home.
+"""Columns that contracts have learned by themselves (``x-cdc.evolution``: ``additive``), recorded in the
+home.
 
-A contract file belongs to a person, so capture never writes one. What it finds stands in the home, as the
-lines that the file would have, and whoever loads the contracts of the home reads both. Once the file names a
-column (``contracts propose --write`` puts the same line there), what stands here counts for nothing.
+A contract file belongs to a person, so capture never writes one. It records new columns in the home, as
+entries that the file would have; loading the contracts of the home reads both. Once the file names a column
+(``contracts propose --write`` adds the same entry), the record of it is ignored.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ FOLDER = "learned"
 
 
 class LearnedUnreadable(IngestError):
-    """The record of learned columns is there and cannot be read."""
+    """The record of learned columns cannot be read."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """By the table's name in the lake: by column, its line under ``properties``, as JSON."""
+    """By table (its name in the lake) and column, the entry under ``properties``, as JSON."""
 
     tables: dict[str, dict[str, str]]
 
@@ -42,11 +43,11 @@ class LearnedColumns:
         self._file = home / FOLDER / f"{source}.json"
 
     def of(self, table: str) -> dict[str, dict[str, Any]]:
-        """The columns that the contract ``table`` has learned, each with its line; none if there are none."""
+        """Return the columns that the contract ``table`` has learned, each with its entry."""
         return {name: json.loads(line) for name, line in self._read().get(table, {}).items()}
 
     def learn(self, table: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add ``columns`` to what ``table`` has learned; durable on return. A line that is there stays."""
+        """Add ``columns`` to those that ``table`` has learned; durable on return. Existing entries stay."""
         held = self._read()
         mine = held.get(table, {})
         new = {
@@ -54,7 +55,7 @@ class LearnedColumns:
         }
         if not new:
             return
-        # No failpoint: a folder: one that is there already is as good.
+        # No failpoint: a folder that exists already serves as well.
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with failpoint("home.learned"):
             replace(self._file, encode(Learned(held | {table: mine | new})))
@@ -76,13 +77,13 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 def learned_stamp(home: Path) -> Stamp:
-    """What tells that ``home`` has learned more: name, time of change and size of each record."""
+    """Return name, time of change (ns) and size of each record, by which new columns are noticed."""
     found = ((file.name, file.stat()) for file in sorted((home / FOLDER).glob("*.json")))
     return tuple((name, each.st_mtime_ns, each.st_size) for name, each in found)
 
 
 def with_learned(home: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The contract ``document`` with the columns that the home has learned and the file does not name.
+    """Return the contract ``document`` with the learned columns that it does not name.
 
     Each raises the minor part of the version by one.
     """
@@ -99,6 +100,6 @@ def with_learned(home: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def raised(version: str, *, major: int = 0, minor: int = 0) -> str:
-    """``version`` (major.minor.patch) with a part raised; the parts behind it begin again at 0."""
+    """Return ``version`` (major.minor.patch) with one part raised and the following parts at 0."""
     parts = [int(part) for part in version.split(".")]
     return f"{parts[0] + major}.0.0" if major else f"{parts[0]}.{parts[1] + minor}.0"

@@ -1,8 +1,8 @@
-r"""Masking columns of texts, by whole columns.
+r"""Masking whole columns of texts.
 
-A mask is one substitution by regular expressions of RE2, which Arrow carries out: a text that matches becomes
-what the replacement says, any other becomes ``***``. NULL stays NULL. A mask is no secret and needs none: the
-same text always has the same mask, and many texts share one.
+A mask is one substitution by a regular expression of RE2, carried out by Arrow: a matching text becomes the
+replacement, any other text ``***``. NULL stays NULL. A mask needs no secret: one text always has one mask,
+and many texts share it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omnisupport_ingest.contracts.masks import HIDDEN, OWN, Mask
 _SIGN = r"[^\s@]"
 _NO_LABEL = r"\s@.,;:!?\"'<>(){}\[\]\\/|`~#$%&*+=^"
 _LABELS, _LAST = rf"(?:[^{_NO_LABEL}]+\.)+", rf"[^{_NO_LABEL}0-9_-]{{2,24}}"
-"""A domain, of which the last label has no digit. A sentence or a JSON text with an @ is no address."""
+"""A domain whose last label has no digit, so that a sentence or a JSON text with an @ is no address."""
 
 # The first characters of an address are shown, three at most and never more than half of its name.
 _FORMS = {
@@ -34,7 +34,7 @@ _NO_PUNCTUATION = r"[^ +\-()./]"
 
 
 def masked(mask: Mask, texts: pa.StringArray) -> pa.StringArray:
-    """Mask ``texts``; null stays null. ``ArrowInvalid`` if a pattern of the contract's own is none of RE2."""
+    """Mask ``texts``; null stays null. ``ArrowInvalid`` if a pattern of the contract is not valid RE2."""
     if mask.form == "phone":
         return _phone(texts)
     if mask.form == "text":
@@ -46,7 +46,7 @@ def masked(mask: Mask, texts: pa.StringArray) -> pa.StringArray:
 
 
 def _phone(texts: pa.StringArray) -> pa.StringArray:
-    """The last two digits and the punctuation are left, if there are six digits at least."""
+    """Keep the last two digits and the punctuation, if there are at least six digits."""
     parts = pc.extract_regex(texts, _SHOWN_DIGITS)
     head, tail = (pc.struct_field(parts, name) for name in ("head", "tail"))
     hidden = pc.binary_join_element_wise(

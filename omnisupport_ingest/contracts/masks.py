@@ -1,14 +1,14 @@
-"""Masks: what a contract may say of how a text of personal data is shown in part (``masking`` does it)."""
+"""Masks that a contract may choose for personal texts; ``masking`` applies them. Needs no Arrow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 HIDDEN = "***"
-"""What stands for a text, or for the part of it that is hidden."""
+"""Replaces a text, or its hidden part."""
 
 OWN = "pattern"
-"""The form of a mask that a contract writes itself."""
+"""The form of a mask with a pattern of the contract."""
 
 FORMS = ("email", "email-whole", "name", "phone", "text", OWN)
 """The masks that a contract may name."""

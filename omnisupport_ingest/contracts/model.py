@@ -1,6 +1,6 @@
-"""What a table contract says, as values: ``Column``, ``TableContract`` and ``Contracts``.
+"""Table contracts as values: ``Column``, ``TableContract`` and ``Contracts``.
 
-These are plain values without Spark, pandera or file access, so that every room can speak them.
+They need no Spark, pandera or file access, so every package can use them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omnisupport_ingest.errors import IngestError
 
 DEFAULT_ALLOWED_LATENESS = timedelta(hours=1)
 DEFAULT_MAX_LATENESS = timedelta(days=7)
-"""What holds where a contract says nothing of lateness, and for tables without a contract."""
+"""Defaults for contracts without lateness, and for tables without a contract."""
 
 
 class ContractError(IngestError):
@@ -29,13 +29,14 @@ class ContractError(IngestError):
 
 ADDITIVE, PINNED, BLOCK = "additive", "pinned", "block"
 EVOLUTION = (ADDITIVE, PINNED, BLOCK)
-"""What becomes of a table whose schema changes at the source: it takes nullable new columns by itself, goes
-on and reports, or waits for a person."""
+"""What a schema change at the source does: new nullable columns are taken, it is only reported, or the table
+waits for a person.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """What rows have in a column that was added after they were written, as PostgreSQL's text; null: NULL."""
+    """The value of a column in rows older than the column, as PostgreSQL's text; None for NULL."""
 
     text: str | None
 
@@ -46,10 +47,10 @@ class Column:
 
     ``pg_type`` is the source's type as the contract writes it (``numeric(12,2)``, ``text[]``).
     ``enum``, ``minimum``, ``maximum``, ``pattern`` and ``max_length`` (in characters) are rules on
-    the value; empty or null: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
+    the value; empty or None: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
     ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
-    ``default``: what rows have that are older than the column; null: not known, so it is unresolved in them.
-    ``policies``: what becomes of a row that breaks one of the rules.
+    ``default``: the value in rows older than the column; None: unknown, so it is unresolved in them.
+    ``policies``: what happens to a row that breaks one of the rules.
     """
 
     name: str
@@ -85,10 +86,10 @@ class CursorCandidate:
 
 @dataclass(frozen=True, slots=True)
 class CursorPolicy:
-    """How a table is read where there is no log: by the column ``field``.
+    """How a table without a log is read: by the column ``field``.
 
-    ``lookback``: how far below the cursor each reading begins anew: a length of time where ``field`` is a
-    time, else so many numbers. ``event_time``: the column that says when a row's change was; null: ``field``.
+    ``lookback``: how far below the cursor each reading begins: a duration if ``field`` is a time, else a
+    number. ``event_time``: the column with the time of a row's change; None: ``field``.
     """
 
     field: str
@@ -100,7 +101,8 @@ class CursorPolicy:
 @dataclass(frozen=True, slots=True)
 class TargetPolicy:
     """A PostgreSQL table that follows the current state: ``schema`` and ``table``, reached by the connection
-    string that the variable ``connection_env`` or the file ``connection_file`` holds; the other is null."""
+    string in the variable ``connection_env`` or the file ``connection_file``; the other is None.
+    """
 
     connection_env: str | None
     connection_file: str | None
@@ -136,8 +138,9 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whose the personal values of a row are: the ``column`` names one of the subjects called ``name``, which
-    tables of a source may share (``customer``)."""
+    """To whom the personal values of a row belong: ``column`` holds the subject; ``name``: the kind of
+    subjects, which tables of a source may share (``customer``).
+    """
 
     name: str
     column: str
@@ -240,10 +243,10 @@ class UnknownTable(IngestError):
 
 
 def table_named(text: str, among: Sequence[TableContract]) -> TableContract:
-    """The contract of ``among`` whose table a person calls ``text``; ``UnknownTable`` names those there are.
+    """Return the contract in ``among`` of the table that a person calls ``text``; else ``UnknownTable``.
 
-    By its name in the lake, alone or with its source, else by its name at the source, alone or with its
-    schema, quoted or not. Letters count as they are written, unless only their case is another.
+    ``text``: the name in the lake, alone or with its source, or the name at the source, alone or with its
+    schema, quoted or not. Case counts, unless nothing matches with it.
     """
     spelled = [_lake_spellings, _source_spellings]
     for lower in (False, True):

@@ -1,4 +1,4 @@
-"""Secrets that a file of definitions names: by a variable, or by a private file; never in it."""
+"""Secrets that a definition names by a variable or a private file, and never contains."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from omnisupport_ingest.settings import named_variable
 
 
 class ConnectionMissing(IngestError):
-    """The variable or file that a definition names for its connection, or for a secret, is not there."""
+    """The variable or file that a definition names for its connection, or for a secret, is missing."""
 
     exit_code = 2
 
 
 def secret_in(how: str, name: str, named_by: str, what: str) -> str:
-    """The text in the variable (``how`` is ``env``) or the file (``file``) called ``name``.
+    """Return the text in the variable (``how`` is ``env``) or the file (``file``) called ``name``.
 
-    ``named_by``: the definition; ``what``: the text is, in a few words. ``ConnectionMissing`` without one.
+    ``named_by``: the definition; ``what``: describes the text, for messages. Raises ``ConnectionMissing``.
     """
     return _of_file(Path(name), named_by, what) if how == "file" else _of_variable(name, named_by, what)
 

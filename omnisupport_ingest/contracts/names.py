@@ -1,7 +1,7 @@
-"""Names in the lake for tables that may be called anything at the source.
+"""Names in the lake for tables with arbitrary names at the source.
 
-A name in the lake is part of a folder and of an asset key, and file systems may ignore case: it is
-plain, and differs from the others of its source in more than case.
+A name in the lake is part of a path and of an asset key, and file systems may ignore case. So it has plain
+characters only, and differs from the others of its source in more than case.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""What may stand in ``x-cdc.name`` (and ``x-cdc.source``)."""
+"""Allowed as ``x-cdc.name`` and ``x-cdc.source``."""
 
 COLUMN_NAME = re.compile(r"[^\s.`\"',;=(){}\[\]\x00-\x1f]+")
-"""What a column may be called in the lake; the contract's schema says the same."""
+"""Allowed as the name of a column in the lake; the same as in the contract's schema."""
 
 TableName = tuple[str, str]
 """Schema and table, as the source has them, unquoted."""
 
 
 def lake_name(text: str) -> str:
-    """A plain name that reads like ``text``: ``Weird Name`` becomes ``Weird_Name``.
+    """Return a plain name similar to ``text``: ``Weird Name`` becomes ``Weird_Name``.
 
     Different texts may give the same name; ``lake_names`` keeps them apart.
     """
@@ -37,10 +37,10 @@ def lake_name(text: str) -> str:
 
 
 def lake_names(tables: Collection[TableName], taken: Mapping[TableName, str]) -> dict[TableName, str]:
-    """A name for each of ``tables``, none in use twice; ``taken``: the names that tables have already.
+    """Return a distinct name for each of ``tables``; ``taken``: names that tables have already.
 
-    A table keeps the name it has. Else it gets the first of these that is its own: its table's name,
-    schema and table, and that with a digest. The order of ``tables`` does not matter.
+    A table keeps its name. Else it gets the first of these that no other has: the table's name, schema and
+    table, the same with a digest. The order of ``tables`` does not matter.
     """
     found = {table: taken[table] for table in tables if table in taken}
     used = {name.lower() for name in taken.values()}
@@ -59,12 +59,12 @@ def lake_names(tables: Collection[TableName], taken: Mapping[TableName, str]) ->
 
 
 def spellings(table: TableName) -> set[str]:
-    """How a person may write ``table`` of the source: with its schema or alone, each part quoted or not."""
-    schema, name = (_quoted_or_not(part) for part in table)
+    """Return the ways to write ``table`` of the source: with its schema or alone, each part quoted or not."""
+    schema, name = (_quoted_and_plain(part) for part in table)
     return name | {f"{one}.{other}" for one in schema for other in name}
 
 
-def _quoted_or_not(part: str) -> set[str]:
+def _quoted_and_plain(part: str) -> set[str]:
     return {part, '"' + part.replace('"', '""') + '"'}
 
 

@@ -1,12 +1,12 @@
-"""The pandera gate of a contract: the last look at accepted rows, typed, before the dimension shows them.
+"""The pandera gate of a contract: the last check of accepted, typed rows before the dimension shows them.
 
-Events are judged and quarantined by ``row_rules``, one by one; the gate says that nothing got past it. It is
-generated from the same contract and judges rows for itself: the tasks of Spark hand their rows to pandera's
-checks, lazily, and pandera says which rows break which. Only the names of broken rules leave a task, and how
-many rows broke them: pandera's failure cases hold values.
+``row_rules`` judges events one by one; the gate checks that none got past it. It is generated from the same
+contract and judges rows independently: tasks of Spark pass their rows to pandera's checks, lazily, and
+pandera finds which rows break which. Only the names of broken rules and the numbers of rows leave a task, as
+pandera's failure cases hold values.
 
-The rows of a frame are judged by pandera on pandas, for pandera on Spark gives one answer for all of them;
-whether the frame has the contract's columns and types is asked of pandera on Spark.
+Pandera on pandas judges the rows, because pandera on Spark gives one answer for a whole frame. Pandera on
+Spark checks the columns and types of the frame.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, FLOATS, INTEGERS,
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.errors import IngestError
 
-# Digits are those of ASCII. Possessive: no long text is tried again at each of its digits.
+# ASCII digits. Possessive, so that a long text is not matched again at each of its digits.
 _NUMBER = re.compile(
     r"[+-]?(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]{1,9})?|NaN|[+-]?[Ii]nf(?:inity)?"
 )
 
 ROWS_AT_ONCE = 65_536
-"""Rows that pandera judges together, for each call of it has its price."""
+"""Rows that pandera judges together, as each call has a fixed cost."""
 
 _JUDGED = "rule string, rows long"
 
@@ -56,14 +56,14 @@ class Broken:
 
 
 class GateFailed(IngestError):
-    """The gate gave no answer: a Spark job or a check failed, not a row."""
+    """The gate could not run: a Spark job or a check failed, not a row."""
 
 
 def pandera_schema(contract: model.TableContract) -> pa.DataFrameSchema:
-    """The rules about the typed columns of ``contract``, as pandera's own checks on its columns.
+    """Return the withholding rules on the typed columns of ``contract`` as checks of pandera.
 
-    Those that keep rows out; a dimension has rows that break the others. A NOT NULL column is held to it if
-    its type has no values that turn into NULL by not fitting. A frame may have further columns.
+    A dimension may have rows that break the other rules. NOT NULL is checked if all values of the column's
+    type fit its typed column; others become NULL. A frame may have further columns.
     """
     return pa.DataFrameSchema(
         {
@@ -75,10 +75,13 @@ def pandera_schema(contract: model.TableContract) -> pa.DataFrameSchema:
 
 
 def broken_rows(rows: pyarrow.Table, schema: pa.DataFrameSchema) -> Iterator[Broken]:
-    """What pandera finds in ``rows``, which have the columns of ``schema``. ``GateFailed``."""
+    """Yield the broken rules that pandera finds in ``rows``, which have the columns of ``schema``.
+
+    Raises ``GateFailed``.
+    """
     frame = pd.DataFrame({name: _series(rows[name]) for name in schema.columns})
     try:
-        with _all_asked():
+        with _validation_enabled():
             schema.validate(frame, lazy=True)
     except SchemaErrors as errors:
         cases = errors.failure_cases
@@ -90,10 +93,10 @@ def broken_rows(rows: pyarrow.Table, schema: pa.DataFrameSchema) -> Iterator[Bro
 
 
 def failures(df: DataFrame, contract: model.TableContract) -> dict[str, int]:
-    """The rules that ``df`` breaks, by name, sorted, and how many rows break each; empty if it passes.
+    """Return the rules that ``df`` breaks, sorted by name, with the numbers of rows; empty if it passes.
 
-    A broken value is named as the row rule is (``priority:maximum``); a column that is missing or of another
-    type as ``priority:schema``, of no row. Never row values. ``GateFailed`` if Spark could not look.
+    Names are those of row rules (``priority:maximum``); a column that is missing or of another type is
+    ``priority:schema``, with 0 rows. Never holds row values. ``GateFailed`` if the Spark job fails.
     """
     found = Counter(dict.fromkeys(_of_schema(df, contract), 0))
     ruled = [name for name in _ruled(pandera_schema(contract)) if f"{name}:schema" not in found]
@@ -101,29 +104,31 @@ def failures(df: DataFrame, contract: model.TableContract) -> dict[str, int]:
         judge = partial(_judged, contract=contract)
         judged = df.select(*(F.col(f"`{name}`") for name in ruled)).mapInArrow(judge, _JUDGED)
         try:
-            told = judged.groupBy("rule").agg(F.sum("rows").alias("rows")).collect()
+            counted = judged.groupBy("rule").agg(F.sum("rows").alias("rows")).collect()
         except PySparkException:
-            # What Spark says of a failed task may show a row.
+            # Spark's message about a failed task may show a row.
             raise _no_answer(contract.full_name) from None
-        found.update({row["rule"]: row["rows"] for row in told})
+        found.update({row["rule"]: row["rows"] for row in counted})
     return dict(sorted(found.items()))
 
 
 def failures_of_few(rows: pyarrow.Table, contract: model.TableContract) -> dict[str, int]:
-    """``failures`` of ``rows`` at hand, which have the contract's columns in their types. ``GateFailed``."""
+    """Return ``failures`` of ``rows``, which have the contract's typed columns. Raises ``GateFailed``."""
     schema = pandera_schema(contract)
     found = Counter(broken.rule for broken in broken_rows(rows, schema.select_columns(_ruled(schema))))
     return dict(sorted(found.items()))
 
 
-def _all_asked() -> AbstractContextManager[None]:
-    """Pandera asks everything, whatever its own variables say (``PANDERA_VALIDATION_ENABLED``). Turned off
-    for another program of this machine, it would pass every row."""
+def _validation_enabled() -> AbstractContextManager[None]:
+    """Return a context in which pandera runs all checks, whatever its environment variables say.
+
+    With ``PANDERA_VALIDATION_ENABLED`` off, for another program, it would pass every row.
+    """
     return config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_AND_DATA)
 
 
 def _ruled(schema: pa.DataFrameSchema) -> list[str]:
-    """The columns that a rule is about."""
+    """Return the columns that have a rule."""
     return [name for name, column in schema.columns.items() if column.checks or not column.nullable]
 
 
@@ -137,7 +142,7 @@ def _no_answer(name: str) -> GateFailed:
 def _judged(
     batches: Iterable[pyarrow.RecordBatch], contract: model.TableContract
 ) -> Iterator[pyarrow.RecordBatch]:
-    """What a task says of its rows: by rule, how many of them break it."""
+    """Yield the result of a task: by rule, how many of its rows break it."""
     found, schema = Counter[str](), pandera_schema(contract)
     for rows in _joined(batches):
         found.update(broken.rule for broken in broken_rows(rows, schema.select_columns(rows.column_names)))
@@ -157,9 +162,9 @@ def _joined(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
 
 
 def _of_schema(df: DataFrame, contract: model.TableContract) -> set[str]:
-    """The columns that ``df`` lacks or has with another type. No Spark job."""
+    """Return the columns that ``df`` lacks or has with another type. Runs no Spark job."""
     columns = {each.name: on_spark.Column(spark_type(each), nullable=True) for each in contract.columns}  # type: ignore[arg-type]
-    with _all_asked():
+    with _validation_enabled():
         validated: Any = on_spark.DataFrameSchema(columns, name=contract.full_name).validate(df)
     entries = [
         entry
@@ -175,7 +180,7 @@ def _may_be_null(column: model.Column) -> bool:
 
 
 def _series(values: pyarrow.ChunkedArray) -> pd.Series[Any]:
-    """``values`` with NULL and NaN told apart, whole numbers exact, texts and decimals as Python has them."""
+    """Return ``values`` with NULL distinct from NaN, exact whole numbers, and Python texts and decimals."""
     is_number = pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)
     if is_number:
         return pd.Series(pd.arrays.ArrowExtensionArray(values))
@@ -183,7 +188,7 @@ def _series(values: pyarrow.ChunkedArray) -> pd.Series[Any]:
 
 
 def _checks(column: model.Column) -> list[pa.Check]:
-    """The rules about a value that is there; pandera asks no check of NULL."""
+    """Return the checks of values that are not NULL; pandera does not check NULL."""
     found: dict[str, Callable[..., pa.Check]] = {}
     if column.enum:
         found["enum"] = partial(pa.Check.isin, column.enum)
@@ -215,18 +220,18 @@ def _bounded(kind: Kind, bound: Decimal, *, least: bool) -> Callable[..., pa.Che
 
 def _within_whole(values: pd.Series[Any], bound: int, *, least: bool) -> pd.Series[Any]:
     if abs(bound) >= 1 << 63:
-        # Beyond every number that a column can have.
+        # The bound is outside the range of every integer column.
         return pd.Series([(bound < 0) == least] * len(values), index=values.index)
     return values >= bound if least else values <= bound
 
 
 def _within_float(values: pd.Series[Any], bound: float, *, least: bool) -> pd.Series[Any]:
-    # NaN is above every number, as PostgreSQL has it.
+    # NaN is greater than every number, as in PostgreSQL.
     return ~(values < bound) if least else values <= bound
 
 
 def _within_text(values: pd.Series[Any], bound: float, *, least: bool) -> pd.Series[Any]:
-    """Of exact numbers that no decimal holds, rounded to a double. What is no number is beyond nothing."""
+    """Compare exact numbers kept as texts, rounded to a double. A text that is no number breaks no bound."""
 
     def within(text: str) -> bool:
         if not _NUMBER.fullmatch(text):

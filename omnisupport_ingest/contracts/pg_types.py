@@ -1,7 +1,10 @@
-"""PostgreSQL type names, sorted into the few kinds that the platform types or keeps as exact text.
+"""PostgreSQL types: the kind of lake column for each, and whether a contract's type holds a source's values.
 
-The names are those of ``format_type`` and their usual aliases (PostgreSQL manual, table "Data
-Types"). A type that is not known here is kept as exact text, never refused.
+Names are those of ``format_type`` and their usual aliases (PostgreSQL manual, table "Data Types"). An unknown
+type is kept as exact text, never refused.
+
+Values travel as PostgreSQL's text. So a contract may give a column a wider type than the source, or text, but
+not a type that its values do not have.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from functools import lru_cache
 
 
 class Kind(Enum):
-    """What a column becomes in the lake."""
+    """The kind of a column in the lake."""
 
     BOOLEAN = "boolean"
     SHORT = "smallint"
@@ -39,8 +42,9 @@ NUMBERS = INTEGERS | FLOATS | {Kind.DECIMAL, Kind.NUMERIC_TEXT}
 ARRAYS = frozenset({Kind.TEXT_ARRAY, Kind.INTEGER_ARRAY})
 
 ALWAYS_FITS = INTEGERS | FLOATS | {Kind.BOOLEAN, Kind.NUMERIC_TEXT, Kind.BINARY, Kind.TEXT}
-"""Kinds whose typed column holds every value that PostgreSQL can send. (A numeric may be ``NaN``,
-a date ``infinity``, an array two-dimensional.)"""
+"""Kinds whose typed column holds every value that PostgreSQL can send. Not so the others: a numeric may be
+``NaN``, a date ``infinity``, an array two-dimensional.
+"""
 
 MAX_DECIMAL_PRECISION = 38
 """The most digits a Spark decimal holds."""
@@ -77,7 +81,7 @@ _MODIFIER = re.compile(r"\(\s*([0-9]{1,9})\s*(?:,\s*(-?[0-9]{1,9})\s*)?\)")
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A column type: its kind, and for decimals the digits in all and after the point."""
+    """A column type: its kind, and for decimals the digits in total and after the point."""
 
     kind: Kind
     precision: int = 0
@@ -90,7 +94,7 @@ class PgType:
 
 
 def nearest_type(text: str) -> str | None:
-    """The known type that ``text`` may be a misspelling of, None if it is known itself or like no other."""
+    """Return the known type of which ``text`` may be a misspelling; None if it is known or resembles none."""
     name, array = text.lower().removesuffix("[]"), text.endswith("[]")
     if name in _KINDS or name in _STRING_LIKE:
         return None
@@ -104,7 +108,7 @@ def _parse(text: str) -> PgType:
     name = " ".join(_MODIFIER.sub(" ", text).lower().split())
     bare = name.rpartition(".")[2]
     if bare.removesuffix("[]") == "citext":
-        # Of an extension, so in any schema; the server names that where it is not looked in by itself.
+        # A type of an extension may be in any schema, which the server names if it is not in the search path.
         name = bare
     if name.endswith("[]"):
         element = name.removesuffix("[]").strip()
@@ -118,3 +122,50 @@ def _parse(text: str) -> PgType:
         if 1 <= precision <= MAX_DECIMAL_PRECISION and 0 <= scale <= precision:
             return PgType(Kind.DECIMAL, precision, scale)
     return PgType(kind)
+
+
+class Fit(Enum):
+    """How a contract's type holds values of the source's type."""
+
+    ALL = "the column holds every value"
+    EXACT_TEXT = "a value that does not fit is NULL in its column, with its exact text beside it"
+    NONE = "values are not of the contract's type, and their rows would be quarantined"
+
+
+_DIGITS = {Kind.SHORT: 5, Kind.INTEGER: 10, Kind.LONG: 19}
+
+_WIDER: dict[Kind, frozenset[Kind]] = {
+    Kind.INTEGER: frozenset({Kind.SHORT}),
+    Kind.LONG: frozenset({Kind.SHORT, Kind.INTEGER}),
+    Kind.FLOAT: frozenset({Kind.SHORT}),
+    Kind.DOUBLE: frozenset({Kind.SHORT, Kind.INTEGER, Kind.FLOAT}),
+    Kind.NUMERIC_TEXT: INTEGERS | FLOATS | {Kind.DECIMAL},
+    Kind.TIMESTAMP: frozenset({Kind.TIMESTAMPTZ}),
+    Kind.TIMESTAMPTZ: frozenset({Kind.TIMESTAMP}),
+    Kind.TEXT_ARRAY: frozenset({Kind.INTEGER_ARRAY}),
+    Kind.TEXT: frozenset(Kind),
+}
+"""Kind of the contract → kinds of the source that it holds without loss. A timestamp without a zone is read
+as UTC.
+"""
+
+
+def fit(contract: PgType, source: PgType) -> Fit:
+    """Return how the type ``contract`` holds values of the type ``source``."""
+    if contract.kind is Kind.DECIMAL:
+        return _of_decimal(contract, source)
+    if contract.kind is source.kind or source.kind in _WIDER.get(contract.kind, ()):
+        return Fit.ALL
+    if contract.kind in ARRAYS and source.kind in ARRAYS:
+        return Fit.EXACT_TEXT
+    return Fit.NONE
+
+
+def _of_decimal(contract: PgType, source: PgType) -> Fit:
+    if source.kind in _DIGITS:
+        enough = contract.precision - contract.scale >= _DIGITS[source.kind]
+        return Fit.ALL if enough else Fit.EXACT_TEXT
+    if source.kind is Kind.DECIMAL:
+        whole = contract.precision - contract.scale >= source.precision - source.scale
+        return Fit.ALL if whole and contract.scale >= source.scale else Fit.EXACT_TEXT
+    return Fit.EXACT_TEXT if source.kind in FLOATS | {Kind.NUMERIC_TEXT} else Fit.NONE

@@ -1,8 +1,8 @@
 """Whether a text is a value of a PostgreSQL type, and how it compares: plain Python, value by value.
 
-Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``. A value that the lake's
-typed column has no room for (``NaN`` in a numeric, the date ``infinity``) is a value all the same;
-``typed_values`` is about room, this is about what PostgreSQL can have sent.
+Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``. A value that the lake's typed
+column cannot hold (``NaN`` in a numeric, the date ``infinity``) is a value here; ``typed_values`` decides
+what fits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from decimal import Decimal
 
 from omnisupport_ingest.contracts.pg_types import Kind
 
-# Possessive (++, *+): a long text that is no number in the end is not tried again at each of its digits.
+# Possessive (++, *+), so that a long text that is no number is not matched again at each of its digits.
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})\Z")
 _NUMBER = re.compile(r"[+-]?([0-9]++\.?+[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]{1,9})?\Z")
 _NOT_FINITE = re.compile(r"(NaN|[+-]?[Ii]nf(inity)?)\Z")
@@ -45,20 +45,20 @@ LONGEST_NUMERIC = NUMERIC_DIGITS_BEFORE + NUMERIC_DIGITS_AFTER + len("-.")
 """Characters of the longest text that PostgreSQL writes for a numeric."""
 
 _SURELY_NUMERIC = 1000
-"""Characters without an exponent that need not be counted."""
+"""A number of at most so many characters, without an exponent, is within the limits of numeric."""
 
 Test = Callable[[str], bool]
 
 
 def value_test(kind: Kind) -> Test:
-    """The test whether a text is a value of ``kind``."""
+    """Return the test whether a text is a value of ``kind``."""
     return _TESTS[kind]
 
 
 def number(text: str, kind: Kind) -> Decimal | float | None:
-    """The number that ``text`` spells, comparable with a ``Decimal``; None if it spells none of ``kind``.
+    """Return the number that ``text`` spells, comparable with a ``Decimal``; None if it is none of ``kind``.
 
-    Exact, but for ``real`` and ``double precision``, whose values are binary fractions.
+    Exact, except for ``real`` and ``double precision``, whose values are binary fractions.
     """
     if not _TESTS[kind](text):
         return None
@@ -70,10 +70,10 @@ def number(text: str, kind: Kind) -> Decimal | float | None:
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number that ``text`` spells; None if it spells none, or one of more than 19 digits.
+    """Return the whole number that ``text`` spells; None if it is none, or has more than 19 digits.
 
-    The one place where text becomes an ``int``: of more than 4,300 digits Python makes none (``ValueError``),
-    and no type here has more than 19.
+    All texts become ``int`` here: Python raises ``ValueError`` for more than 4,300 digits, and no type has
+    more than 19.
     """
     found = _INTEGER.match(text)
     return None if found is None else int(found[1] + (found[2] or "0"))
@@ -137,7 +137,7 @@ def _is_float(text: str) -> bool:
     if not math.isfinite(value) or value == 0.0:
         return True
     try:
-        # "<": in the machine's own form a number that is too large becomes infinite, without an error.
+        # "<f": in native format a number that is too large becomes infinite without an error.
         return bool(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
         return False

@@ -1,9 +1,9 @@
-"""The secret keys that personal values are hashed with: where they are named, and what names them.
+"""The secret keys with which personal values are hashed.
 
-``OMNISUPPORT_PII_KEYS`` lists keys as ``id=env:VARIABLE`` or ``id=file:PATH``, with commas between them. The
-first one is current: every value is hashed with it. The others are former keys that are still in force: by
-them people find, and ``verify`` knows, the hashes that windows hold which are not made again yet. A hash
-begins with the id of its key. The secrets stand in the variables and files alone.
+``OMNISUPPORT_PII_KEYS`` lists keys as ``id=env:VARIABLE`` or ``id=file:PATH``, separated by commas. Every
+value is hashed with the first, the current key. The others are former keys that are still in force: with them
+people and ``verify`` recognise hashes in windows that are not made again yet. A hash begins with the id of
+its key. The secrets are in the variables and files only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from omnisupport_ingest.settings import PREFIX
 SETTING = f"{PREFIX}PII_KEYS"
 
 SHORTEST_SECRET = 32
-"""Characters that a secret has at least: a shorter one could be guessed, and every hash with it."""
+"""Least length of a secret in characters; a shorter one could be guessed, and with it every hash."""
 
 NO_KEY = "none"
-"""Stands for the current key where there is none, or its secret cannot be read."""
+"""The version of the current key if there is none, or its secret cannot be read."""
 
 _ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,31})=(env|file):(.+)")
 _DIGEST_BYTES = 20
@@ -47,7 +47,7 @@ class NamedKey:
 
 @dataclass(frozen=True)
 class HashKey:
-    """A key: its ``id`` stands before every hash, its ``secret`` nowhere."""
+    """A key. Every hash begins with its ``id``."""
 
     id: str
     secret: bytes = field(repr=False)
@@ -59,7 +59,7 @@ class HashKey:
         return f"{self.id}:{hashed.hexdigest()}"
 
     def check(self) -> str:
-        """Tells another secret under the same id, and nothing of the secret."""
+        """Return a check value that differs for another secret under the same id, and reveals no secret."""
         return hashlib.blake2b(key=self._of_fit_size, person=b"check", digest_size=8).hexdigest()
 
     @cached_property
@@ -71,31 +71,31 @@ class HashKey:
         return self.secret if len(self.secret) <= _LONGEST_KEY else hashlib.blake2b(self.secret).digest()
 
     def __getstate__(self) -> dict[str, object]:
-        # What hashes cannot be sent to a worker; it is made there again.
+        # The cached hash objects cannot be pickled; a worker makes them again.
         return {"id": self.id, "secret": self.secret}
 
 
 @dataclass(frozen=True, slots=True)
 class HashKeys:
-    """The keys in force, the ``current`` one first; none where no contract hashes."""
+    """The keys in force, the ``current`` one first; empty if no contract hashes."""
 
     all: tuple[HashKey, ...] = ()
 
     @property
     def current(self) -> HashKey:
-        """The key that values are hashed with; there is one wherever a contract hashes."""
+        """The key with which values are hashed; it exists if a contract hashes."""
         return self.all[0]
 
 
 def named_keys(setting: str | None) -> tuple[NamedKey, ...]:
-    """The keys that the text of the setting names; ``PiiKeyMissing`` if it is not of that form."""
+    """Return the keys that the setting names; ``PiiKeyMissing`` if it is malformed."""
     found: dict[str, NamedKey] = {}
     for entry in (each.strip() for each in (setting or "").split(",")):
         if not entry:
             continue
         parts = _ENTRY.fullmatch(entry)
         if parts is None:
-            # Somebody may have written the secret itself there, so it is not repeated.
+            # The entry may be the secret itself, so it is not quoted.
             raise PiiKeyMissing(
                 f"Entry {len(found) + 1} of {SETTING} does not name a key.",
                 fix="Write id=env:VARIABLE or id=file:PATH, with commas between keys, the current one first. "
@@ -110,7 +110,7 @@ def named_keys(setting: str | None) -> tuple[NamedKey, ...]:
 
 
 def keys_in_force(setting: str | None) -> HashKeys:
-    """The keys with their secrets, one or more; ``PiiKeyMissing`` says what is not there or cannot be one."""
+    """Return the keys with their secrets, at least one; ``PiiKeyMissing`` if one is missing or unfit."""
     if not named_keys(setting):
         raise PiiKeyMissing(
             f"A contract hashes a column (x-cdc.pii), and {SETTING} names no key.",
@@ -121,10 +121,9 @@ def keys_in_force(setting: str | None) -> HashKeys:
 
 
 def current_version(setting: str | None) -> str:
-    """What tells the current key: its id and a check of its secret; ``NO_KEY`` where there is none. Never
-    fails.
+    """Return the version of the current key: its id and check value; ``NO_KEY`` without a key. Never raises.
 
-    So a window that was made with another key, or with another secret under its id, is seen to be stale.
+    So a window that was made with another key, or another secret under its id, is recognised as stale.
     """
     try:
         named = named_keys(setting)

@@ -1,10 +1,10 @@
-"""The policies for personal data in a contract (``x-cdc.pii``), read into columns; what cannot hold is
+"""Reading the policies for personal data of a contract (``x-cdc.pii``); policies that cannot be applied are
 refused.
 
-A policy says what becomes of the values of a column before anything that people query holds them. ``keep``:
-they stay. ``drop``: the lake has no such column. ``mask``: a part of the text is shown (``masks``). ``hash``:
-a keyed hash, equal for equal values of all tables (``pii_keys``). ``tokenize``: a random token, equal for
-equal values (``token_map``). NULL stays NULL under each of them.
+A policy defines what the tables that people query have in place of a column's values. ``keep``: the values.
+``drop``: nothing, the lake has no such column. ``mask``: a part of the text (``masks``). ``hash``: a keyed
+hash, equal for equal values of all tables (``pii_keys``). ``tokenize``: a random token, equal for equal
+values (``token_map``). NULL stays NULL under each of them.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ POLICIES = (KEEP, DROP, MASK, HASH, TOKENIZE)
 
 _TAKES = {MASK: frozenset({Kind.TEXT}), HASH: INTEGERS | {Kind.TEXT, Kind.DATE}}
 _TAKES[TOKENIZE] = _TAKES[HASH]
-"""The kinds of column that a policy can be applied to: others have several texts for one value, or none."""
+"""Kinds of columns to which a policy applies; others have several texts for one value."""
 
 LAKE_TYPE = "text"
-"""The type in the lake of what a policy has changed."""
+"""The lake type of values that a policy has changed."""
 
 
 def read_policies(path: Path, policy: dict[str, Any], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """``columns`` with their policies from ``policy``, the ``x-cdc`` of the contract in ``path``.
+    """Return ``columns`` with their policies from ``policy``, the ``x-cdc`` of the contract in ``path``.
 
     ``ContractError`` for the first policy that cannot be carried out.
     """
-    told: dict[str, dict[str, str]] = policy.get("pii", {})
-    unknown = sorted(told.keys() - {column.name for column in columns})
+    given: dict[str, dict[str, str]] = policy.get("pii", {})
+    unknown = sorted(given.keys() - {column.name for column in columns})
     if unknown:
         raise refused(path, f"x-cdc.pii.{unknown[0]}", "is not a column", "Name columns only.")
     for column in columns:
-        if column.name in told:
-            _check(path, policy, column, told[column.name])
-    return tuple(_with_policy(path, column, told.get(column.name)) for column in columns)
+        if column.name in given:
+            _check(path, policy, column, given[column.name])
+    return tuple(_with_policy(path, column, given.get(column.name)) for column in columns)
 
 
 def lake_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns that the lake has, by what the policies of the source's ``columns`` leave of them."""
+    """Return the columns in the lake, after the policies of the source's ``columns``."""
     return tuple(_in_lake(column) for column in columns if column.pii != DROP)
 
 
 def is_plain(column: Column) -> bool:
-    """Whether the lake has the values of the column as they are."""
+    """Whether the lake has the values of the column unchanged."""
     return column.pii == KEEP
 
 
-def _check(path: Path, policy: dict[str, Any], column: Column, told: dict[str, str]) -> None:
-    name, chosen = column.name, told["policy"]
+def _check(path: Path, policy: dict[str, Any], column: Column, given: dict[str, str]) -> None:
+    name, chosen = column.name, given["policy"]
     at = f"x-cdc.pii.{name}"
     if chosen == KEEP:
         return
@@ -94,41 +94,41 @@ def _check(path: Path, policy: dict[str, Any], column: Column, told: dict[str, s
         )
 
 
-def _with_policy(path: Path, column: Column, told: dict[str, str] | None) -> Column:
-    if told is None:
+def _with_policy(path: Path, column: Column, given: dict[str, str] | None) -> Column:
+    if given is None:
         return column
     return replace(
         column,
-        pii=told["policy"],
+        pii=given["policy"],
         personal=True,
-        pii_note=told["note"],
-        mask=_mask(path, f"x-cdc.pii.{column.name}", told),
+        pii_note=given["note"],
+        mask=_mask(path, f"x-cdc.pii.{column.name}", given),
     )
 
 
-def _mask(path: Path, at: str, told: dict[str, str]) -> Mask | None:
-    if told["policy"] != MASK:
-        if {"mask", "pattern", "replacement"} & told.keys():
-            raise refused(path, at, f"has the policy {told['policy']!r} and a mask", "Take the mask out.")
+def _mask(path: Path, at: str, given: dict[str, str]) -> Mask | None:
+    if given["policy"] != MASK:
+        if {"mask", "pattern", "replacement"} & given.keys():
+            raise refused(path, at, f"has the policy {given['policy']!r} and a mask", "Take the mask out.")
         return None
-    form = told.get("mask")
+    form = given.get("mask")
     if form is None:
         raise refused(path, at, "does not say which mask", "Add mask, such as email, name or text.")
-    if (form == OWN) != ({"pattern", "replacement"} <= told.keys()) or (form != OWN and "pattern" in told):
+    if (form == OWN) != ({"pattern", "replacement"} <= given.keys()) or (form != OWN and "pattern" in given):
         raise refused(
             path,
             at,
             f"has the mask {form!r}",
             "Write pattern and replacement with the mask pattern, and there alone.",
         )
-    mask = Mask(form, told.get("pattern", ""), told.get("replacement", ""))
+    mask = Mask(form, given.get("pattern", ""), given.get("replacement", ""))
     if form == OWN:
         _check_pattern(path, at, mask)
     return mask
 
 
 def _check_pattern(path: Path, at: str, mask: Mask) -> None:
-    # Only here: Arrow is slow to load, and loads pandas, and reading contracts is to be quick.
+    # Imported here: Arrow is slow to load, and reading contracts must be quick.
     import pyarrow as pa
 
     from omnisupport_ingest.contracts.masking import masked
@@ -144,8 +144,8 @@ def _check_pattern(path: Path, at: str, mask: Mask) -> None:
 def _in_lake(column: Column) -> Column:
     if is_plain(column):
         return column
-    # The rules are about values that the lake does not have; events are judged by them before.
-    # So is a default: beside hashes and masks it would be a value that no event has.
+    # Rules apply to the values of events, before the policy. A default is dropped too: beside hashes and
+    # masks it would be a plain value.
     known = column.default if column.default is not None and column.default.text is None else None
     return replace(
         column,

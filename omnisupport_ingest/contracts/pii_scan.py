@@ -1,8 +1,7 @@
-"""Looking for personal data: which columns seem to hold some, by their names, types and values.
+"""Finding columns that seem to hold personal data, by their names, types and values.
 
-A proposal is a hint for a person to decide on: it refuses nothing and changes nothing. A name alone is a weak
-one; values are tested by what they must be (Luhn's sum of a card, ISO 7064 of an IBAN), and no message has
-one in it.
+A proposal is a hint on which a person decides; it changes nothing. A name alone is a weak hint. Values are
+tested for their check digits (Luhn's sum of a card, ISO 7064 of an IBAN); no message quotes a value.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, KEEP, MASK
 
 ENOUGH = 0.6
-"""The share of different values that have to be of a kind, so that the column is."""
+"""The share of distinct values that must be of a sort for the column to be of it."""
 
 FEWEST = 3
-"""Different values below which none is proof."""
+"""Fewer distinct values prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """That ``column`` seems to hold ``what`` (an e-mail address, say), ``why``, and which policy fits.
+    """``column`` seems to hold ``what``, such as an e-mail address; ``why``, and the ``policy`` that fits.
 
-    ``mask``: of the policy ``mask``, else None.
+    ``mask``: for the policy ``mask``, else None.
     """
 
     column: str
@@ -38,14 +37,14 @@ class Proposal:
     why: str
 
     @property
-    def told(self) -> str:
-        """The policy in words, as ``mask (email)``."""
+    def policy_text(self) -> str:
+        """The policy for messages, as ``mask (email)``."""
         return self.policy if self.mask is None else f"{self.policy} ({self.mask})"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """A sort of personal data. ``names``: parts of a column's name that speak of it, separated by ``_``."""
+    """A sort of personal data. ``names``: parts of column names that suggest it, separated by spaces."""
 
     what: str
     policy: str
@@ -66,7 +65,7 @@ def is_email(text: str) -> bool:
 
 def is_phone(text: str) -> bool:
     """Whether ``text`` is written as a phone number is: it begins with +, 0 or 00, and has 7 to 15 digits."""
-    # The form first: it is at most 27 characters, and other texts may be very long.
+    # The pattern first: it fits at most 27 characters, and other texts may be very long.
     if _PHONE.match(text.strip()) is None:
         return False
     return 7 <= sum(character.isdigit() for character in text) <= 15 and not is_ip(text)
@@ -129,10 +128,10 @@ _IP_TYPES = frozenset({"inet", "cidr"})
 def scan(
     columns: Sequence[Column], key: Sequence[str], values: Mapping[str, Sequence[str]] | None = None
 ) -> list[Proposal]:
-    """Proposals for ``columns`` (as the source has them), in their order.
+    """Return proposals for ``columns`` (as the source has them), in their order.
 
-    ``values``: texts of some rows, by column; without them, names and types alone tell. What values say
-    outweighs a name. For a column of the ``key`` nothing but ``keep`` can be proposed.
+    ``values``: texts of some rows, by column; without them, only names and types count. Values outweigh
+    names. For a column of the ``key`` only ``keep`` can be proposed.
     """
     found = []
     for column in columns:
@@ -145,8 +144,9 @@ def scan(
 
 
 def with_notes(document: dict[str, Any]) -> dict[str, Any]:
-    """The contract ``document`` with its proposals as notes in ``x-cdc.pii``: every value is kept until a
-    person has decided."""
+    """Return the contract ``document`` with proposals as notes in ``x-cdc.pii``, under ``keep`` until a
+    person decides.
+    """
     columns = [
         Column(name, body["x-pg-type"], nullable=name not in document["required"])
         for name, body in document["properties"].items()
@@ -155,7 +155,10 @@ def with_notes(document: dict[str, Any]) -> dict[str, Any]:
     if not proposals:
         return document
     notes = {
-        each.column: {"policy": KEEP, "note": f"To decide: {each.what}, {each.why}; {each.told} would fit."}
+        each.column: {
+            "policy": KEEP,
+            "note": f"To decide: {each.what}, {each.why}; {each.policy_text} would fit.",
+        }
         for each in proposals
     }
     return document | {"x-cdc": document["x-cdc"] | {"pii": notes}}
@@ -188,11 +191,11 @@ def _by_type(column: Column) -> Proposal | None:
 def _by_name(column: Column) -> Proposal | None:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.name).lower()
     if column.type.kind in (Kind.BOOLEAN, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-        # That an address was confirmed, or when.
+        # Whether or when something about an address happened, not the address.
         return None
     for sort in _SORTS:
         if sort.mask in ("text", "name") and column.type.kind not in (Kind.TEXT, Kind.TEXT_ARRAY):
-            # The number of a comment is none.
+            # The number of a comment, say, is no free text.
             continue
         if any(f"_{part}_" in f"_{name}_" for part in sort.names.split()):
             return _proposal(column, sort, "by its name")
@@ -204,7 +207,7 @@ def _proposal(column: Column, sort: _Sort, why: str) -> Proposal:
 
 
 def _fitting(proposal: Proposal, column: Column, key: Sequence[str]) -> Proposal:
-    """The proposal with a policy that can be applied to the column."""
+    """Return the proposal with a policy that can be applied to the column."""
     policy, mask = proposal.policy, proposal.mask
     kind = column.type.kind
     if column.name in key:
@@ -217,7 +220,7 @@ def _fitting(proposal: Proposal, column: Column, key: Sequence[str]) -> Proposal
 
 
 def sampled(images: Sequence[Mapping[str, str | None]]) -> dict[str, list[str]]:
-    """The values of row images by column, NULL left out."""
+    """Return the values of row images by column, without NULLs."""
     found: dict[str, list[str]] = {}
     for image in images:
         for name, value in image.items():

@@ -1,8 +1,8 @@
-"""Protecting values: what the policies of a contract make of columns of texts.
+"""Protecting values by the policies of a contract.
 
-The one meaning of every policy but ``drop``, which leaves the column out: a function from a column of
-PostgreSQL's texts to one of protected texts. Each text is protected by itself, so it does not matter which
-rows come together; NULL stays NULL.
+This defines every policy but ``drop``, which removes the column: a function from a column of PostgreSQL's
+texts to a column of protected texts. Each text is protected by itself, whatever other rows come with it; NULL
+stays NULL.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Protect = Callable[[pa.StringArray], pa.StringArray]
 
 @dataclass(frozen=True)
 class Secrets:
-    """What events need beside their contract: the ``keys`` of hashes, the ``tokens`` given so far, and the
-    keys of ``subjects`` that decrypt what landed encrypted (null: the home has none)."""
+    """Secrets that protecting events needs: the ``keys`` of hashes, the map of ``tokens``, and the keys of
+    ``subjects`` that decrypt what landed encrypted (None: the home has none).
+    """
 
     keys: HashKeys = field(default_factory=HashKeys)
     tokens: TokenMap | None = None
@@ -39,14 +40,14 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Protection:
-    """What becomes of the rows of one table of a contract that has policies."""
+    """Protects the rows of the table of ``contract``."""
 
     contract: TableContract
     secrets: Secrets = field(default_factory=Secrets)
 
     @cached_property
     def columns(self) -> Mapping[str, Protect]:
-        """By column of the lake whose values are protected, what protects them."""
+        """The functions that protect values, by column of the lake."""
         return {
             column.name: self._of(column)
             for column in self.contract.source_columns
@@ -55,12 +56,13 @@ class Protection:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """The columns that rows of the lake have. Others, of which no policy speaks, go with the dropped
-        ones."""
+        """The columns of rows in the lake; columns without a policy that are not in the contract are dropped
+        too.
+        """
         return frozenset(self.contract.column_names)
 
     def row(self, image: Mapping[str, str | None]) -> dict[str, str | None]:
-        """One row image, protected, in its order."""
+        """Return one row image, protected, with its columns in order."""
         return {
             name: value if value is None or name not in self.columns else self.value(name, value)
             for name, value in image.items()
@@ -68,7 +70,7 @@ class Protection:
         }
 
     def value(self, name: str, text: str) -> str:
-        """One text of the column ``name`` of ``columns``, protected."""
+        """Return one text of the protected column ``name``, protected."""
         protected: str = self.columns[name](pa.array([text], pa.string()))[0].as_py()
         return protected
 
@@ -85,8 +87,7 @@ class Protection:
 
 
 def needs_protection(contract: TableContract) -> bool:
-    """Whether events of its table do not stay as they landed: a policy changes values, or they landed
-    encrypted."""
+    """Whether events of the table are changed after landing: by a policy, or by decryption."""
     return contract.subject is not None or not all(map(is_plain, contract.source_columns))
 
 
@@ -96,12 +97,12 @@ def has_policy(contracts: Iterable[TableContract], policy: str) -> bool:
 
 
 def hashing(key: HashKey) -> Protect:
-    """What hashes a column of texts with ``key``."""
+    """Return the function that hashes a column of texts with ``key``."""
     return _distinct(lambda texts: [key.hash_of(text) for text in texts])
 
 
 def _of_numbers(protect: Protect) -> Protect:
-    """Protect whole numbers: one number has one text, however a file spells it (``007``, ``+7``)."""
+    """Return ``protect`` for whole numbers, which normalises their texts first (``007``, ``+7``)."""
 
     def spelled(text: str) -> str:
         return str(int(text)) if _NUMBER.fullmatch(text) else text
@@ -110,7 +111,7 @@ def _of_numbers(protect: Protect) -> Protect:
 
 
 def _distinct(make: Callable[[list[str]], list[str]]) -> Protect:
-    """Each distinct text is made another one once."""
+    """Return a function that applies ``make`` once to each distinct text of a column."""
 
     def protect(texts: pa.StringArray) -> pa.StringArray:
         encoded = texts.dictionary_encode()

@@ -1,8 +1,7 @@
-"""What a contract says about the quality of its rows, as values: policies, rules of several columns, and what
-is expected of a table.
+"""The quality part of a contract as values: policies, rules of several columns, expectations of a table.
 
-A rule judges one row, and its policy says what becomes of a row that breaks it. An expectation is about a
-table or a window as a whole: it is a check, which keeps nothing back.
+A rule judges one row, and its policy defines what happens to a row that breaks it. An expectation is about a
+table or a window as a whole: it is a check, which withholds nothing.
 """
 
 from __future__ import annotations
@@ -13,23 +12,25 @@ from datetime import timedelta
 ACCEPT, WARN, QUARANTINE, REJECT_BATCH = "accept", "warn", "quarantine", "reject_batch"
 
 POLICIES = (ACCEPT, WARN, QUARANTINE, REJECT_BATCH)
-"""What is done about a row that breaks a rule. ``accept``: the rule is written down and not asked. ``warn``:
-the row passes and is counted. ``quarantine``: the row waits in quarantine. ``reject_batch``: so does every
-event of its table that came with the same batch into the same window."""
+"""What happens to a row that breaks a rule. ``accept``: the rule is documented and not checked. ``warn``: the
+row passes and is counted. ``quarantine``: the row is quarantined. ``reject_batch``: so is every event of its
+table that the same batch brought into the same window.
+"""
 
 WITHHOLDING = frozenset({QUARANTINE, REJECT_BATCH})
-"""The policies that keep a row out."""
+"""The policies that withhold a row."""
 
 ERROR = "error"
 SEVERITIES = (WARN, ERROR)
-"""The colour of a check that fails."""
+"""Severities of a failed check."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressionRule:
     """A rule about several columns of a row: ``expression`` (SQL) must not be false.
 
-    A row for which it is NULL keeps the rule, as with CHECK in PostgreSQL. ``columns``: those it names.
+    A row for which it is NULL keeps the rule, as with CHECK in PostgreSQL. ``columns``: those in
+    ``expression``.
     """
 
     name: str
@@ -41,8 +42,9 @@ class ExpressionRule:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``columns`` of a row name the key of a living row of ``table`` (its name in the lake), unless one of
-    them is NULL."""
+    """A reference: ``columns`` of a row hold the key of a living row of ``table`` (its name in the lake),
+    unless one of them is NULL.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -52,8 +54,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A range of numbers that is given, or learned from ``windows`` earlier closed windows as their median
-    and ``spread`` times the median of their distances from it. A bound that is null bounds nothing."""
+    """An expected range: given, or learned from ``windows`` earlier closed windows as their median plus and
+    minus ``spread`` times their median absolute deviation. None: no bound.
+    """
 
     at_least: float | None = None
     at_most: float | None = None
@@ -65,9 +68,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The service level of a table: how far behind the clock the dimension may be (``max_lag``), and how long
-    ago it was found equal to its source (``verified_within``). Or, with ``quiet`` of ``learned``, how long
-    the table may have no event."""
+    """The service level of a table: how far behind the clock its dimension may be (``max_lag``), how long ago
+    it may have been found equal to its source (``verified_within``), how long it may have no event
+    (``quiet``).
+    """
 
     max_lag: timedelta | None = None
     quiet: Expected | None = None
@@ -86,7 +90,7 @@ class Quality:
 
     @property
     def asked(self) -> tuple[ExpressionRule, ...]:
-        """The rules that rows are judged by."""
+        """The rules that are checked."""
         return tuple(rule for rule in self.rules if rule.policy != ACCEPT)
 
 
@@ -95,8 +99,9 @@ NO_QUALITY = Quality()
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policies of a column's own rules, by the rule's name (``maximum``, ``not_null``); quarantine where
-    none is given."""
+    """The policies of a column's own rules, by rule name (``maximum``, ``not_null``); quarantine if none is
+    given.
+    """
 
     given: tuple[tuple[str, str], ...] = field(default=())
 

@@ -1,4 +1,4 @@
-"""The part ``x-cdc.quality`` of a contract document, read into values; what cannot be asked is refused."""
+"""Reading ``x-cdc.quality`` of a contract document; a rule that cannot be checked is refused."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LEARNS_FROM, _SPREAD = 48, 6.0
 
 
 def read_quality(path: Path, document: dict[str, Any] | None, columns: Sequence[Column]) -> Quality:
-    """``x-cdc.quality`` of the contract in ``path``. ``columns``: as the source has them.
+    """Return ``x-cdc.quality`` of the contract in ``path``. ``columns``: as the source has them.
 
-    ``ContractError`` names what is wrong; that tables of references are there is not known here.
+    Raises ``ContractError``. Whether the tables of references exist is not checked here.
     """
     if document is None:
         return NO_QUALITY
@@ -53,9 +53,9 @@ def read_quality(path: Path, document: dict[str, Any] | None, columns: Sequence[
 
 
 def reference_problems(contracts: Contracts) -> list[ContractError]:
-    """What is wrong with references among ``contracts``: a table that has none, another number of columns.
+    """Return the problems of references among ``contracts``: an unknown table, or another number of columns.
 
-    Reading a contract alone does not tell, and no row depends on it: the check of the table says so, too.
+    A single contract does not show these. No row depends on them; the check of the table reports them too.
     """
     found = []
     for contract in contracts:
@@ -76,13 +76,13 @@ def reference_problems(contracts: Contracts) -> list[ContractError]:
 
 
 def judged_by(document: dict[str, Any] | None) -> dict[str, Any]:
-    """What of ``x-cdc.quality`` rows are judged by, as a part of ``x-cdc``; expectations change no row."""
+    """Return the part of ``x-cdc.quality`` by which rows are judged, as a part of ``x-cdc``."""
     rules = (document or {}).get("rules")
     return {"quality": {"rules": rules}} if rules else {}
 
 
 def _rule(path: Path, at: str, document: dict[str, Any], columns: Sequence[Column]) -> ExpressionRule:
-    # Here: DuckDB and Arrow are slow to load, and most contracts have no such rule.
+    # Imported here: DuckDB and Arrow are slow to load, and most contracts have no such rule.
     from omnisupport_ingest.contracts.expressions import ExpressionProblem, columns_of
 
     expression = document["expression"]

@@ -1,13 +1,13 @@
-"""The checksum of a set of rows, by which server and lake tell whether they hold the same ones.
+"""The checksum of a set of rows, by which server and lake compare their rows.
 
-The text of a row is, for each of the contract's columns in order, ``N`` for NULL, else the number of
-bytes of the value's text in UTF-8, ``:``, and that text: no two different rows have one text. Two numbers of
-60 bits are cut from its SHA-256 and added up over the rows, so the order of the rows does not matter. Rows
-that differ have one checksum with a chance of 2^-120.
+The text of a row has, for each of the contract's columns in order, ``N`` for NULL, else the number of bytes
+of the value's UTF-8 text, ``:``, and that text; so different rows have different texts. Two numbers of 60
+bits are taken from its SHA-256 and summed over the rows, so their order does not matter. Different sets of
+rows have the same checksum with a probability of 2^-120.
 
-The text of a value is PostgreSQL's, of an array of one dimension its ``to_json``. The lake writes it from
-typed values; where it writes another one (JSON's escapes of control characters, say) rows that are the same
-look different, never the reverse.
+The text of a value is PostgreSQL's; for an array of one dimension it is ``to_json``. The lake writes it from
+typed values. Where it writes another text (for example JSON's escapes of control characters), equal rows look
+different, never the reverse.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RowNumbers = tuple[int, int]
 
 
 class RowChecksum(NamedTuple):
-    """How many rows there are, and the sums of their numbers."""
+    """The number of rows, and the sums of their two numbers."""
 
     rows: int
     first: int
     second: int
 
     def without(self, rows: Sequence[RowNumbers]) -> RowChecksum:
-        """The checksum of the same rows less those with these numbers."""
+        """Return the checksum of the same rows without those with these numbers."""
         return RowChecksum(
             self.rows - len(rows),
             self.first - sum(first for first, _ in rows),
@@ -62,22 +62,24 @@ EVERY_KEY = KeySpan(None, None)
 
 
 def has_checksum(contract: TableContract) -> bool:
-    """Whether rows of the table have one: floats have another text in the lake, and so have values that a
-    policy for personal data has changed."""
+    """Whether whole rows of the table can be compared: floats have another text in the lake, and so have
+    values that a policy for personal data has changed.
+    """
     return not contract.unprotected and not any(column.type.kind in FLOATS for column in contract.columns)
 
 
 def checked_columns(contract: TableContract) -> tuple[Column, ...]:
-    """The columns that a checksum can be of, where it is not of whole rows: see ``has_checksum``."""
+    """Return the columns that can be compared, even if whole rows cannot (``has_checksum``)."""
     return tuple(each for each in contract.columns if each.pii == KEEP and each.type.kind not in FLOATS)
 
 
 def by_number(contract: TableContract) -> bool:
-    """Whether a ``KeySpan`` of the table is one of whole numbers."""
+    """Whether a ``KeySpan`` of the table is of whole numbers."""
     return contract.column(contract.key[0]).type.kind in INTEGERS
 
 
 def living_alone(contract: TableContract) -> bool:
-    """Whether rows that are marked as deleted are left out on both sides: the dimension purges them, and the
-    source keeps them."""
+    """Whether softly deleted rows are left out on both sides, because the dimension purges them and the
+    source keeps them.
+    """
     return contract.purge_deleted_after is not None and contract.soft_delete_column is not None

@@ -1,11 +1,11 @@
-"""The rules of a contract about one row: every row judged in one pass, every broken rule named.
+"""The rules of a contract about one row: their meaning, and the names of the rules that a row breaks.
 
-A rule is named ``<column>:<rule>``, where the rule is one of ``not_null``, ``type``, ``enum``,
-``minimum``, ``maximum``, ``max_length`` and ``pattern``; a rule of several columns (``expressions``) has the
-name that the contract gives it. Rules read the row as PostgreSQL's text. The ``gate`` asks those that bear on
-a typed value once more, of the whole table, before the dimension shows it.
+A rule is named ``<column>:<rule>``, where the rule is one of ``not_null``, ``type``, ``enum``, ``minimum``,
+``maximum``, ``max_length`` and ``pattern``; a rule of several columns (``expressions``) has the name that the
+contract gives it. Rules read the row as PostgreSQL's text. The gate (``pandera_schema``) checks those about
+typed values again, before the dimension shows the rows.
 
-The policy of a rule says what its breach comes to. One with ``accept`` is not asked.
+The policy of a rule defines what happens to a row that breaks it. A rule with ``accept`` is not checked.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Breaks = Callable[[str], bool]
 class RulesOfColumn:
     """The rules of one column.
 
-    ``not_null``: the name of that rule; None where NULL is allowed. ``by_name``: the others, by what stands
-    behind the colon.
+    ``not_null``: the full name of that rule; None if NULL is allowed. ``by_name``: the others, by the part of
+    the name after the colon.
     """
 
     column: str
@@ -59,20 +59,20 @@ class RowRules:
         ) + tuple(rule.name for rule in self._expressions.rules)
 
     def withheld(self, broken: Iterable[str]) -> bool:
-        """Whether one of the ``broken`` rules keeps the row out."""
+        """Whether one of the ``broken`` rules withholds the row."""
         return any(self._policies.get(name, QUARANTINE) in WITHHOLDING for name in broken)
 
     def broken_of(self, images: Sequence[Mapping[str, str | None]]) -> list[list[str]]:
-        """The names of all rules that each of ``images`` breaks: those of its columns, then the others."""
+        """Return the names of all rules that each of ``images`` breaks: those of columns, then the others."""
         return [
             self.broken(image) + others
             for image, others in zip(images, self._expressions.of_images(images), strict=True)
         ]
 
     def broken(self, image: Mapping[str, str | None]) -> list[str]:
-        """The names of the rules of single columns that a row image breaks; none when it is fine.
+        """Return the names of the rules of single columns that a row image breaks.
 
-        ``image``: column name → text. A column that it does not name was not sent and is not judged.
+        ``image``: column name → text. A column without an entry was not sent and is not judged.
         """
         broken = []
         for column in self._columns:
@@ -88,7 +88,7 @@ class RowRules:
 
 
 def rules_of(column: model.Column) -> RulesOfColumn:
-    """The rules that a contract's column has."""
+    """Return the rules of a contract's column that are checked."""
     rules: dict[str, Breaks] = {}
     kind = column.type.kind
     if kind is not Kind.TEXT:
@@ -108,7 +108,7 @@ def rules_of(column: model.Column) -> RulesOfColumn:
 
 
 def policies_of(contract: model.TableContract) -> dict[str, str]:
-    """The policies that ``contract`` gives, by the name of the rule; any other rule has quarantine."""
+    """Return the policies that ``contract`` gives, by rule name; any other rule has quarantine."""
     of_columns = {
         f"{column.name}:{rule}": policy
         for column in contract.source_columns

@@ -1,10 +1,9 @@
-"""Whether a document is valid by a JSON Schema of ours, and nothing more: much faster than jsonschema.
+"""Fast validation by our own JSON Schemas, without the place or reason of a problem.
 
 A home with hundreds of contracts reads all of them in each process, and nearly always all are valid. So a
-schema is compiled into functions that only say yes or no. jsonschema, which finds place and reason, is asked
-when they say no, and wherever they are not sure: then ``Unsure`` is raised, never a guess. What our
-schemas use of the specification (JSON Schema 2020-12, validation vocabulary) is known here; a schema with any
-other keyword is not compiled.
+schema is compiled into functions that return True or False. jsonschema, which finds place and reason, runs if
+they return False, and if a case is not covered here: then ``Unsure`` is raised. The keywords that our schemas
+use (JSON Schema 2020-12, validation vocabulary) are covered; a schema with any other keyword is not compiled.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ Verdict = Callable[[Any], bool]
 
 
 class Unsure(Exception):
-    """A schema or a value of which jsonschema has to be asked."""
+    """Raised for a schema or a value that only jsonschema can judge."""
 
 
 def compile_schema(schema: Mapping[str, Any]) -> Verdict:
-    """Return a function that says whether a value is valid by ``schema``, or raises ``Unsure``.
+    """Return a function that returns whether a value is valid by ``schema``, or raises ``Unsure``.
 
-    ``Unsure`` is raised here if a keyword of ``schema`` is not known.
+    Raises ``Unsure`` itself if a keyword of ``schema`` is not covered.
     """
     return _Compiler(schema).compiled(schema)
 
@@ -144,7 +143,7 @@ def _type(given: str | Sequence[str]) -> Verdict:
 
 
 def _enum(given: Sequence[Any]) -> Verdict:
-    # True is no 1 there, and 1.0 is one.
+    # In JSON Schema true does not equal 1, and 1.0 does.
     scalars = frozenset((type(each) is bool, each) for each in given if type(each) not in (list, dict))
     only_scalars = len(scalars) == len(given)
 

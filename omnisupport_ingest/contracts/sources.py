@@ -1,14 +1,14 @@
-"""Source definitions: where tables come from, as files that people write.
+"""Source definitions: files in which people define where tables come from.
 
-``contracts/sources/<name>.json`` stands beside the folder of contracts; its form is
-``contracts/source.schema.json``. It names a connection by a variable or a file, never by what is in it.
+``contracts/sources/<name>.json``, beside the folder of contracts, has the schema
+``contracts/source.schema.json``. It names a connection by a variable or a file, and never contains it.
 
-A source that contracts name needs no definition to be what it always was: the one that the settings name
+A source of contracts without a file gets an implied definition: the source of the settings
 (``OMNISUPPORT_SOURCE``) is captured from the log of ``OMNISUPPORT_SOURCE_DSN`` or of the embedded server, any
-other comes as files. ``Sources`` says so, and so every source has a definition.
+other comes as files. So every source in ``Sources`` has a definition.
 
-Logs are captured side by side. What captures one is told by settings: ``log_settings`` puts what a definition
-says in the place of what the home's settings say of their own source.
+Several logs are captured side by side, each by its settings: ``log_settings`` replaces those of the home's
+own source by those of a definition.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POSTGRES_NAME_BYTES = 63
 
 
 class SourceKind(StrEnum):
-    """How a source tells what happened."""
+    """The kind of a source: how its changes are read."""
 
     LOG = "postgres_log"
     QUERY = "query"
@@ -57,7 +57,7 @@ MODES = {
     SourceKind.FILES: ("cdc", "full_snapshot", "incremental_cursor", "backfill"),
     SourceKind.KAFKA: ("cdc",),
 }
-"""The modes in which tables of a kind of source can be read."""
+"""Modes in which tables of each kind of source can be read."""
 
 
 _MEMBERS = {
@@ -73,15 +73,16 @@ _MEMBERS = {
 
 
 class SourceUnknown(IngestError):
-    """A name is that of no source."""
+    """No source has the name."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LogCapture:
-    """How a log is captured. ``slot`` and ``publication``: null: named after the source; ``snapshot_mode``:
-    null: that of the settings."""
+    """How a log is captured. ``slot``, ``publication``: None: named after the source. ``snapshot_mode``:
+    None: that of the settings.
+    """
 
     slot: str | None = None
     publication: str | None = None
@@ -92,12 +93,12 @@ class LogCapture:
 class SourceDefinition:
     """One source.
 
-    ``connection_env`` and ``connection_file``: what names its connection; both null: the embedded server, or
-    none (files, topics). ``modes``: contract name → mode; empty: every contract of the source, in its kind's
-    first. ``events``: of files and topics of events, what these do not say of themselves, as the schema has
-    it. ``kafka``: of the kind kafka, which topics. ``path``: its file, empty where the settings alone say
-    what it is. ``licenses``: of deliveries, those that are taken; empty: any. ``database``: of a log,
-    the name that all slots of its database give (``databases``); null: it is the only one.
+    ``connection_env``, ``connection_file``: the variable or file with its connection; both None: the embedded
+    server, or no connection (files, topics). ``modes``: contract name → mode; empty: every contract of the
+    source, in the first mode of its kind. ``events``: for files and topics of events, facts that they do not
+    carry, as in the schema. ``kafka``: for the kind kafka. ``path``: its file; empty for an implied
+    definition. ``licenses``: those accepted in deliveries; empty: any. ``database``: the name shared by all
+    slots of a database (``databases``); None: a single slot.
     """
 
     name: str
@@ -124,7 +125,7 @@ class SourceDefinition:
 
     @property
     def connection(self) -> str:
-        """How the connection is named, for people."""
+        """The connection for messages, without its content."""
         if self.connection_env is not None:
             return f"variable {self.connection_env}"
         if self.connection_file is not None:
@@ -134,7 +135,7 @@ class SourceDefinition:
         return "none" if self.kind is SourceKind.FILES else "the embedded PostgreSQL"
 
     def tables(self, contracts: Contracts) -> tuple[TableContract, ...]:
-        """The contracts of its tables; ``ContractError`` if it names one that there is not."""
+        """Return the contracts of its tables; ``ContractError`` if it names one that does not exist."""
         there = {each.name: each for each in contracts.of_source(self.name)}
         for name, _ in self.modes:
             if name not in there:
@@ -155,7 +156,7 @@ class SourceDefinition:
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
 
     def connection_text(self) -> str:
-        """The connection string, from the variable or the file; ``ConnectionMissing``."""
+        """Return the connection string from the variable or file. Raises ``ConnectionMissing``."""
         how = "env" if self.connection_file is None else "file"
         name = self.connection_env if self.connection_file is None else self.connection_file
         assert name is not None
@@ -170,7 +171,7 @@ class Sources:
     folder: Path
 
     def find(self, name: str) -> SourceDefinition:
-        """The source called ``name``; ``SourceUnknown`` names those there are."""
+        """Return the source called ``name``; ``SourceUnknown`` lists the existing ones."""
         for each in self.all:
             if each.name == name:
                 return each
@@ -186,12 +187,12 @@ class Sources:
 
 
 def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> Sources:
-    """The sources of the home of ``settings``: those defined, and those that its contracts imply."""
+    """Return the sources of the home of ``settings``: the defined ones, and those that contracts imply."""
     return sources_in(sources_folder(settings), settings, contracts or contracts_in_force(settings))
 
 
 def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Sources:
-    """The sources that ``folder`` defines, and those that ``contracts`` and ``settings`` imply."""
+    """Return the sources that ``folder`` defines, and those that ``contracts`` and ``settings`` imply."""
     found = {each.name: each for each in load_sources(folder)}
     for name in (*contracts.sources(), settings.source):
         if name not in found:
@@ -200,23 +201,23 @@ def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Source
 
 
 def log_sources(settings: Settings, contracts: Contracts) -> tuple[SourceDefinition, ...]:
-    """The sources of the home that are captured from their logs: that of the settings first."""
+    """Return the sources of the home that are captured from their logs, that of the settings first."""
     logs = sources_in_force(settings, contracts).of_kind(SourceKind.LOG)
     named = [each for each in logs if contracts.of_source(each.name)]
     return tuple(sorted(named, key=lambda each: (each.name != settings.source, each.name)))
 
 
 def own_log_settings(settings: Settings) -> Settings:
-    """``settings`` with what the definition of their own source says, if it has a file."""
+    """Return ``settings`` with those of the definition file of their own source, if it exists."""
     path = sources_folder(settings) / f"{settings.source}.json"
     return log_settings(settings, load_source(path)) if path.exists() else settings
 
 
 def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
-    """The settings of one log of the home: source, connection, slot and publication of ``definition``.
+    """Return ``settings`` with source, connection, slot and publication of ``definition``.
 
-    ``SourceUnknown`` if it has no log, ``ConnectionMissing``, ``ContractError``. Settings of a log, given
-    again, stay what they are.
+    ``SourceUnknown`` if it has no log; ``ConnectionMissing``; ``ContractError``. Applying it twice changes
+    nothing.
     """
     name, log = definition.name, definition.log
     if definition.kind is not SourceKind.LOG:
@@ -256,22 +257,22 @@ def log_settings(settings: Settings, definition: SourceDefinition) -> Settings:
 
 
 def sources_folder(settings: Settings) -> Path:
-    """Where the definitions of the home are: beside its contracts."""
+    """Return the folder of the home's definitions, beside its contracts."""
     return in_force(settings).contracts.parent / "sources"
 
 
 def load_sources(folder: Path) -> tuple[SourceDefinition, ...]:
-    """Every definition in ``folder``, none if that is not there; ``ContractError`` for a wrong one."""
+    """Return every definition in ``folder``, which may be missing. Raises ``ContractError``."""
     return tuple(load_source(path) for path in sorted(folder.glob("*.json")))
 
 
 def load_source(path: Path) -> SourceDefinition:
-    """The definition in ``path``; ``ContractError`` names the place and the fix."""
+    """Return the definition in ``path``. Raises ``ContractError``."""
     return source_of(read_document(path, ContractError), path)
 
 
 def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
-    """The definition in ``document``, which is or will be the content of ``path``; else ``ContractError``."""
+    """Return the definition in ``document``, the content of ``path``. Raises ``ContractError``."""
     check_document(document, path, SCHEMA, ContractError)
     kind = SourceKind(document["kind"])
     connection = document.get("connection", {})

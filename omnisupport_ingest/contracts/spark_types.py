@@ -42,7 +42,7 @@ _SPARK_TYPES: dict[Kind, DataType] = {
 
 
 def spark_type(column: model.Column) -> DataType:
-    """The Spark type of the typed form of ``column``."""
+    """Return the Spark type of the typed ``column``."""
     pg_type = column.type
     if pg_type.kind is Kind.DECIMAL:
         return DecimalType(pg_type.precision, pg_type.scale)
@@ -50,5 +50,5 @@ def spark_type(column: model.Column) -> DataType:
 
 
 def spark_schema(contract: model.TableContract) -> StructType:
-    """The typed columns of ``contract`` in its order; all nullable, as NULL also means "does not fit"."""
+    """Return the typed columns of ``contract`` in order; all nullable, as NULL also means "does not fit"."""
     return StructType([StructField(column.name, spark_type(column), True) for column in contract.columns])

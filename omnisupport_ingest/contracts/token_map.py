@@ -1,9 +1,8 @@
 """The map of tokens: which random token stands for which value, kept apart from the lake.
 
-A token says nothing of its value; who may read the map may look it up. The same value has the same token in
-every table, and a rebuild gives it again: the map is the record of that, so it is backed up with the home. It
-is one SQLite file with mode 0600; the workers that judge events add to it, each column of a batch in one
-transaction, before any file of the lake names the token.
+A token reveals nothing of its value without the map. One value has one token in every table, also after a
+rebuild, so the map is backed up with the home. It is an SQLite file with mode 0600. The workers that judge
+events add to it, each column of a batch in one transaction, before a file of the lake contains the token.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PREFIX = "tok_"
 """Begins every token; 32 random hexadecimal digits follow."""
 
 NO_MAP = "none"
-"""Stands for a map that is not there yet."""
+"""The version of a map that does not exist yet."""
 
 _WAIT_SECONDS = 60.0
 _AT_ONCE = 500
@@ -44,17 +43,19 @@ class TokenMap:
     path: Path
 
     def version(self) -> str:
-        """Tells another map: one that was lost and begun anew gives other tokens. ``NO_MAP`` without one."""
+        """Return an id of the map, which differs if the map was lost and made again; ``NO_MAP``
+        without one.
+        """
         if not self.path.exists():
             return NO_MAP
         with self._open() as base:
             if base.execute("SELECT 1 FROM sqlite_master WHERE name = 'tokens'").fetchone() is None:
-                # Whoever makes it was killed, or is at it.
+                # Another process is making it, or was killed while it did.
                 return NO_MAP
             return str(base.execute("SELECT name FROM map").fetchone()[0])
 
     def make(self) -> None:
-        """Make the map if it is not there. Durable then."""
+        """Make the map if it does not exist. Durable on return."""
         if self.version() != NO_MAP:
             return
         with failpoint("pii.tokens", "map"):
@@ -63,9 +64,9 @@ class TokenMap:
                 _tables(base)
 
     def tokens_of(self, texts: Sequence[str]) -> list[str]:
-        """The tokens of ``texts``, which are distinct; who has none yet is given one. Durable then.
+        """Return the tokens of the distinct ``texts``; new ones are made. Durable on return.
 
-        The map is made already.
+        The map must exist.
         """
         if not texts:
             return []
@@ -85,7 +86,7 @@ class TokenMap:
         return [known[text] for text in texts]
 
     def value_of(self, token: str) -> str | None:
-        """The value that ``token`` stands for; None if the map has no such token."""
+        """Return the value of ``token``; None if the map has no such token."""
         if not self.path.exists():
             return None
         with self._open() as base:
@@ -93,19 +94,20 @@ class TokenMap:
         return None if found is None else found[0]
 
     def token_of(self, text: str) -> str | None:
-        """The token of a value; None if it has none. Gives none."""
+        """Return the token of a value; None if it has none. Makes none."""
         if not self.path.exists():
             return None
         with self._open() as base:
             return _known(base, [text]).get(text)
 
     def forget(self, token: str) -> bool:
-        """Take ``token`` and its value out; whether it was there. Seen again, the value gets another
-        token."""
+        """Remove ``token`` and its value; return whether it existed. The value gets another token if it comes
+        again.
+        """
         if not self.path.exists():
             return False
         with self._open() as base, failpoint("pii.tokens", "forget"):
-            # What is deleted is overwritten, so the file has no byte of it.
+            # Deleted content is overwritten in the file.
             base.execute("PRAGMA secure_delete = ON")
             return base.execute("DELETE FROM tokens WHERE token = ?", (token,)).rowcount > 0
 

@@ -1,10 +1,9 @@
 r"""PostgreSQL's texts of values as typed Arrow columns: without loss, and never with an error.
 
-``typed_array`` reads a column of texts. Texts of the usual forms are read by whole columns; each other text
-is read by itself, once for all rows that have it. A value that the typed column cannot hold (``NaN`` in a
-numeric, the date ``infinity``, a two-dimensional array) becomes NULL and does not *fit*; who keeps such rows
-keeps the exact text beside them. Whether a text is a value of its type at all is a question for
-``pg_values``.
+``typed_array`` reads a column of texts. Texts in the usual formats are read by whole columns; each other
+text is read by itself, once for all rows that have it. A value that the typed column cannot hold (``NaN``
+in a numeric, the date ``infinity``, a two-dimensional array) becomes NULL: it does not *fit*, and its exact
+text is kept beside it. ``pg_values`` decides whether a text is a value of its type at all.
 
 Text is canonical: ``DateStyle=ISO``, ``TimeZone=UTC``, ``bytea_output=hex``.
 """
@@ -25,7 +24,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC, value_test, whole_number
 
-# Possessive quantifiers (++, *+): no long text is tried again at each of its characters.
+# Possessive quantifiers (++, *+), so that a long text is not matched again at each of its characters.
 _QUOTED = r'"((?:[^"\\]++|\\.)*+)"'
 _BARE = r'([^,{}"\\ \t\n\v\f\r]++)'
 _ELEMENT = re.compile(rf"{_QUOTED}|{_BARE}", re.DOTALL)
@@ -35,7 +34,7 @@ _LONGS = range(-(2**63), 2**63)
 
 
 def strings_of(text: str) -> list[str | None] | None:
-    """The elements of ``text``; None where it is no one-dimensional array literal."""
+    """Return the elements of ``text``; None if it is not a one-dimensional array literal."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
     inside, at = text[1:-1], 0
@@ -59,7 +58,7 @@ def strings_of(text: str) -> list[str | None] | None:
 
 
 def longs_of(text: str) -> list[int | None] | None:
-    """The same as numbers; None too where an element is no 64-bit integer."""
+    """Return the elements of ``text`` as numbers; None also if one is not a 64-bit integer."""
     strings = strings_of(text)
     if strings is None:
         return None
@@ -91,7 +90,7 @@ _ARROW_TYPES: dict[Kind, pa.DataType] = {
     Kind.TEXT: pa.string(),
 }
 
-# RE2 reads these; each matches only texts that Arrow's own cast reads, and reads as PostgreSQL means them.
+# Patterns of RE2. Each matches only texts that Arrow's cast reads as PostgreSQL means them.
 _SOME_DAY = (
     r"(?:1[0-9]|20)[0-9]{2}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
     r"|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
@@ -118,14 +117,14 @@ _MOMENT = re.compile(
 
 
 def arrow_type(of: PgType) -> pa.DataType:
-    """The Arrow type of the typed form of ``of``."""
+    """Return the Arrow type of the typed column for ``of``."""
     if of.kind is Kind.DECIMAL:
         return pa.decimal128(of.precision, of.scale)
     return _ARROW_TYPES[of.kind]
 
 
 def typed_array(texts: pa.Array, of: PgType) -> pa.Array:
-    """``texts`` (PostgreSQL's own texts of values) as ``arrow_type(of)``.
+    """Return ``texts`` (PostgreSQL's texts of values) as ``arrow_type(of)``.
 
     NULL where a text is NULL, is no value of the type, or does not fit. Never raises.
     """
@@ -158,7 +157,7 @@ def _plain_pattern(of: PgType) -> str | None:
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
     if wanted == _TIME:
-        # Nearly always it is PostgreSQL's own spelling; to cut it off costs less than to look for it.
+        # Nearly always all have PostgreSQL's own suffix, and slicing costs less than a regular expression.
         usual = pc.all(pc.ends_with(texts, _USUAL_UTC), min_count=0).as_py()
         bare = (
             pc.utf8_slice_codeunits(texts, 0, -len(_USUAL_UTC))
@@ -184,7 +183,7 @@ def _float(text: str, of: PgType) -> Any:
     if of.kind is Kind.DOUBLE:
         return float(text)
     try:
-        # Straight to the nearest number of 32 bits: by way of 64 bits it may be the one beside it.
+        # Directly to 32 bits: rounding to 64 bits first may end at a neighbouring number.
         return pa.scalar(text).cast(pa.float32()).as_py()
     except pa.ArrowInvalid:
         return float(text)
@@ -194,7 +193,7 @@ def _decimal(text: str, of: PgType) -> Decimal | None:
     digits = rf"[+-]?[0-9]++(?:\.[0-9]{{0,{of.scale}}}0*+)?\Z"
     if len(text) > LONGEST_NUMERIC or re.match(digits, text) is None:
         return None
-    # What is cut away is zeros.
+    # Only zeros are cut off.
     whole, _, after = text.partition(".")
     value = Decimal(f"{whole}.{after[: of.scale]}")
     held = decimal.Context(prec=of.precision, traps=[])
@@ -219,7 +218,7 @@ def _moment(text: str, _: PgType) -> dt.datetime | None:
         ahead = dt.timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
         return local + ahead if sign == "-" else local - ahead
     except (ValueError, OverflowError):
-        # In another zone than UTC a time near an end of the calendar lies beyond it.
+        # In UTC a time near an end of the calendar may lie beyond it.
         return None
 
 

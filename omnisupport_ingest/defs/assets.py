@@ -28,8 +28,8 @@ from omnisupport_ingest.lake.standing_task import standing_task
 from omnisupport_ingest.lake.table import TableSpec
 from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
 from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill
+from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.removed import Removed, refuse_sealed
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace

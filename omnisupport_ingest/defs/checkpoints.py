@@ -19,7 +19,6 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import checkpoints as lake_checkpoints
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -83,7 +82,7 @@ def _assets(workspace: Workspace) -> Iterator[_Asset]:
 def _not_merged(workspace: Workspace, contract: TableContract) -> frozenset[str]:
     """Return the windows that the dimension should show and does not. Windows that wait for a delayed merge
     are not among them: they were materialized like others."""
-    folded, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    folded, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
     state = dimension.state(WHOLE_TABLE) if dimension is not None else None
     if folded is not None and waiting_merge(contract, state, folded) is not None:
         return frozenset()

@@ -22,7 +22,6 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 
 RAW, DEDUPED, NET_CHANGES = raw.LAYER, deduped.LAYER, net_changes.LAYER
@@ -125,7 +124,7 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
     delayed merge. Empty if the table does not exist. The entries of a window, such as its content hash,
     describe its net changes.
     """
-    snapshot = look(workspace.dimension(contract))
+    snapshot = workspace.dimension(contract).look()
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if snapshot is None or state is None:
         return {}
@@ -147,7 +146,7 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
             "merge_files_share": MetadataValue.float(merge.files / merge.held),
         }
     if contract.delayed_merge is not None:
-        folded = look(workspace.net_changes(contract))
+        folded = workspace.net_changes(contract).look()
         waits = waiting_merge(contract, state, folded) if folded is not None else None
         entries["unmerged_rows"] = MetadataValue.int(waits.rows if waits is not None else 0)
         if waits is not None:

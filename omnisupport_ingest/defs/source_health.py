@@ -19,7 +19,7 @@ from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.alarm import send_alarm
 from omnisupport_ingest.sources.postgres.capture.health import Health, source_health
 from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
-from omnisupport_ingest.sources.postgres.slot.retention import Level, Warned
+from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarning
 
 CHECK = "source_healthy"
 
@@ -107,7 +107,7 @@ def _health(workspace: Workspace, definition: SourceDefinition) -> Health:
     try:
         settings = log_settings(workspace.settings, definition)
     except IngestError as wrong:
-        return Health(definition.name, Level.ALARM, (Warned(wrong.problem, wrong.fix, Level.ALARM),))
+        return Health(definition.name, Level.ALARM, (SlotWarning(wrong.problem, wrong.fix, Level.ALARM),))
     return source_health(settings, workspace.home, tables)
 
 

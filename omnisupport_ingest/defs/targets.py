@@ -14,7 +14,6 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
 
@@ -99,7 +98,7 @@ def target_asset(contract: TableContract) -> dg.AssetsDefinition:
 def _request(
     instance: dg.DagsterInstance, workspace: Workspace, contract: TableContract
 ) -> dg.RunRequest | None:
-    snapshot = look(workspace.dimension(contract))
+    snapshot = workspace.dimension(contract).look()
     if snapshot is None:
         return None
     key = keys.target_key(contract)

@@ -136,7 +136,7 @@ class _Round:
     def _table(self, contract: TableContract, source: SourceAt, deadline: float) -> Checked:
         began = time.monotonic()
         try:
-            with source.apart():
+            with source.savepoint():
                 return self._compared(contract, source, deadline, began)
         except (NotComparable, TableIncomplete, EventsGone, ColumnsNotSent, TableUnreadable) as error:
             why = error.problem

@@ -16,7 +16,6 @@ from omnisupport_ingest.contracts.row_checksum import Key
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.retyping import waiting
 from omnisupport_ingest.layers.shown import Shown, judging_rules_of
 from omnisupport_ingest.layers.taken_in import DimensionVersion
@@ -88,7 +87,7 @@ def _lacks(workspace: Workspace, contract: TableContract, lsn: Lsn) -> str | Non
     reached = last.stream.end_lsn if last is not None and last.stream is not None else None
     if reached is None or reached < lsn:
         return f"landing is at {reached or 'nothing'}, and the source at {lsn}"
-    net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+    net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
     state = dimension.state(WHOLE_TABLE) if dimension is not None else None
     if net_changes is None or dimension is None or state is None:
         return f"dim_{contract.name} is not there yet"

@@ -21,7 +21,6 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.records import Format, NewerFormat
@@ -33,11 +32,11 @@ _SHOWN = 5
 
 
 class CheckpointFileUnreadable(IngestError):
-    """The file is not one that ``describe`` gave the content of, or is of a newer version."""
+    """The file was not written from ``describe``, or by a newer version of the program."""
 
 
 class HomeContradicts(IngestError):
-    """The home does not hold what the file says: it is behind the file, or another history."""
+    """The home lacks something that the file lists: it is older than the file, or has another history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class _SaidOfSource:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """What a file says: of each source what has landed, and the checkpoints of all tables and windows."""
+    """Of each source what has landed, and the checkpoints of all tables and windows."""
 
     window: str
     first_window: str
@@ -231,7 +230,7 @@ def _states(workspace: Workspace) -> dict[tuple[str, str], WindowState]:
     """The state of every window of every table, by table and window."""
     found = {}
     for table in workspace.tables():
-        snapshot = look(table)
+        snapshot = table.look()
         for window in snapshot.windows() if snapshot else ():
             state = snapshot.state(window) if snapshot else None
             if state is not None:

@@ -1,8 +1,9 @@
-"""Closing windows: what many small appends wrote becomes one file per partition, and is marked as closed.
+"""Closing windows: the many small files of a window become one file per partition, and it is marked as
+closed.
 
-Closing changes no row. Its commit says so (``dataChange`` is false), and the new files stand for the
-names of the old ones, so the layer below reads nothing again. The old files stay on disk until they
-are swept, and a reader of an older version finds them.
+Closing changes no row. Its commit says so (``dataChange`` is false), and the new files name the files that
+they replace, so the layer below reads nothing again. The old files stay on disk until ``sweep`` deletes them;
+readers of an older version find them there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
-from omnisupport_ingest.layers.idempotency import unit_key
-from omnisupport_ingest.layers.plan import WindowPlan, Work
-from omnisupport_ingest.layers.upstream_files import compacted_names
+from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, unit_key
 
 
 class CompactionDiffers(IngestError):
@@ -29,14 +28,14 @@ class CompactionDiffers(IngestError):
 
 
 def due(snapshot: TableSnapshot, windows: Iterable[str], is_past: Callable[[str], bool]) -> list[str]:
-    """Those of ``windows`` that are still open in the table and ``is_past`` by now."""
+    """Those of ``windows`` that are open in the table and of which ``is_past`` is true."""
     return [window for window in _open(snapshot, windows) if is_past(window)]
 
 
 def close(
     table: LakeTable, windows: Sequence[str], run_id: str, compaction: Compaction | None = None
 ) -> None:
-    """Close ``windows``, which are due. Without a ``compaction`` they are only marked as closed."""
+    """Close the due ``windows``. Without a ``compaction`` they are only marked as closed."""
     if not windows:
         return
 
@@ -132,7 +131,7 @@ def _change(snapshot: TableSnapshot, window: str, compacted: tuple[StagedFile, .
 def _stands_for(
     files: Sequence[LakeFile], before: WindowState, compacted: Iterable[StagedFile]
 ) -> dict[str, tuple[str, ...]]:
-    """For each new file the names that the files of its partition stood for (``upstream_files``)."""
+    """For each new file, the names of all files that it replaces, directly or through earlier closings."""
     return {
         new.path: compacted_names(
             [file.path for file in files if file.partition == new.partition], before.compacted_units

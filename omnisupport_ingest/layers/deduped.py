@@ -47,15 +47,23 @@ from omnisupport_ingest.layers.erasures import refuse_lost
 from omnisupport_ingest.layers.event_copies import Copies, mark_copies
 from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
-from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.layers.plan import (
+    Asked,
+    Upstream,
+    WindowPlan,
+    Work,
+    files_to_read,
+    idempotency_key,
+    plan_window,
+    repeats_writes,
+    units_of,
+)
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, refuse_remake
 from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
-from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions, found_in
 from omnisupport_ingest.layers.window_update import (
     LayerRun,

@@ -1,15 +1,14 @@
-"""Net changes that wait for their merge, and whether a table's writes are scattered so that they should.
+"""When net changes wait, so that one merge into the dimension takes those of several runs.
 
-Files of a dimension are written anew whole. Where each run touches a few keys anywhere in a large table, it
-rewrites much of it for little. A contract may let the net changes of several runs wait
-(``x-cdc.delayed_merge``); one update then merges them all. They wait while the oldest is younger than the
-stated age, counted from the commit of the run that folded it, and while they have fewer rows than the stated
-share of the dimension: a key that several runs changed counts once for each, so its keys are never more. More
-files than ``WAITING_FILES`` do not wait, as every run looks at those that do.
+A data file is always rewritten whole. Where each run touches a few keys anywhere in a large table, it
+rewrites much of the table for few rows. A contract may let net changes wait (``x-cdc.delayed_merge``). They
+wait while both hold: the oldest is younger than the contract's age, counted from the commit of the run that
+folded it; and they have fewer rows than the contract's share of the dimension (a key that several runs
+changed counts once for each). At most ``WAITING_FILES`` files wait, because every run looks at them.
 
-What is not merged is not shown: the dimension's own checkpoint says up to where it is complete, as ever.
-Nothing waits but plain changes of rows. What was replaced (a replay, late events, a decision, an erasure), a
-truncate, the end of a snapshot, another contract and what is to be purged are merged at once, with all else.
+The dimension does not show what waits: its checkpoint says up to which LSN it is complete.
+Only plain changes of rows wait. Replaced windows (a replay, late events, a review, an erasure), a truncate, a
+snapshot end, another contract, and rows to purge cause a merge at once, of everything that waits.
 """
 
 from __future__ import annotations
@@ -59,7 +58,8 @@ def waiting_merge(
     net_changes: TableSnapshot,
     changes: LogChanges | None = None,
 ) -> WaitingMerge | None:
-    """What waits for its merge into a dimension with ``state``; None if nothing does, or nothing may.
+    """The net changes that wait for their merge into a dimension with ``state``; None if nothing waits, or
+    may wait.
 
     ``changes``: what the net changes have that the dimension does not show, if it is known already.
     """

@@ -1,7 +1,7 @@
-"""The ledger of erasures: which rows people had erased, read for judging.
+"""The ledger of erasures: the rows whose values people had erased.
 
-``deduped[W]`` is a function of the erasures, so each makes the windows stale that hold events of its row.
-An event of the row that lands later, in whatever window, is judged by the same ledger.
+Accepting events depends on it, so an erasure makes the windows stale that hold events of its row. Events of
+the row that land later, in any window, are checked against the same ledger.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ErasureLedger:
 
     @classmethod
     def open(cls, workspace: Workspace, source: str) -> ErasureLedger:
-        """The ledger as it is now; empty where nothing was erased. ``LedgerUnreadable``."""
+        """Read the ledger; empty if nothing was erased. Raises ``LedgerUnreadable``."""
         return cls.of_entries(workspace.erasures(source).entries())
 
     @classmethod
@@ -80,7 +80,7 @@ class ErasureLedger:
         return cls(tuple(map(_erasure, entries.to_pylist())))
 
     def in_force(self) -> Erasures:
-        """Every erasure, of whatever window: nothing that was erased comes back with a late event."""
+        """Every erasure, of whatever window: a late event must not bring back an erased value."""
         found: dict[KeyPlace, set[Span]] = {}
         for each in self.erasures:
             found.setdefault(each.place, set()).add(each.span)
@@ -102,7 +102,7 @@ class ErasureLedger:
         return sorted(self._by_window)
 
     def of(self, place: KeyPlace, span: Span) -> tuple[Erasure, ...]:
-        """What was recorded of one key and span, the first one first."""
+        """The erasures of one key and span, oldest first."""
         return tuple(each for each in self.erasures if each.place == place and each.span == span)
 
     @cached_property

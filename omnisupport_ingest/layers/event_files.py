@@ -20,7 +20,6 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -34,20 +33,20 @@ class EventFiles:
 
     @classmethod
     def newest(cls, workspace: Workspace, source: str) -> EventFiles | None:
-        """The newest version; None before the first event was judged. Makes no table."""
-        deduped = look(workspace.deduped(source))
-        quarantine = look(workspace.quarantine(source))
+        """The newest version; None before the first event was judged. Creates no table."""
+        deduped = workspace.deduped(source).look()
+        quarantine = workspace.quarantine(source).look()
         return None if deduped is None or quarantine is None else cls(deduped, quarantine)
 
     @classmethod
     def opened(cls, workspace: Workspace, source: str) -> EventFiles:
-        """The newest version, for a layer: the tables are made if they are not there."""
+        """The newest version, for a layer: missing tables are created."""
         return cls(workspace.deduped(source).open(), workspace.quarantine(source).open())
 
     @classmethod
     def at_version(cls, workspace: Workspace, source: str, version: int) -> EventFiles | None:
         """The version ``version`` of the deduped events; None if its log or a file of it is gone."""
-        table, quarantine = workspace.deduped(source), look(workspace.quarantine(source))
+        table, quarantine = workspace.deduped(source), workspace.quarantine(source).look()
         if quarantine is None:
             return None
         try:
@@ -75,7 +74,9 @@ class EventFiles:
         return QuarantineFiles(self.deduped, self.quarantine).of(window)
 
     def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
-        """Every event of the table, as the fold takes them: ``withheld`` tells the quarantined ones."""
+        """Every event of the table, as the fold takes them; the column ``withheld`` marks those in
+        quarantine.
+        """
         return self.events_in(spark, contract, self.accepted(contract), self.withheld)
 
     def events_in(
@@ -96,6 +97,6 @@ class EventFiles:
         return frame.where(of_table)
 
     def size(self, contract: TableContract) -> tuple[int, int]:
-        """Events to read, and the bytes of their files."""
+        """The number of events, and the bytes of their files."""
         files: Sequence[LakeFile] = (*self.accepted(contract), *self.withheld)
         return sum(file.rows for file in files), sum(file.bytes for file in files)

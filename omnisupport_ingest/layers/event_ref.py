@@ -1,4 +1,4 @@
-"""The name of one event, as a person reads and types it."""
+"""The name of one event, as people read and type it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class EventRefRefused(IngestError):
 
 @dataclass(frozen=True, order=True, slots=True)
 class EventRef:
-    """A position and the hash of what stands there (signed 64-bit): two contents have two names."""
+    """The position and the hash (signed 64-bit) of an event: two events at one position differ in
+    the hash.
+    """
 
     position: Position
     event_hash: int

@@ -1,7 +1,7 @@
-"""What Spark's tasks do with files of events: they take them in, judge them, or fold them.
+"""Tasks of Spark that take in files of events, judge them, or fold them.
 
-By the kernels that Spark's shuffles hand their rows to as well, so the rows are the same. A task sees its own
-files alone. What it must know of others is given to it, or worked out from what all tasks report.
+They use the same functions as Spark's shuffles do, so the rows are the same. A task sees only its own files.
+What it needs to know of other files is passed to it, or derived from the reports of all tasks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Why the content of a window is another one after it was made again.
+"""Why the content of a replayed window differs from before.
 
-A replay is a no-op or explained: the checkpoint of a window that was replaced keeps the content hash it
-had, and where that differs, how many keys have another state and what changed beneath them.
+A replay changes nothing, or the change is explained: the checkpoint of a replaced window keeps its previous
+content hash and, where that differs, how many keys have another state and what changed in their events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Replaced:
     unseen: tuple[str, ...] = ()
 
     def explain(self, content_hash: str) -> tuple[int | None, tuple[str, ...]]:
-        """Keys changed, and why, now that the window's content hashes to ``content_hash``."""
+        """The number of changed keys, and the reasons, given the window's new ``content_hash``."""
         if content_hash == self.content_hash and not self.unseen:
             return None, ()
         keys = self.keys_changed() if self.keys_changed is not None else None
@@ -77,7 +77,7 @@ def reasons(
 def keys_changed(
     before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
 ) -> Mapping[str, int]:
-    """How many keys have another state, by window; windows without any are left out.
+    """The number of keys whose state differs, by window; windows without any are left out.
 
     The parameters are those of ``changed``.
     """

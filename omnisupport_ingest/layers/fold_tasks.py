@@ -53,7 +53,7 @@ _NARROW = pa.schema([field for field in _RAW if field.name in {*EVENT_COLUMNS, "
 
 
 class TooLarge(IngestError):
-    """The images that decide the rows of a task are more than it may hold."""
+    """The images that a task needs are larger than it may hold."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """``deduped_events`` and ``quarantine`` → ``dim_<table>_history``: every version of every row, in place.
 
-Events that came since the last update, above all before, go on from the open versions of their keys, and only
-the files that hold those are written anew: the cost follows the keys touched. Keys that anything else
-reaches (a late event, a window that was judged again, quarantine, a key change that left a column unsent) are
-made again from all their events. The whole is made where there is no history yet, for another contract or
-program, and for what may reach any row: a truncate or boundary below what the history was made from, or in
-quarantine.
+Events later than all that the history was made from continue the open versions of their keys, and only the
+files with these versions are rewritten: the cost follows the keys touched. Keys that anything else changes (a
+late event, a window that was judged again, quarantine, a key change with an unsent column) are made again
+from all their events. The whole table is made where there is no history yet, for another contract or program
+version, and where any row may be affected: a truncate or a snapshot end that is earlier than the history, or
+in quarantine.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from omnisupport_ingest.position import Position as Place
 LAYER = "history"
 
 HISTORY_VERSION = 3
-"""Version of what a history says of its events, and of its files; raised when the same events give others."""
+"""Version of the logic and file format of histories; raised when the same events give other rows or files."""
 
 _NOWHERE: Position = (0, 0, 0)
-"""Below every position."""
+"""Sorts before every position."""
 
 
 def materialize(
@@ -84,7 +84,7 @@ def materialize(
 
 
 def versions_of(contract: TableContract) -> tuple[str, ...]:
-    """What makes a history stale when it changes: the logic, its own and the contract."""
+    """The versions of a history: the fold's logic, its own logic, and the contract."""
     only = ",changed_only" if contract.changed_only else ""
     return (*of_contract(contract), f"history:{HISTORY_VERSION}{only}")
 
@@ -137,7 +137,7 @@ class _Update(KeyedUpdate):
 
     @cached_property
     def _through(self) -> Position:
-        """The highest position that the history has been made from."""
+        """The position of the last event that the history contains."""
         cursor = self._before.checkpoint.cursor if self._before is not None else ""
         if not cursor:
             return _NOWHERE
@@ -145,7 +145,7 @@ class _Update(KeyedUpdate):
         return last.epoch, last.commit_lsn.value, last.ordinal
 
     def _reaches_all(self, news: EventNews) -> bool:
-        """Whether the news may change any row, or most; notes what they change else."""
+        """Whether the news may change any row, or most rows; if not, records which keys they change."""
         self._ends = distinct_table_events(ends_in(news.added, self._contract))
         if any(end.position <= self._through for end in self._ends):
             return True
@@ -217,7 +217,7 @@ class _Update(KeyedUpdate):
             odd = (refold if odd is None else odd.unionByName(refold)).localCheckpoint()
 
     def _all(self) -> Sent | None:
-        """Every version, to be put into files; None where there are no events."""
+        """Every version of every row, ready to be written; None where there are no events."""
         contract = self._contract
         count, size = self._events.size(contract)
         if not count:
@@ -229,12 +229,12 @@ class _Update(KeyedUpdate):
         return Sent(self._spark, (), _told(), _sent_type(contract), settled)
 
     def _in_key_order(self, rows: DataFrame, parts: int) -> DataFrame:
-        """``rows`` by key, so that a task which reads those of a range of keys finds them together."""
+        """Sort ``rows`` by key, so that each task reads the rows of its range of keys together."""
         column = f"`{self._order.column}`"
         return rows if parts == 1 else rows.repartitionByRange(parts, column).sortWithinPartitions(column)
 
     def _made_again(self, keys: DataFrame) -> DataFrame | None:
-        """The versions that ``keys``, and those tied to them, should have, in the place of all they have."""
+        """All versions of ``keys`` and of the keys tied to them; these replace the stored ones."""
         contract = self._contract
         events = self._events.events(self._spark, contract)
         wanted = tied(keys, events)
@@ -258,7 +258,7 @@ _EVENT = T.StructField(
 
 
 def _told() -> T.StructType:
-    """The columns of events that are read."""
+    """The columns to read of events."""
     wanted = {*EVENT_COLUMNS, "source_schema", "source_table"}
     return T.StructType([field for field in RAW_TYPE if field.name in wanted])
 
@@ -273,7 +273,7 @@ def _sent_type(contract: TableContract) -> T.StructType:
 
 
 def _to_send(rows: DataFrame, contract: TableContract) -> DataFrame:
-    """``rows``, which are as they are to be, as a file is sent them; it works out their hashes itself."""
+    """Finished ``rows`` in the form that tasks receive; the task computes their hashes."""
     values = {
         EVENT: F.lit(None).cast(_EVENT.dataType),
         CHANGE: F.lit(SET),

@@ -1,7 +1,7 @@
-"""What has become of a table's events since its history was made from them, by the log of deduped events.
+"""Which events of a table changed since its history was made, by the log of deduped events.
 
-Events that were only added go to the files of their keys. A window that was judged again is compared with
-what it held: of its events only those that came or went count, and their keys are made from all their events.
+Added events go to the files of their keys. A window that was judged again is compared with its previous
+events; the keys of those that were added or removed are made again from all their events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, named_by
 
 _MOST_ROUNDS = 64
-"""Rounds of following key changes; a chain that is longer still is followed by making the whole table."""
+"""Rounds of following key changes; for a longer chain the whole table is made again."""
 
 _SPOKEN = ("op", "epoch", "commit_lsn", "ordinal", "source_ts", "batch_id", "landed_at", "after")
 _ENDS = pa.array(["t", "b"])
@@ -51,12 +51,12 @@ class EventNews:
 
     @property
     def nothing(self) -> bool:
-        """Whether no event of the table can have come or gone."""
+        """Whether no event of the table can have been added or removed."""
         return not self.added and not self.judged_again
 
     @property
     def judged_again(self) -> bool:
-        """Whether there is more than accepted events that were added."""
+        """Whether anything but added accepted events changed."""
         return bool(self.accepted_before or self.withheld or self.withheld_before)
 
 

@@ -29,8 +29,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
 from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.idempotency import idempotency_key
-from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.updating_files import FilesUpdated
 

@@ -1,7 +1,7 @@
-"""What a replay of late windows is called, and when one that failed is asked for again.
+"""The key of a replay of late windows, and when a failed one is requested again.
 
-One set of late arrivals is one replay: its name follows from them, so that asking twice, or again after
-a crash between asking and remembering, asks for the same one.
+One set of late arrivals is one replay. Its key is derived from them, so a second request, also after a crash
+between requesting and recording it, is the same one.
 """
 
 from __future__ import annotations

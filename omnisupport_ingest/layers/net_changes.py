@@ -41,15 +41,23 @@ from omnisupport_ingest.layers.fold_tasks import (
     of_block,
     parts_agree,
 )
-from omnisupport_ingest.layers.idempotency import idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.odd_keys import holds_ended_lives
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, plan_window, repeats_writes
+from omnisupport_ingest.layers.plan import (
+    Asked,
+    Upstream,
+    WindowPlan,
+    Work,
+    files_to_read,
+    idempotency_key,
+    plan_window,
+    repeats_writes,
+    units_of,
+)
 from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import require_types
-from omnisupport_ingest.layers.upstream_files import files_to_read, units_of
 from omnisupport_ingest.layers.versions import RULES, of_contract
 from omnisupport_ingest.layers.window_update import (
     LayerRun,

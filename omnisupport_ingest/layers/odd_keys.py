@@ -1,8 +1,8 @@
-"""Net changes that no single row's state can take in: of keys that depend on other keys, or on a person.
+"""Net changes that depend on other keys, or on a person, and so cannot update a row by themselves.
 
-A key change that left a column unsent ties two keys together, and a quarantined delete leaves open whether a
-row exists. Their rows are folded from the net changes of all windows, by the same fold as ever
-(``cdc.current``). They are rare, so most files need only a look at their footers.
+A key change with an unsent column ties two keys together, and a quarantined delete leaves open whether a
+row exists. Such rows are folded from the net changes of all windows (``cdc.current``). They are rare, so the
+footers of most files show that there are none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:
 
 
 def holds_ended_lives(files: Iterable[LakeFile]) -> bool:
-    """Whether any of ``files`` has a life that a key change ended."""
+    """Whether a key change ended a row in any of ``files``."""
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:
             if ENDED in _kinds(parquet):
@@ -58,8 +58,9 @@ def holds_ended_lives(files: Iterable[LakeFile]) -> bool:
 
 
 def _kinds(parquet: pq.ParquetFile) -> set[str]:
-    """The kinds of the rows, by the footer; the column is read of row groups of which it does not tell, as of
-    one that holds the boundary of a snapshot beside its rows."""
+    """The kinds of the rows, by the footer; the column is read of row groups whose statistics do not tell, as
+    of one that holds the boundary of a snapshot beside its rows.
+    """
     place = _leaf(parquet, "_cdc_kind")
     kinds: set[str] = set()
     untold = []
@@ -156,7 +157,7 @@ def refolded(
 
 
 def absent(contract: TableContract, field: T.StructField) -> Column:
-    """A column of a row that says that its key is gone."""
+    """A column of a row that removes its key."""
     value = F.lit(None).cast(field.dataType)
     if field.name in contract.key:
         text = F.get(F.from_json("_cdc_key", "array<string>"), F.lit(contract.key.index(field.name)))

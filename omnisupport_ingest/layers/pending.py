@@ -109,12 +109,12 @@ class _Unsettled:
 
 
 class _Look:
-    """What one look at a source finds, by what an earlier one has ``seen``."""
+    """One look at a source; ``seen``: the results of the last look."""
 
     def __init__(
         self, workspace: Workspace, source: str, seen: Seen[_Unsettled], *, more: bool = True
     ) -> None:
-        """``more``: as of ``Seen.changed``."""
+        """``more``: as in ``Seen.changed``."""
         self._workspace, self._seen = workspace, seen
         self._landing = workspace.landing(source)
         self._contracts = workspace.contracts.of_source(source)
@@ -139,16 +139,16 @@ class _Look:
 
     @property
     def late(self) -> list[LateArrival]:
-        """What came late and waits for the replay of its windows."""
+        """Late arrivals that wait for the replay of their windows."""
         return [each for found in self.windows.values() for each in found.late]
 
     @property
     def held_up(self) -> bool:
-        """Whether a gap of the stream keeps all back, as the decision table has it."""
+        """Whether a gap of the stream holds everything back, by the decision table."""
         return self.landed.gap is not None and self._workspace.decisions.action(GAP_FOUND.scenario) == STOP
 
     def closing(self, busy: Collection[str]) -> list[str]:
-        """The windows that are closed by now, in order, and are still open in some layer. Busy ones wait."""
+        """Windows below the watermark that some layer has yet to close, in order; not the busy ones."""
         return [
             window
             for window, found in sorted(self.windows.items())
@@ -161,7 +161,7 @@ class _Look:
         return self._layers.names
 
     def is_passed(self, window: str) -> bool:
-        """Whether the watermark has closed ``window`` by now."""
+        """Whether ``window`` is closed: the watermark has passed its end."""
         return self._lateness.closed(window, self._watermark)
 
     def unmerged(self, now: datetime) -> dict[str, str]:
@@ -251,7 +251,7 @@ class _Look:
         return versions
 
     def _judged_by(self) -> tuple[tuple[object, ...], Mapping[str, tuple[str, ...]]]:
-        """What every window is judged by, and what some windows are besides."""
+        """The versions of every window, and the further versions that some windows have."""
         contracts = tuple(each.fingerprint for each in self._contracts)
         taking = tuple(each.contract.name for each in self._layers.tables)
         rules_in_force = (
@@ -288,7 +288,7 @@ class _Look:
         return found if found.untaken or found.open or found.half_done or found.uncertain else None
 
     def _numbers(self, window: str) -> Mapping[str, int]:
-        """What the window comes to."""
+        """The numbers about the window, for the index."""
         raw_layer, judged = self._layers.events[0], self._layers.events[1].state(window)
         files, digest = self._files, self._versions.reviews.digest(window)
         withheld = files is not None and bool(named_by(judged) or files.quarantine.files(window))
@@ -344,7 +344,7 @@ def standing_of_windows(workspace: Workspace, source: str) -> Standing:
 
 
 def held_at(workspace: Workspace, source: str, moment: datetime) -> Counter[str] | None:
-    """As of ``WindowIndex.held_at``."""
+    """As ``WindowIndex.held_at``."""
     return _asked(workspace, source, lambda _, seen: seen.index.held_at(moment), more=False)
 
 
@@ -434,7 +434,7 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
 
 @dataclass(frozen=True, slots=True)
 class _Unmerged:
-    """A ``window`` to run again, from the moment ``due`` on; None: at once."""
+    """A ``window`` to run again once ``due`` has passed; null: at once."""
 
     window: str
     due: datetime | None

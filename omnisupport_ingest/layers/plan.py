@@ -1,7 +1,16 @@
-"""What a window needs: nothing, the inputs it has not taken yet, or to be made again from all of them."""
+"""Planning the work of a window: nothing, its new inputs, or all of them again; and the key of that work.
+
+A window remembers the files of the layer above that it took, by name. Compaction changes no event, so a file
+that closing made stands for the names of the files that it replaced: what was taken before counts as taken.
+
+The idempotency key of a unit of work makes doing it twice the same as doing it once.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -99,3 +108,67 @@ def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, re
 def repeats_writes(decisions: DecisionTable) -> bool:
     """Whether a window that holds all its inputs is made again when it is asked for."""
     return decisions.action(DUPLICATE_WRITE) == REPLAY_WINDOW
+
+
+StandsFor = Mapping[str, Sequence[str]]
+"""Path of a file that closing made → the names it stands for; any other file stands for itself."""
+
+
+def units_of(files: Iterable[str], stands_for: StandsFor) -> frozenset[str]:
+    """The names that the ``files`` stand for."""
+    return frozenset(name for file in files for name in _names(file, stands_for))
+
+
+def files_to_read(
+    files: Iterable[str], stands_for: StandsFor, wanted: Collection[str]
+) -> frozenset[str] | None:
+    """The ``files`` that hold exactly the ``wanted`` names.
+
+    None if a file holds some that are wanted beside some that are not: they cannot be told apart any
+    more, so whoever wants them has to begin again with all of them.
+    """
+    found = set()
+    for file in files:
+        names = _names(file, stands_for)
+        held = sum(name in wanted for name in names)
+        if held == len(names):
+            found.add(file)
+        elif held:
+            return None
+    return frozenset(found)
+
+
+def compacted_names(files: Iterable[str], stands_for: StandsFor) -> tuple[str, ...]:
+    """The names that a file stands for that replaces ``files``; some of these may be compacted already."""
+    return tuple(sorted(units_of(files, stands_for)))
+
+
+def _names(file: str, stands_for: StandsFor) -> Sequence[str]:
+    return stands_for.get(file, (file,))
+
+
+LOGIC_VERSION = 6
+"""Version of the logic of the layers; raised when the same input gives another output."""
+
+
+def idempotency_key(
+    *, layer: str, table: str, window: str, inputs: Iterable[str], versions: Iterable[str]
+) -> str:
+    """SHA-256 of layer, table, window, the set of input units and the versions of logic and contracts.
+
+    Never of a run or a time: two runs that do the same work have the same key.
+    """
+    return _digest([layer, table, window, sorted(set(inputs)), sorted(set(versions))])
+
+
+def unit_key(work: Iterable[tuple[str, WindowPlan]]) -> str:
+    """The key of what is written in one go for several windows, each with its idempotency key and plan.
+
+    The rows written follow from what is read, not only from what the window holds afterwards: two
+    appends that end at the same inputs may have begun at different ones.
+    """
+    return _digest(sorted([key, plan.window, plan.work.value, sorted(plan.read)] for key, plan in work))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()

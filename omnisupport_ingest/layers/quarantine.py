@@ -27,8 +27,7 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
-from omnisupport_ingest.layers.idempotency import idempotency_key
-from omnisupport_ingest.layers.plan import WindowPlan, Work
+from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, Unsettled
 from omnisupport_ingest.storage import at_hand

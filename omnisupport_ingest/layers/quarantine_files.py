@@ -28,7 +28,6 @@ from omnisupport_ingest.lake.layout import WINDOW, LakeFile, generation_of, part
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand, storage_of
 
@@ -74,12 +73,12 @@ class QuarantineFiles:
     @classmethod
     def of_tables(cls, deduped: LakeTable, quarantine: LakeTable) -> QuarantineFiles | None:
         """The same of two tables. Both are seen at one moment, unless others commit again and again."""
-        judged, held = look(deduped), look(quarantine)
+        judged, held = deduped.look(), quarantine.look()
         for _ in range(_LOOKS):
-            again = look(deduped)
+            again = deduped.look()
             if judged is None or again is None or judged.version == again.version:
                 break
-            judged, held = again, look(quarantine)
+            judged, held = again, quarantine.look()
         return None if held is None else cls(judged, held)
 
     def of(self, window: str) -> tuple[LakeFile, ...]:
@@ -196,6 +195,6 @@ def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:
 
 def named_anywhere(workspace: Workspace, source: str) -> frozenset[str]:
     """Every path that some state of the newest deduped events names; ``sweep`` keeps them."""
-    judged = look(workspace.deduped(source))
+    judged = workspace.deduped(source).look()
     windows = judged.windows() if judged is not None else ()
     return frozenset(path for window in windows if judged for path in named_by(judged.state(window)))

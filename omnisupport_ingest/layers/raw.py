@@ -29,9 +29,16 @@ from omnisupport_ingest.layers.checkpoints import Counts, Outcome
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
 from omnisupport_ingest.layers.explained import Replaced, reasons
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION, idempotency_key
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, plan_window, repeats_writes
+from omnisupport_ingest.layers.plan import (
+    LOGIC_VERSION,
+    Asked,
+    Upstream,
+    WindowPlan,
+    idempotency_key,
+    plan_window,
+    repeats_writes,
+)
 from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.removed import Present, Removed, lasting, refuse_remake
 from omnisupport_ingest.layers.window_update import (

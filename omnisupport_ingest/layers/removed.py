@@ -1,4 +1,4 @@
-"""What retention removed, as the layers ask for it: the record of it is written before anything goes.
+"""What retention removed, for the layers: the record of a removal is written before it happens.
 
 The data files of a window leave **landing** once raw holds its events: then raw is the record, and a
 replay starts there. When its events leave **raw** too, the window is **sealed**: its accepted events and all
@@ -23,8 +23,8 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work
-from omnisupport_ingest.layers.retention_columns import retention_ledger
 from omnisupport_ingest.layers.workspace import Workspace
 
 LANDING, RAW, QUARANTINE, HISTORY = "landing", "raw", "quarantine", "history"
@@ -38,7 +38,7 @@ _COLUMNS_OF = {
     QUARANTINE: ("landed_until", "table"),
     HISTORY: ("table", "ended_before"),
 }
-"""The layers, and what a row has to say of each besides."""
+"""The layers, with the further columns that a removal from each must have."""
 
 
 class WindowSealed(IngestError):
@@ -46,7 +46,7 @@ class WindowSealed(IngestError):
 
 
 class RecordLost(IngestError):
-    """A table lost what it held of a window that retention has left no other record of."""
+    """A table lost events of a window whose other copies retention has removed."""
 
     exit_code = 3
 
@@ -91,17 +91,17 @@ class Removed:
 
     @classmethod
     def open(cls, workspace: Workspace, source: str) -> Removed:
-        """As the ledger says now; nothing where nothing was removed. ``LedgerUnreadable``."""
+        """Read the ledger; empty if nothing was removed. Raises ``LedgerUnreadable``."""
         return cls.in_lake(workspace.home.lake, source)
 
     @classmethod
     def in_lake(cls, lake: Path, source: str) -> Removed:
-        """The same by the folder of the lake alone."""
+        """``open``, given only the folder of the lake."""
         return cls.of_entries(retention_ledger(lake, source).entries())
 
     @classmethod
     def of_entries(cls, entries: pa.Table) -> Removed:
-        """From rows of the ledger, by ``sequence`` (columns of ``RETENTION_TYPE``). ``LedgerUnreadable``."""
+        """From rows of the ledger in the order of ``sequence``. Raises ``LedgerUnreadable``."""
         require_rows(entries, _NAME, _REQUIRED)
         begun: dict[Any, Removal] = {}
         done: set[Any] = set()
@@ -134,27 +134,27 @@ class Removed:
 
     @property
     def trimmed(self) -> frozenset[str]:
-        """The windows whose data files left landing: raw is their record."""
+        """Windows whose data files were removed from landing: raw is their only copy."""
         return frozenset(each.window for each in self.removals if each.layer == LANDING)
 
     @property
     def sealed(self) -> frozenset[str]:
-        """The windows whose events left raw as well."""
+        """Sealed windows: their events were removed from raw as well."""
         return frozenset(each.window for each in self.removals if each.layer == RAW)
 
 
 class Present:
-    """Which data files landing should still have. What it lacks beside these is damage."""
+    """Which data files retention has left in landing. If one of them is missing, that is damage."""
 
     def __init__(self, store: LandingStore, removed: Removed) -> None:
         self._store, self._removals = store, removed.of(LANDING)
 
     def has(self, part: LandedPart) -> bool:
-        """Whether the file of ``part`` is there, or should be."""
+        """Whether the file of ``part`` should exist."""
         return self._has(part, part.landed_at)
 
     def has_all(self, batch: Manifest) -> bool:
-        """The same of every file of ``batch``."""
+        """``has`` for every file of ``batch``."""
         return all(self._has(file, batch.arrival.landed_at) for file in batch.files)
 
     def _has(self, file: LandedPart | DataFile, landed_at: datetime) -> bool:
@@ -178,7 +178,7 @@ def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table
 
 
 def refuse_remake(plan: WindowPlan, table: str) -> None:
-    """``RecordLost`` if ``plan`` would write a window anew that must not be made again."""
+    """Raise ``RecordLost`` if ``plan`` rewrites a window that must not be made again."""
     if plan.work is Work.REPLACE:
         raise RecordLost(
             f"Files of window {plan.window} of {table} were rewritten or its state is damaged, and retention "
@@ -200,7 +200,7 @@ def refuse_less(window: str, held: int, taken: int) -> None:
 
 
 def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -> None:
-    """``WindowSealed`` if any of ``windows`` is sealed: it names the first, when and why."""
+    """Raise ``WindowSealed`` if any of ``windows`` is sealed; it names the first, when and why."""
     removals = Removed.open(workspace, source).of(RAW)
     found = sorted(set(windows) & removals.keys())
     if found:
@@ -208,7 +208,7 @@ def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -
 
 
 def sealed_error(removal: Removal, source: str, windows: int = 1) -> WindowSealed:
-    """The refusal that names the sealed window of ``removal``, and how many ``windows`` it is about."""
+    """The error for the sealed window of ``removal``; ``windows``: how many were asked for."""
     more = f" (and {windows - 1} more)" if windows > 1 else ""
     return WindowSealed(
         f"Window {removal.window} of {source}{more} is sealed: its events left raw on "

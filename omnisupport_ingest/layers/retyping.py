@@ -1,9 +1,9 @@
-"""Changed column types: when the tables of a contract are made again under its types, and who decides it.
+"""Changed column types: when tables are made again under new types, and who decides it.
 
-Values stay the text that the source sent until they are folded, so a table can be made again under any types.
-Where the new type holds every value of the old one that happens by itself, with the next run. Any other
-change of type may be a mistake, and changes what readers of the table see: it waits until a person asks for
-it, and holds up no other table. What is there stays as it was meanwhile, and counts as incomplete.
+Values stay the source's text until they are folded, so a table can be made again under any types. Where the
+new type holds every value of the old one, the next run does it. Any other change may be a mistake, and
+readers of the table notice it: it waits until a person requests it. Until then the table stays as it was and
+counts as incomplete; other tables go on.
 """
 
 from __future__ import annotations

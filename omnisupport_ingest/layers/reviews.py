@@ -1,7 +1,7 @@
-"""What people decided of quarantined events: read for judging, and recorded once it is checked.
+"""The ledger of reviews: what people decided about quarantined events.
 
-``deduped[W]`` is a function of the reviews of ``W``, so a review makes just its window stale. The ledger
-keeps every decision; of one event the last counts.
+Accepting the events of a window depends on its reviews, so a review makes that window stale, and no other.
+The ledger keeps every decision; the last one for an event counts.
 """
 
 from __future__ import annotations

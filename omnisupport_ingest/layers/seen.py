@@ -1,10 +1,10 @@
-"""What a look at a source found of its windows, remembered for the next one: most are settled for good.
+"""What the last look at a source found in its windows, kept for the next look: most windows are settled.
 
-A window is looked at again when something lands in it, when a table commits to it, or when what it is judged
-by changes; and every window, where it is not known which have changed. So a look costs what is new and the
-windows that are not settled. A process that starts goes on from what the last look noted
-(``window_index``), and looks at a few windows more than it has to: so what nothing tells of, like a damaged
-file, is found in time.
+A window is looked at again when something lands in it, when a table commits to it, or when its versions
+(rules, contract) change; all windows are, where the changed ones are not known. So a look costs only what is
+new and the windows that are not settled. A new process continues from the notes of the last look
+(``window_index``), and looks at a few more windows besides, so that it finds in time what no commit reports,
+such as a damaged file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Generic, Self, TypeVar
 
 from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
 from omnisupport_ingest.landing.index import News
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
 from omnisupport_ingest.sqlite_index import IndexDamaged
 
@@ -35,9 +34,9 @@ class Seen(Generic[T]):
     """The memory of one source; a context manager, so that one look at a time uses it."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """``file``: where looks of other processes find what is found here; null: nowhere."""
+        """``file``: keeps the findings for other processes; null: they are not kept."""
         self.unsettled: dict[str, T] = {}
-        """What was found of each window that is not settled."""
+        """The findings about each window that is not settled."""
         self.index = WindowIndex(file)
         self._before = self._note = LookNote()
         self._marks: dict[str, TableMark] | None = {}
@@ -48,7 +47,9 @@ class Seen(Generic[T]):
         self._lock = threading.Lock()
 
     def ask(self, question: Callable[[], F]) -> F:
-        """What ``question`` answers, which looks by this memory; asked again where the file is damaged."""
+        """Return the result of ``question``, which uses this memory; a damaged file is removed and it is
+        called again.
+        """
         for _ in range(2):
             try:
                 return question()
@@ -99,7 +100,7 @@ class Seen(Generic[T]):
 
     @property
     def era(self) -> str | None:
-        """With ``number``: up to where landing was seen."""
+        """With ``number``: how far the look has seen landing."""
         return self._note.era
 
     @property
@@ -107,11 +108,11 @@ class Seen(Generic[T]):
         return self._note.number
 
     def newest(self, table: LakeTable) -> TableSnapshot | None:
-        """The newest version of ``table``, None if it is not there; not opened again while it is the same."""
+        """The newest version of ``table``; None if it does not exist. Opened only after a commit to it."""
         path = table.spec.path
         now = self._tables.get(path)
         if now is None or now.table != table or not now.is_newest():
-            now = look(table)
+            now = table.look()
         self._tables[path] = now
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)

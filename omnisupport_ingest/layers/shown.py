@@ -1,5 +1,4 @@
-"""What a dimension shows of its net changes: by window, the batches that it was made from, and
-which deleted rows it leaves out."""
+"""Which net changes a dimension shows: by window the batches that it contains, and the purged rows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.versions import of_contract
 
 _PURGE = "purge:"
-"""Begins the version that says from when on deleted rows are shown."""
+"""Prefix of the version that names the moment before which deleted rows are purged."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Shown:
 
     @classmethod
     def of(cls, net_changes: TableSnapshot | None, dimension: TableSnapshot | None) -> Shown:
-        """``net_changes`` and ``dimension``: None where they are not there."""
+        """``net_changes``, ``dimension``: None if the table does not exist."""
         if net_changes is None:
             return cls(None, frozenset(), None)
         state = dimension.state(WHOLE_TABLE) if dimension is not None else None
@@ -41,7 +40,7 @@ class Shown:
         return cls(net_changes, newer, made_from(net_changes, state) if newer else net_changes)
 
     def in_window(self, window: str) -> frozenset[str]:
-        """The batches of ``window`` that are shown."""
+        """The batches of ``window`` that the dimension contains."""
         held = self._batches(window, now=True)
         return held & self._batches(window, now=False) if window in self.newer else held
 

@@ -1,9 +1,9 @@
-"""Which tables have news in a window: an ingest run visits these alone, whatever other tables there are.
+"""Which tables have news in a window: an ingest run visits only these.
 
-A table awaits the landed batches that name it. It awaits all of them where it has to be made again, or is
-not there yet. Without any batch it has news where it was folded from other events than there are now: a
-window was judged again by a review, an erasure or another contract, or a withheld event may be one of the
-table. When a window closes all tables are visited once, and hold all of its batches from then on.
+A table awaits the landed batches that name it, and all batches where it does not exist or has to be made
+again. Without a new batch it has news where its events changed: a window was judged again after a review, an
+erasure or a change of contract, or a withheld event may belong to it. When a window closes, all tables are
+visited once; from then on they contain all its batches.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class Layer:
         return self.snapshot is not None and bool(self.snapshot.files(window))
 
     def taken(self, window: str) -> frozenset[str]:
-        """The batches of ``window`` that the layer holds, by whatever rules they were taken in."""
+        """The batches of ``window`` that the layer holds, even if the window is stale."""
         state = self.state(window)
         return frozenset(state.batches) if state is not None else frozenset()
 
     def held(self, window: str) -> frozenset[str]:
-        """The same; none if the window must be made again by other rules."""
+        """The batches of ``window`` that the layer holds; none if the window is stale."""
         return frozenset() if self.is_stale(window) else self.taken(window)
 
     def is_stale(self, window: str) -> bool:
-        """Whether ``window`` was made by other rules, and must be made again."""
+        """Whether ``window`` was made with other versions, and must be made again."""
         if window in self._lasting:
             return False
         state = self.state(window)
@@ -97,7 +97,7 @@ class TableLayer(Layer):
         self.contract = contract
 
     def awaits_all(self, window: str) -> bool:
-        """Whether every batch of ``window`` is awaited, of whatever tables it has events."""
+        """Whether every batch of ``window`` is awaited, whatever tables it names."""
         if self.snapshot is None or self.is_stale(window):
             return True
         # Another program rewrote the window: what it was made from is not known.
@@ -119,7 +119,7 @@ class SourceLayers:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tables."""
+        """The names of all tables."""
         return frozenset(each.name for each in (*(each.contract for each in self.tables), *self.parked))
 
     def held(self, window: str) -> frozenset[str]:

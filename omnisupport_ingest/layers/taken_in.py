@@ -1,7 +1,7 @@
-"""Which events a version of a table was made from: files of the layer above, found by the names it keeps.
+"""Which events a version of a table was made from, found by the names of the files it took.
 
-A window's state names the files that it took. They may have been folded into others since, or replaced;
-a replaced file stays on disk until it is swept, and one that others were folded into says so.
+A window's state names these files. Closing may have merged them into others, or they were replaced. A
+replaced file stays on disk until ``sweep`` deletes it, and a merged file names the files that it replaces.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.plan import files_to_read
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, EventsGone
 from omnisupport_ingest.layers.shown import made_from, newer_windows
-from omnisupport_ingest.layers.upstream_files import files_to_read
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand
 

@@ -1,9 +1,8 @@
-"""A table of key-ordered files is updated by tasks of Spark, each of which has a stretch of the keys.
+"""Tasks of Spark update a table of key-ordered files; each task has a range of keys.
 
-A task reads what is sent to its keys, and the files that hold them; it updates their rows (``cdc.updating``,
-``cdc.history_update``), writes the files that take the old ones' place, and returns a row of statistics for
-each. No row passes through the driver or the JVM. What a task that was started again wrote twice is left out
-by name.
+A task reads the changes of its keys and the files that hold them, updates their rows (``cdc.updating``,
+``cdc.history_update``), writes the new files, and returns a row of statistics for each. No row passes through
+the driver or the JVM. Files that a restarted task wrote twice are left out by name.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _BYTES_OF_A_GROUP = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class FilesUpdated:
-    """What an update comes to, before its commit.
+    """The result of an update, before its commit.
 
     ``written``: files in the draft folder. ``replaced``: paths of the files whose place they take.
     ``removed`` and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys
@@ -72,7 +71,7 @@ class FilesUpdated:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a table is updated by.
+    """The input of an update.
 
     ``changes``: files of net changes, to be merged with the rows of their keys. ``refolded``: stored rows
     with ``cdc.updating.CHANGE`` that were folded again, if any. ``folded``, ``stored``: the schemas of both.
@@ -86,7 +85,7 @@ class Sent:
 
     @property
     def rows(self) -> int:
-        """About how many rows are sent."""
+        """The approximate number of rows that are sent."""
         return sum(file.rows for file in self.changes)
 
 
@@ -171,7 +170,7 @@ class _Sample:
 
 
 def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder) -> _Sample:
-    """Every so manyth key of each file: read by tasks, a bounded number in all."""
+    """Every n-th key of each file, read by tasks; the total number is bounded."""
     files = rows.files
     weight = max(1, sum(file.rows for file in files) // _KEYS_OF_A_SAMPLE)
     shares = in_shares(files)
@@ -198,7 +197,7 @@ def _sampled(
 
 
 def _cuts(sample: _Sample, ranges: Sequence[KeyRange], rows_of_a_range: int) -> list[Bound]:
-    """Where to cut ranges that very many rows are sent to."""
+    """Where to split ranges to which very many rows are sent."""
     numbers = range_numbers(sample.keys, ranges)
     starts = {each.start for each in ranges}
     cuts: set[Bound] = set()

@@ -1,7 +1,7 @@
-"""What a task does with ranges of keys: their files are read, their rows updated and written to new files.
+"""How a task updates ranges of keys: it reads their files, updates the rows, and writes new files.
 
-Each range reports in a row (``OUTCOME``) the files that were written, and hashes of the rows that left and of
-those that came.
+Each range reports in one row (``OUTCOME``) the files that were written, and hashes of the removed and of the
+added rows.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Rules(Protocol):
         """Update the rows ``held``, all that are reached, by the rows ``sent``."""
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
-        """Whether the two have the same rows, in whatever order."""
+        """Whether the two have the same rows, in any order."""
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """``rows`` in the order that those of one key are to have."""
+        """``rows`` in the order that the rows of one key must have."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _read(number: int, sent: pa.Table, target: FilesToUpdate, ranges: Sequence[K
 def _updated(
     in_hand: Sequence[_InHand], sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange]
 ) -> list[dict[str, Any]]:
-    """What becomes of the ranges ``in_hand`` by the rows that are ``sent`` to them."""
+    """Update the ranges ``in_hand`` by the rows that are ``sent`` to them."""
     old = [each.rows.take(pa.array(np.flatnonzero(each.reached))) for each in in_hand]
     updated = target.rules.update(pa.concat_tables(old).combine_chunks(), sent.combine_chunks())
     if len(updated.refold):

@@ -1,4 +1,4 @@
-"""What makes the windows of a layer stale when it changes, and what is done about a stale window."""
+"""What makes the windows of a layer stale when it changes, and how a stale window is made again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.protection import has_policy, needs_protection
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.erasures import VERSION, ErasureLedger
-from omnisupport_ingest.layers.idempotency import LOGIC_VERSION
+from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -73,7 +73,7 @@ class RulesVersions:
         self._destroyed = workspace.subjects.destroyed_by_window(source)
 
     def common(self) -> tuple[str, ...]:
-        """Those of every window."""
+        """The versions of every window."""
         return self._common
 
     def apart(self) -> dict[str, tuple[str, ...]]:
@@ -130,7 +130,7 @@ class RulesVersions:
 
 
 def _of_secrets(workspace: Workspace, contracts: Sequence[TableContract]) -> Iterator[str]:
-    """Versions of what policies for personal data need beside the contracts."""
+    """Versions of the secrets that policies for personal data use."""
     if has_policy(contracts, HASH):
         yield f"pii_key:{current_version(workspace.settings.pii_keys)}"
     if has_policy(contracts, TOKENIZE):
@@ -138,7 +138,7 @@ def _of_secrets(workspace: Workspace, contracts: Sequence[TableContract]) -> Ite
 
 
 def of_contract(contract: TableContract) -> tuple[str, ...]:
-    """Versions of what one table's events are folded by."""
+    """Versions by which the events of one table are folded."""
     return (f"logic:{LOGIC_VERSION}", f"contract:{contract.fingerprint}")
 
 
@@ -149,13 +149,13 @@ def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTa
 
 
 def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[Finding]:
-    """The scenarios that a window is made again for, which was made with ``held`` versions."""
+    """The scenarios for which a window that was made with ``held`` versions is made again."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
     return frozenset(_FOUND[kind] for kind in changed & _FOUND.keys())
 
 
 def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """In words for people, what differs: ``contract``, ``review decision``, …"""
+    """What differs, in words for people: ``contract``, ``review decision``, …"""
     found = {_kind(each) for each in set(held) ^ set(wanted)}
     return tuple(word for kind, word in _WORDS.items() if kind in found)
 

@@ -1,6 +1,6 @@
-"""What each window of a source comes to, in numbers, and what all windows come to together.
+"""Numbers about each window of a source, and their totals.
 
-The checks of a run read these: they cost what has changed and the windows that stand out, not all windows.
+The checks of a run read these. Their cost follows the changed and the unsettled windows, not all windows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Standing:
-    """What all windows of a source come to.
+    """The totals of all windows of a source.
 
     ``judged`` windows hold ``counts`` events in all; ``wrong`` ones do not add up. ``changed``: windows and
     layers whose last replay came to another content, in ``unexplained`` windows for no known reason.
@@ -132,7 +132,7 @@ def _by_reason(totals: Mapping[str, int], what: str) -> dict[str, int]:
 
 
 def _not_passed(index: WindowIndex, is_passed: Callable[[str], bool]) -> Iterator[str]:
-    """The windows of time that the watermark has not closed: the last ones."""
+    """The windows of time that the watermark has not passed: the last ones."""
     below: str | None = None
     while found := index.last(below, _AT_ONCE):
         for window in found:

@@ -1,11 +1,10 @@
-"""What the windows of a source came to when they were last looked at, kept in a file for processes to come.
+"""Numbers about the windows of a source from the last look, in a file for later processes.
 
-An SQLite file in the lake's folder of the source: one row of numbers per window, their totals, and a note of
-what they were looked at by and up to where (``LookNote``). So a process that starts looks at what has changed
-since, as one does that has run all the time. Nothing of it is ever the truth: tables and landing are, and a
-file that is missing, damaged, copied from elsewhere, of another version or of other tables is made anew by a
-look at every window.
-Who cannot use the file (a full disk, another user's home) keeps the same in memory.
+An SQLite file in the lake's folder of the source: a row per window, the totals, and a note of the look's
+versions and how far it came (``LookNote``). So a new process looks only at what changed since. The file is a
+cache: tables and landing are the truth. A file that is missing, damaged, copied from elsewhere, or of another
+version or other tables is made again by a look at every window.
+A process that cannot use the file (a full disk, another user's home) keeps the same in memory.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from omnisupport_ingest.sqlite_index import (
 )
 
 FORMAT = f"3/{__version__}"
-"""What is noted, and how a window is looked at. Another version looks at every window once."""
+"""Version of the file and of the look; a process with another version looks at every window once."""
 
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
 UNEXPLAINED, TO_CLOSE = "unexplained", "to_close"
 LEFT_COLLISION, LEFT_OLDER, UNAPPLIED = "left_collision", "left_older", "unapplied"
-"""Numbers that windows are found by where they are not 0."""
+"""Numbers with an index, which finds the windows where they are not 0."""
 
 HELD = "held "
-"""Before a reason: how many events are in quarantine for it."""
+"""Prefix of a reason: the number of events in quarantine for that reason."""
 
 _FLAGS = (
     *(UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE),
@@ -53,7 +52,7 @@ _FLAGS = (
 )
 
 _PAST_SECONDS = 2 * 86_400.0
-"""How far back it is known how many events were in quarantine."""
+"""How long the numbers of quarantined events are kept."""
 _COUNTED = "windows with "
 
 _TABLES = """
@@ -64,7 +63,7 @@ CREATE TABLE past (at REAL PRIMARY KEY, held TEXT, crc INTEGER) WITHOUT ROWID;
 """
 
 _WAIT_SECONDS = 60.0
-"""How long to wait for another process that looks."""
+"""How long to wait for the look of another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class WindowIndex:
         self.totals: Counter[str] = Counter()
 
     def begin(self) -> LookNote:
-        """Keep other looks out, and say what the last one noted; a note of nothing if there is none."""
+        """Lock out other looks and return the note of the last one; an empty note if there is none."""
         db = self._connected()
         db.execute("BEGIN IMMEDIATE")
         self._changed = False
@@ -126,7 +125,7 @@ class WindowIndex:
         return note
 
     def put(self, window: str, numbers: Mapping[str, int]) -> None:
-        """The ``numbers`` of ``window`` are these now; what is not named is 0."""
+        """Set the numbers of ``window``; those that ``numbers`` lacks become 0."""
         db, new = self._db_open(), {name: number for name, number in sorted(numbers.items()) if number}
         old = self.numbers(window)
         if old == new:
@@ -149,7 +148,7 @@ class WindowIndex:
             db.execute('DELETE FROM "window" WHERE "window" = ?', (window,))
 
     def forget_all(self) -> None:
-        """No window has any number."""
+        """Set all numbers of all windows to 0."""
         self._changed = True
         self.totals = Counter()
         for table in ("flagged", '"window"'):
@@ -157,7 +156,7 @@ class WindowIndex:
             self._db_open().execute(f"DELETE FROM {table}")
 
     def flagged(self, flag: str) -> list[str]:
-        """The windows in order of which the number ``flag`` is not 0."""
+        """The windows whose number ``flag`` is not 0, in order."""
         rows = self._db_open().execute(
             'SELECT "window" FROM flagged WHERE flag = ? ORDER BY "window"', (flag,)
         )
@@ -180,14 +179,14 @@ class WindowIndex:
         return found
 
     def after(self, window: str, count: int) -> list[str]:
-        """The next ``count`` windows behind ``window``, in order; fewer at the end."""
+        """The next ``count`` windows after ``window``, in order; fewer at the end."""
         rows = self._db_open().execute(
             'SELECT "window" FROM "window" WHERE "window" > ? ORDER BY "window" LIMIT ?', (window, count)
         )
         return [name for (name,) in rows]
 
     def last(self, below: str | None, count: int) -> list[str]:
-        """The last ``count`` windows below ``below`` (null: of all), the last one first."""
+        """The last ``count`` windows before ``below`` (null: of all), latest first."""
         rows = self._db_open().execute(
             'SELECT "window" FROM "window" WHERE ? IS NULL OR "window" < ? ORDER BY "window" DESC LIMIT ?',
             (below, below, count),
@@ -208,7 +207,7 @@ class WindowIndex:
         return Counter(json.loads(row[0]))
 
     def commit(self, note: LookNote, before: LookNote) -> LookNote:
-        """End the look; ``before``: what ``begin`` gave. Nothing is written where nothing is new."""
+        """End the look; ``before``: the result of ``begin``. Writes only if something changed."""
         if not self._changed and note == before:
             self.rollback()
             return before
@@ -222,13 +221,13 @@ class WindowIndex:
         return noted
 
     def rollback(self) -> None:
-        """End the look as if it had not been."""
+        """End the look and discard its changes."""
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
 
     def drop(self) -> None:
-        """Remove the file: the next look begins with nothing."""
+        """Remove the file: the next look starts empty."""
         self.close()
         # The file last: while it is there, the others belong to it.
         for suffix in ("-wal", "-shm", "-journal", ""):
@@ -236,12 +235,12 @@ class WindowIndex:
                 Path(f"{self._file}{suffix}").unlink()
 
     def keep_in_memory(self) -> None:
-        """Leave the file alone from now on."""
+        """Do not use the file any more."""
         self.close()
         self._file = None
 
     def close(self) -> None:
-        """Let go of the file; the next look opens it again."""
+        """Close the file; the next look opens it again."""
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
@@ -303,7 +302,7 @@ class WindowIndex:
 
 
 _of_parents: list[sqlite3.Connection | None] = []
-"""Connections of the process that this one was forked from."""
+"""Connections inherited from the parent process by a fork; they are kept open and never used."""
 
 
 def _inode(file: Path) -> int | None:

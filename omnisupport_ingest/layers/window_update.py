@@ -20,14 +20,13 @@ from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
 from omnisupport_ingest.layers import closing
 from omnisupport_ingest.layers.checkpoints import Identity, Outcome, change_for, report
 from omnisupport_ingest.layers.closing import Compaction
-from omnisupport_ingest.layers.idempotency import unit_key
-from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work
+from omnisupport_ingest.layers.plan import Asked, Upstream, WindowPlan, Work, unit_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What a layer is run with: the home, Spark, the source, the run's id, and what is to be made again."""
+    """The arguments of a layer's run: the home, Spark, the source, the run's id, and what to make again."""
 
     workspace: Workspace
     spark: SparkSession
@@ -59,7 +58,7 @@ JobT = TypeVar("JobT", bound=WindowJob)
 
 @dataclass(frozen=True)
 class Produced(Generic[JobT]):
-    """The files that jobs wrote, in their final place, and what each job comes to."""
+    """The files that jobs wrote, in their final place, and the result of each job."""
 
     files: StagedFiles
     outcome: Callable[[JobT], Outcome]

@@ -1,4 +1,4 @@
-"""What is in quarantine of a window, in numbers: the checks of the quarantine read these and their totals."""
+"""Numbers about the quarantine of each window; the checks of the quarantine read these and their totals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reason_of(file: LakeFile) -> str:
 
 
 def _states_in(file: LakeFile) -> Mapping[str, int]:
-    """How many events of ``file`` are in each state of review; all are open where that is not known."""
+    """The number of events of ``file`` in each state of review; all count as open where that is unknown."""
     try:
         with pq.ParquetFile(file.uri) as parquet:
             if _STATE not in parquet.schema_arrow.names:

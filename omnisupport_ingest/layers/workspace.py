@@ -1,4 +1,4 @@
-"""The places a layer works on: the landing of each source and the tables of the lake."""
+"""Where the layers work: the landing of each source, and the tables of the lake."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
-from omnisupport_ingest.layers.retention_columns import retention_ledger
-from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
+from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
 from omnisupport_ingest.layers.seen import Seen
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowGrid
@@ -89,7 +87,7 @@ class Workspace:
         return self._later[now]
 
     def merging_at_once(self) -> Workspace:
-        """The same home as if no contract let net changes wait for their merge."""
+        """The same home, with every contract's delay of merges ignored."""
         contracts = Contracts(tuple(each.merged_at_once for each in self.contracts))
         return replace(self, contracts=contracts)
 
@@ -148,7 +146,7 @@ class Workspace:
             return None
 
     def seen(self, source: str) -> Seen[Any]:
-        """What the last look for pending windows of ``source`` found; the same memory at every call."""
+        """The memory of the last look for pending windows of ``source``; the same object at every call."""
         if source not in self._seen:
             self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
         return self._seen[source]
@@ -254,7 +252,7 @@ class Workspace:
         )
 
     def erasures(self, source: str) -> Ledger:
-        """Which rows of ``source`` people had erased. Like ``reviews`` it is none of ``tables``."""
+        """The rows of ``source`` that people had erased. Like ``reviews`` it is none of ``tables``."""
         return Ledger(
             self.home.lake,
             TableSpec(

@@ -30,7 +30,6 @@ from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_ref import EventRef
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
@@ -254,7 +253,7 @@ def _raw_rows(
     windows: Iterable[str],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Window and columns ``_IN_RAW`` of what raw holds of ``key``, and at the positions of ``events``."""
-    raw = look(workspace.raw(contract.source))
+    raw = workspace.raw(contract.source).look()
     # A copy has the position of the accepted event, even if a policy for personal data changed its key.
     where = pc.field("commit_lsn").isin(sorted({each.position[1] for each in events}))
     where = (where | (pc.field("key") == key)) & (pc.field("source_schema") == contract.schema)
@@ -348,7 +347,7 @@ def _checkpoints(
 
 
 def _of_table(table: LakeTable, windows: Iterable[str]) -> Iterator[Checkpoint]:
-    snapshot = look(table)
+    snapshot = table.look()
     for window in windows if snapshot is not None else ():
         state = snapshot.state(window) if snapshot is not None else None
         if state is not None:
@@ -356,7 +355,7 @@ def _of_table(table: LakeTable, windows: Iterable[str]) -> Iterator[Checkpoint]:
 
 
 def _shown(workspace: Workspace, contract: TableContract, key: str) -> Mapping[str, Any] | None:
-    snapshot = look(workspace.dimension(contract))
+    snapshot = workspace.dimension(contract).look()
     for file in snapshot.all_files() if snapshot is not None else ():
         schema = pq.read_schema(file.uri)
         columns = [name for name in schema.names if name != STATE]

@@ -27,7 +27,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, printable, require_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import note_export
 from omnisupport_ingest.read.overview import overview
@@ -81,7 +80,7 @@ def export(
     """
     # Before the table is opened, so that what is read afterwards is at least as complete.
     progress = _progress(workspace, contract)
-    snapshot = look(workspace.dimension(contract))
+    snapshot = workspace.dimension(contract).look()
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if snapshot is None or state is None:
         raise NoDimension(

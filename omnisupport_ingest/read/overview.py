@@ -26,7 +26,6 @@ from omnisupport_ingest.layers.delayed_merge import (
     waiting_merge,
 )
 from omnisupport_ingest.layers.dimensions import LAYER as DIMENSION
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.quarantine_files import named_by
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.shown import Shown
@@ -195,7 +194,7 @@ def _always(versions: tuple[str, ...]) -> _Versions:
 
 
 def _look(layer: str, table: LakeTable) -> _Look:
-    snapshot = look(table)
+    snapshot = table.look()
     states = {}
     if snapshot is not None:
         of_windows = {window: snapshot.state(window) for window in snapshot.windows()}

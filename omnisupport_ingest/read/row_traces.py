@@ -26,7 +26,6 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.event_files import EventFiles
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 
 _IN_PATH = (WINDOW, "source_table")
@@ -145,7 +144,7 @@ def _row_state(row: dict[str, Any], contract: TableContract, ends: TableEnds) ->
 def _folded(workspace: Workspace, contract: TableContract, key: str) -> pa.Table:
     """The folded rows of ``key`` in every window, and those without a key."""
     schema = arrow_schema(folded_type(contract), without=(WINDOW,))
-    net_changes = look(workspace.net_changes(contract))
+    net_changes = workspace.net_changes(contract).look()
     where = (pc.field("_cdc_key") == key) | pc.field("_cdc_kind").isin([TRUNCATE, SNAPSHOT_END])
     parts = []
     for file in net_changes.all_files() if net_changes is not None else ():

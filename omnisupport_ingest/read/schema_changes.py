@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pg_types import PgType
-from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.landing.schema_changes import KINDS, SchemaChange, SchemaChanges
 from omnisupport_ingest.layers.workspace import Workspace
 

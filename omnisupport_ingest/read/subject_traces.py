@@ -34,7 +34,6 @@ from omnisupport_ingest.contracts.subject_keys import ID_BYTES, row_subject
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.integrity import sha256_of
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import storage_of
 
@@ -231,13 +230,13 @@ def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable,
 
 
 def _held(table: LakeTable) -> Iterator[tuple[str, Path]]:
-    snapshot = look(table)
+    snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
         yield file.path, Path(file.uri)
 
 
 def _left_over(table: LakeTable) -> Iterator[tuple[str, Path]]:
-    storage, snapshot = storage_of(table.folder), look(table)
+    storage, snapshot = storage_of(table.folder), table.look()
     held = {file.path for file in snapshot.all_files()} if snapshot is not None else set()
     found = {Path(folder, name) for folder, _, names in os.walk(table.folder) for name in names}
     if not storage.is_local:
@@ -364,7 +363,7 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
 
 def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
     """Yield layer, file, window and events of every file of landing and raw that exists."""
-    store, raw = workspace.landing(source), look(workspace.raw(source))
+    store, raw = workspace.landing(source), workspace.raw(source).look()
     files = [
         (LANDING, store.path_of(file), file.window) for each in store.manifests() for file in each.files
     ] + [(RAW, Path(file.uri), file.window) for file in (raw.all_files() if raw is not None else ())]

@@ -11,7 +11,6 @@ from enum import Enum
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.workspace import Workspace
@@ -78,7 +77,7 @@ def window_list(workspace: Workspace, source: str) -> WindowList:
     landing = workspace.landing(source)
     landed = landing.landed()
     pending = pending_windows(workspace, source, limit=sys.maxsize)
-    judged, raw = look(workspace.deduped(source)), look(workspace.raw(source))
+    judged, raw = workspace.deduped(source).look(), workspace.raw(source).look()
     parts = {window: of_window for window in landing.windows() if (of_window := landed.parts(window))}
     # Raw may hold batches that landing no longer has. A run over a range of windows makes empty ones too.
     kept = [window for window in raw.windows() if raw.files(window)] if raw is not None else []

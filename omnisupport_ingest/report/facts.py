@@ -21,7 +21,6 @@ from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers.lateness import Lateness
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
 from omnisupport_ingest.read.freshness import ServiceLevel, freshness, service_level, verified_in_words
@@ -143,7 +142,7 @@ def source_facts(workspace: Workspace, source: str, *, most: int = MOST_BATCHES)
 def _promises(workspace: Workspace, source: str, store: LandingStore, landed: Landed) -> Iterator[Promise]:
     now = datetime.now(UTC)
     for contract in workspace.contracts.of_source(source):
-        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
         behind = freshness(contract, net_changes, dimension, store, landed)
         verified = verified_of(workspace.home, contract)
         level = service_level(contract, behind, verified, now)
@@ -194,7 +193,7 @@ def _tables(workspace: Workspace, source: str) -> Iterator[TableFacts]:
 
 
 def _table(table: LakeTable, name: str, source_table: str | None) -> Iterator[TableFacts]:
-    snapshot = look(table)
+    snapshot = table.look()
     if snapshot is None:
         return
     files = snapshot.all_files()
@@ -245,7 +244,7 @@ def _bytes(action: Mapping[str, Any]) -> int:
 
 
 def _windows(workspace: Workspace, source: str, windows: set[str]) -> Iterator[WindowCounts]:
-    judged, landed = look(workspace.deduped(source)), workspace.landing(source).landed()
+    judged, landed = workspace.deduped(source).look(), workspace.landing(source).landed()
     lateness = Lateness.of(workspace, source)
     for window in sorted(windows - {OUT_OF_RANGE}):
         state = judged.state(window) if judged is not None else None

@@ -1,8 +1,9 @@
-"""How much disk a home uses by layer, how fast that grows, and when the disk is full: an estimate, and cheap.
+"""An estimate of the disk space of a home: bytes by layer, growth, and when the disk is full.
 
-No folder is walked. The tables' logs know the size of every file in use. Landing is estimated by the newest
-batches, whose manifests know theirs, and by how many events and batches there are in all. Growth is what the
-windows of the last days hold of the layers that are stored by window, and all else is taken to grow alike.
+It walks no folder, so it is cheap. The tables' logs have the size of every file in use. Landing is estimated
+from the newest batches, whose manifests have their sizes, and the total numbers of events and batches. Growth
+is measured on the windows of the last days, in the layers that are stored by window; the others are assumed
+to grow alike.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.removed import LANDING, Removed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -39,7 +39,7 @@ _MANIFEST_BYTES = 3_000
 
 @dataclass(frozen=True, slots=True)
 class DiskForecast:
-    """``layers``: bytes in use by layer. ``per_day``: bytes that are added a day, None before there is an
+    """``layers``: bytes in use by layer. ``per_day``: growth in bytes per day, None before there is an
     hour to tell it by. ``free`` bytes are left on the disk of the home, which is full in ``days`` (null: not
     told, or nothing grows)."""
 
@@ -50,7 +50,7 @@ class DiskForecast:
 
 
 def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
-    """Of all sources of the home at ``now`` (timezone-aware)."""
+    """Estimate for all sources of the home at ``now`` (timezone-aware)."""
     layers: Counter[str] = Counter()
     recent, by_window = 0, 0
     since = max(now - LOOKS_BACK, workspace.grid.first)
@@ -91,7 +91,7 @@ def _tables(workspace: Workspace, source: str) -> list[tuple[str, LakeTable]]:
 def _sizes(table: LakeTable) -> Counter[str]:
     """Bytes of the files in use by window; one that is stored by key has them all under ``""``."""
     found: Counter[str] = Counter()
-    snapshot = look(table)
+    snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
         found[file.window if table.spec.partition_by else ""] += file.bytes
     return found
@@ -110,7 +110,7 @@ def _landing_bytes(workspace: Workspace, source: str) -> int:
 
 
 def _bytes_per_event(store: LandingStore) -> float:
-    """Of the newest batches of each kind."""
+    """The mean of the newest batches of each kind."""
     size, events = 0, 0
     epoch = max((each.epoch for each in store.epoch_standings()), default=0)
     for prefix in (stream_prefix(epoch), chunk_prefix(epoch), offsets_prefix(epoch), "f-"):

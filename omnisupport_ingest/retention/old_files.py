@@ -1,8 +1,9 @@
-"""Files of the lake that no version in use holds: how long each table keeps them, and sweeping them.
+"""Old files: files of the lake that no version in use holds, how long each table keeps them, and deleting
+them.
 
-A replaced file, and one that a crash left, stays for as long as the contract says
-(``x-cdc.retention.old_files``); what all tables of a source share, for the longest of them. Quarantine files
-that a window names are never old.
+The contract says how long replaced files and those left by a crash stay (``x-cdc.retention.old_files``).
+Tables that all contracts of a source share keep them for the longest of these times. Quarantine files that a
+window names are never old.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class OldFiles:
 
 
 def old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> list[OldFiles]:
-    """What a sweep would delete now of the tables of ``source``, or of ``only`` that contract's."""
+    """What a sweep would delete now from the tables of ``source``, or only from those of the contract
+    ``only``.
+    """
     found = []
     for table, keep, spare in _tables(workspace, source, only):
         count, size = sweepable(table, keep, spare=spare)
@@ -40,7 +43,7 @@ def old_files(workspace: Workspace, source: str, only: TableContract | None = No
 
 
 def sweep_old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> int:
-    """Delete them; returns how many folders and single files went. The platform may run meanwhile."""
+    """Delete the old files; returns how many folders and single files. The platform may run meanwhile."""
     return sum(
         len(sweep(table, keep, spare=spare)) for table, keep, spare in _tables(workspace, source, only)
     )

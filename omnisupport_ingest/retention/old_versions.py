@@ -1,7 +1,7 @@
-"""Versions of rows that ended longer ago than a contract keeps its history, and their removal.
+"""Versions of rows that ended before a contract's retention of its history, and their removal.
 
-Open versions stay, however old. What leaves is a function of the ledger alone: a version that ended before
-the moment recorded there is not made again, whatever makes the history anew. `as-of` reads events.
+Open versions stay, whatever their age. The ledger records the moment before which ended versions were
+removed, so a history that is made again leaves out the same ones. ``as-of`` reads events and is not affected.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import LAYER
-from omnisupport_ingest.layers.idempotency import idempotency_key
-from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.workspace import Workspace
 
 _END = "_cdc_valid_to"
@@ -53,9 +52,9 @@ class OldVersions:
 
 
 def ends_before(keep: timedelta | None, watermark: datetime | None) -> datetime | None:
-    """The moment before which versions have ended that are kept for ``keep``; None where all stay.
+    """The moment before which ended versions are removed, given ``keep``; None where all stay.
 
-    It moves by whole hours: each step of it writes files again.
+    It moves in whole hours, because each move rewrites files.
     """
     if keep is None or watermark is None:
         return None
@@ -68,9 +67,9 @@ def ends_before(keep: timedelta | None, watermark: datetime | None) -> datetime 
 def old_versions(
     workspace: Workspace, contract: TableContract, watermark: datetime | None
 ) -> OldVersions | None:
-    """What the history of ``contract`` holds that its contract gives up; None if it is nothing."""
+    """The versions in the history of ``contract`` that it no longer keeps; None if there are none."""
     keep = contract.retention.history
-    before, snapshot = ends_before(keep, watermark), look(workspace.history(contract))
+    before, snapshot = ends_before(keep, watermark), workspace.history(contract).look()
     if keep is None or before is None or snapshot is None:
         return None
     files, versions, size = 0, 0, 0
@@ -83,17 +82,17 @@ def old_versions(
 
 
 def remove_versions(workspace: Workspace, contract: TableContract, before: datetime) -> tuple[int, int]:
-    """Write the history of ``contract`` again without the versions that ended ``before``, in one commit.
+    """Rewrite the history of ``contract`` without the versions that ended ``before``, in one commit.
 
     Returns how many files were written again or left, and about how many bytes fewer they have. A second call
-    changes nothing. The files of before are on disk until they are old files.
+    changes nothing. The replaced files stay on disk until they are old files.
     """
     left = [0, 0]
 
     def attempt(snapshot: TableSnapshot) -> None:
         left[:] = _leave(snapshot, contract, before)
 
-    if look(workspace.history(contract)) is not None:
+    if workspace.history(contract).look() is not None:
         retrying(attempt, workspace.history(contract))
     return left[0], left[1]
 

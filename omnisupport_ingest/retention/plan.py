@@ -24,7 +24,6 @@ from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.snapshot_plans import Search, SnapshotPlan, SnapshotPlans, plans_in_force
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.quarantine_files import (
     EventsGone,
@@ -249,11 +248,11 @@ class _Looked:
 
     @cached_property
     def _raw(self) -> TableSnapshot | None:
-        return look(self.workspace.raw(self.source))
+        return self.workspace.raw(self.source).look()
 
     @cached_property
     def _judged(self) -> TableSnapshot | None:
-        return look(self.workspace.deduped(self.source))
+        return self.workspace.deduped(self.source).look()
 
     @cached_property
     def _unsettled(self) -> frozenset[str]:

@@ -27,10 +27,9 @@ from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.sweep import freed_by
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
-from omnisupport_ingest.layers.looking import look
+from omnisupport_ingest.layers.ledgers import RETENTION_TYPE
+from omnisupport_ingest.layers.plan import units_of
 from omnisupport_ingest.layers.removed import BEGUN, DONE, HISTORY, LANDING, QUARANTINE, RAW, Removal, Removed
-from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE
-from omnisupport_ingest.layers.upstream_files import units_of
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.old_versions import OldVersions, remove_versions
 from omnisupport_ingest.retention.plan import RetentionPlan
@@ -169,7 +168,7 @@ class _Remover:
         left: list[tuple[int, int]] = []
 
         def attempt(snapshot: TableSnapshot) -> None:
-            judged = look(self.workspace.deduped(self.source))
+            judged = self.workspace.deduped(self.source).look()
             assert judged is not None, "a window that is not judged is not sealed"
             changes = []
             left.clear()

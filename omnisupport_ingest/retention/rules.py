@@ -1,9 +1,8 @@
-"""What retention may take from a window, and what it refuses and why: a pure function of facts about it.
+"""What retention may remove from a window, or why not: a pure function of facts about the window.
 
-Age is counted by the watermark of the source, never by the clock of this machine: while a source stands still
-or nobody captures it, nothing of it grows old. Whatever the contracts say, nothing leaves that a window may
-still need: a window that is open, that waits for work, or that has a decision of a person before it keeps
-everything.
+Age is counted by the watermark of the source, not by this machine's clock: while a source stands still or
+nobody captures it, nothing grows old. Whatever the contracts say, a window keeps everything that it may still
+need: while it is open, has work to do, or has events that a person has to decide about.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Verdict:
 
 
 def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> Verdict:
-    """Whether the data files of the window may leave landing, which keeps them for ``keep``."""
+    """Whether the data files of the window may be removed from landing, which keeps them for ``keep``."""
     if facts.trimmed:
         return Verdict(LANDING, facts.window, Answer.GONE)
     if not is_old(facts, keep, watermark):
@@ -94,12 +93,12 @@ def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | 
 
 
 def is_old(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> bool:
-    """Whether the watermark is ``keep`` (null: for ever) beyond the end of the window."""
+    """Whether the watermark is at least ``keep`` (null: for ever) after the end of the window."""
     return keep is not None and watermark is not None and facts.end + keep <= watermark
 
 
 def _needed(facts: WindowFacts) -> str | None:
-    """Why the window is still worked on; None if it is not."""
+    """Why the window still needs its data; None if it does not."""
     if not facts.closed:
         return "it is not closed"
     if not facts.settled:

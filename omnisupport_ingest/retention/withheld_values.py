@@ -1,9 +1,8 @@
-"""Values of withheld events that a contract keeps no longer: the events stay, without them.
+"""Removing the values of withheld events that a contract no longer keeps; the events stay.
 
-A withheld event is one of the fold, and what the fold knows of it is its key, its position and the names of
-the columns that it carried; its values are never shown by any row. So where a window is sealed, and nobody
-can release the event any more, its values may go and every table above stays what it was. While raw has the
-window, a replay would quarantine the same values again.
+The fold needs of a withheld event only its key, its position and the names of its columns; no row shows its
+values. So once its window is sealed and nobody can release it any more, removing its values changes no table
+above. Before that, a replay from raw would put the same values into quarantine again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
-from omnisupport_ingest.layers.idempotency import idempotency_key
+from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles, named_by, withheld_of
 from omnisupport_ingest.layers.removed import QUARANTINE
 from omnisupport_ingest.layers.workspace import Workspace
@@ -67,7 +66,7 @@ class WithheldValues:
 def withheld_values(
     files: QuarantineFiles, contract: TableContract, window: str, keep: timedelta
 ) -> WithheldValues | None:
-    """What the quarantine of ``window`` has of ``contract`` with values; None if it is nothing.
+    """The events of ``contract`` in quarantine of ``window`` that have values; None if there are none.
 
     ``EventsGone`` if a file of it is not on disk.
     """
@@ -88,7 +87,7 @@ def withheld_values(
 
 
 def refused_values(window: str, of: str) -> Verdict:
-    """That the values of ``of`` in quarantine of a window that is not sealed stay."""
+    """The verdict that values of the table ``of`` stay, because ``window`` is not sealed."""
     why = f"raw has its events: a replay would quarantine those of {of} again, with their values"
     return Verdict(QUARANTINE, window, Answer.REFUSED, why)
 
@@ -96,9 +95,9 @@ def refused_values(window: str, of: str) -> Verdict:
 def remove_values(
     workspace: Workspace, source: str, wanted: Mapping[str, Collection[TableContract]], run_id: str
 ) -> int:
-    """Write the quarantine files of windows again without the values of their tables: by window, of which.
+    """Rewrite the quarantine files of windows without the values of the tables that each window names.
 
-    Returns how many files were written again. A second call changes nothing. The files of before are on disk
+    Returns how many files were rewritten. A second call changes nothing. The replaced files stay on disk
     until they are old files. The net changes of the windows are folded again, from the same events.
     """
     table, identity = workspace.quarantine(source), Identity(quarantine.LAYER, source, run_id)
@@ -195,7 +194,7 @@ def _emptied(text: str | None) -> str | None:
 def _doomed(rows: pa.Table, contracts: Collection[TableContract]) -> pa.ChunkedArray:
     """Which of ``rows`` are of tables of ``contracts`` and have a value that may go.
 
-    An image that is encrypted still, as its key is destroyed, has none that anybody can read.
+    An image that is still encrypted because its key was destroyed has no readable value.
     """
     mine = pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
     for each in contracts:

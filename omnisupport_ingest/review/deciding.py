@@ -31,8 +31,8 @@ from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.event_ref import EventRef
+from omnisupport_ingest.layers.ledgers import REVIEW_TYPE
 from omnisupport_ingest.layers.removed import RAW, Removed, sealed_error
-from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position

@@ -19,9 +19,9 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
 from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.ledgers import ERASURE_TYPE
 from omnisupport_ingest.layers.removed import refuse_sealed
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.row_traces import (

@@ -27,7 +27,6 @@ from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.lake.sweep import sweep_replaced
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.quarantine_files import named_anywhere
 from omnisupport_ingest.layers.versions import RulesVersions
@@ -211,7 +210,7 @@ def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]
     versions of its windows have changed.
     """
     windows = {window for named in of_subject.windows.values() for window in named}
-    versions, deduped = RulesVersions(workspace, source), look(workspace.deduped(source))
+    versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
     states = {window: deduped.state(window) if deduped is not None else None for window in windows}
     made_before = {
         window

@@ -23,7 +23,6 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import TableSnapshot
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns
@@ -64,7 +63,7 @@ class CurrentState:
     @classmethod
     def of(cls, workspace: Workspace, contract: TableContract) -> CurrentState:
         """The newest one; ``NotThereYet``."""
-        snapshot = look(workspace.dimension(contract))
+        snapshot = workspace.dimension(contract).look()
         state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
         if snapshot is None or state is None:
             raise NotThereYet(

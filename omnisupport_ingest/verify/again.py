@@ -24,7 +24,6 @@ from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import encode
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -60,7 +59,7 @@ def contents(settings: Settings) -> Contents:
     nothing = str(ContentHash())
     hashes = {}
     for table in _tables(workspace):
-        snapshot = look(table)
+        snapshot = table.look()
         if snapshot is None:
             continue
         for window in (*snapshot.windows(), WHOLE_TABLE):

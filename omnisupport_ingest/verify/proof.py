@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from omnisupport_ingest.contracts.model import TableContract
-    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
+    from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import WrittenRows
 
 
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
@@ -114,7 +114,7 @@ class _Expected:
 
     contract: TableContract
     path: Path
-    rows: RowsAt
+    rows: WrittenRows
 
 
 def prove(
@@ -209,10 +209,9 @@ def _merge_what_waits(
     from omnisupport_ingest.lake.layout import WHOLE_TABLE
     from omnisupport_ingest.layers import dimensions
     from omnisupport_ingest.layers.delayed_merge import waiting_merge
-    from omnisupport_ingest.layers.looking import look
 
     for contract in contracts:
-        net_changes, dimension = look(workspace.net_changes(contract)), look(workspace.dimension(contract))
+        net_changes, dimension = workspace.net_changes(contract).look(), workspace.dimension(contract).look()
         if net_changes is None or dimension is None:
             continue
         if waiting_merge(contract, dimension.state(WHOLE_TABLE), net_changes) is not None:

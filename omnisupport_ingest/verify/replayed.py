@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.layers import checkpoints
-from omnisupport_ingest.layers.looking import look
 from omnisupport_ingest.layers.pending import pending_windows
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
 def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
     hashes = {}
     for table in _tables(workspace, source):
-        snapshot = look(table)
+        snapshot = table.look()
         # A table without new events has no part of an open window.
         state = snapshot.state(window) if snapshot is not None else None
         if state is not None:

@@ -22,7 +22,7 @@ from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.epochs import EpochFacts
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.retention_columns import RETENTION_TYPE, retention_ledger
+from omnisupport_ingest.layers.ledgers import RETENTION_TYPE, retention_ledger
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.landing.batches import land

@@ -24,7 +24,10 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings, shared_table_findings
+from omnisupport_ingest.sources.postgres.preflight.shared_database import (
+    shared_database_findings,
+    shared_table_findings,
+)
 from omnisupport_ingest_tests.cli import pgbench
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
@@ -293,7 +296,7 @@ def test_a_table_that_another_slot_sends_is_not_added_to_a_running_capture(shop:
         assert f"Publication {own} of {LINES} publishes public.notes" in found[0].problem
         shop.source.sql(found[0].fix)
         assert shared_table_findings(connection, settings, [added]) == ()
-    assert divided_findings(shop.source.dsn, settings) == ()
+    assert shared_database_findings(shop.source.dsn, settings) == ()
 
 
 def test_a_slot_of_a_database_is_defined_by_one_command(tmp_path: Path):

@@ -110,7 +110,7 @@ def test_an_ordinary_value_of_a_type_is_asked_of_no_rule(
     moments = dict.fromkeys((Kind.TIMESTAMP, Kind.TIMESTAMPTZ), "2026-12-31 23:59:59.123456+00")
     arrays = dict.fromkeys((Kind.TEXT_ARRAY, Kind.INTEGER_ARRAY), "{1,2}")
     text = {**ordinary, **moments, **arrays}.get(PgType.parse(pg_type).kind, "1234")
-    monkeypatch.setattr("omnisupport_ingest.contracts.column_rules._asked", never)
+    monkeypatch.setattr("omnisupport_ingest.contracts.column_rules._checked", never)
     contract = replace(lanes.CONTRACT, columns=(Column("value", pg_type, nullable=False),), key=())
     kept = ColumnRules(contract).kept({"value": pa.array([text, None])}, {"value": pa.array([True, True])})
     assert kept.to_pylist() == [True, False]

@@ -88,7 +88,7 @@ def test_values_tell_whatever_the_column_is_called(what: str) -> None:
 
 def test_a_text_with_addresses_in_it_is_free_text() -> None:
     found = one(Column("x", "text"), "write to ada@example.org", "nothing", "else")
-    assert found is not None and (found.what, found.told) == ("free text", "mask (text)")
+    assert found is not None and (found.what, found.policy_text) == ("free text", "mask (text)")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_a_text_with_addresses_in_it_is_free_text() -> None:
 )
 def test_a_name_or_a_type_is_a_hint(column: Column, told: str | None) -> None:
     found = one(column)
-    assert (found.told if found else None) == told
+    assert (found.policy_text if found else None) == told
 
 
 def test_nothing_but_keep_is_proposed_for_a_key() -> None:
     found = one(Column("email", "text"), key=("email",))
-    assert found is not None and found.told == "keep"
+    assert found is not None and found.policy_text == "keep"
 
 
 def test_a_proposal_can_be_written_into_the_contract_as_it_is(tmp_path: Path) -> None:

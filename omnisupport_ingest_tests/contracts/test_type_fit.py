@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnisupport_ingest.contracts.pg_types import PgType
-from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,12 @@ def test_a_table_that_was_read_keeps_no_lock_and_its_error_is_not_the_next_ones(
     locks = "SELECT count(*) FROM pg_locks WHERE relation = 'things'::regclass"
     with source_at(things.dsn, things.slot, 20.0) as source:
         for contract in (broken, CONTRACT):
-            with suppress(psycopg2.errors.UndefinedColumn), source.apart():
+            with suppress(psycopg2.errors.UndefinedColumn), source.savepoint():
                 (found,) = source.table(contract).sums([], [EVERY_KEY])
         assert found.rows == ROWS and things.query(locks) == [(0,)]
         # Still the same moment.
         things.sql("DELETE FROM things")
-        with source.apart():
+        with source.savepoint():
             assert source.table(CONTRACT).sums([], [EVERY_KEY]) == [found]
 
 
@@ -150,8 +150,8 @@ def test_a_table_that_stays_locked_is_told_and_the_next_one_is_read(things: Sour
         with source.connection.cursor() as ours, other.cursor() as cursor:
             ours.execute("SET LOCAL lock_timeout = '200ms'")
             cursor.execute("BEGIN; LOCK TABLE held IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(SourceUnavailable) as raised, source.apart():
+        with pytest.raises(SourceUnavailable) as raised, source.savepoint():
             source.table(held).sums([], [EVERY_KEY])
         assert isinstance(raised.value.__cause__, psycopg2.errors.LockNotAvailable)
-        with source.apart():
+        with source.savepoint():
             assert source.table(CONTRACT).sums([], [EVERY_KEY])[0].rows == ROWS

@@ -15,9 +15,8 @@ from pyspark.sql import types as T
 from omnisupport_ingest.lake.ledger import Ledger, LedgerUnreadable
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import TableSpec
-from omnisupport_ingest.layers.erasure_columns import ERASURE_TYPE
 from omnisupport_ingest.layers.erasures import ErasureLedger
-from omnisupport_ingest.layers.review_columns import REVIEW_TYPE
+from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.foreign_bytes import ODD_TEXTS, in_time

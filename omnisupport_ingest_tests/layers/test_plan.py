@@ -9,8 +9,7 @@ import pytest
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.layers.idempotency import idempotency_key, unit_key
-from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work, decide
+from omnisupport_ingest.layers.plan import Upstream, WindowPlan, Work, decide, idempotency_key, unit_key
 
 CHECKPOINT = Checkpoint(
     layer="deduped_events",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnisupport_ingest.layers.upstream_files import compacted_names, files_to_read, units_of
+from omnisupport_ingest.layers.plan import compacted_names, files_to_read, units_of
 
 COMPACTED = {"ab": ("a", "b")}
 BEGIN_AGAIN = None

@@ -20,7 +20,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.retention_columns import retention_ledger
+from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.storage import (
     StorageRefused,
     StorageUnreachable,

@@ -16,7 +16,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.layers.retention_columns import retention_ledger
+from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.landing.batches import land
@@ -41,7 +41,7 @@ land(LandingStore(home.landing, "shop"), 10, 20)
 DECIDES = f"""{_OPENS}
 import pyarrow as pa
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.layers.retention_columns import retention_ledger
+from omnisupport_ingest.layers.ledgers import retention_ledger
 ledger = retention_ledger(home.lake, "shop")
 schema = arrow_schema(ledger.spec.schema, without=("sequence",))
 for _ in range(int(sys.argv[3])):

@@ -16,7 +16,7 @@ from omnisupport_ingest.landing.epochs import EpochFacts, EpochRecord, write_epo
 from omnisupport_ingest.layers import deduped, raw
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.compare import Comparison
-from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import WrittenRows
 from omnisupport_ingest.verify.proof import _compare, _Expected, events_per_table
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
@@ -75,7 +75,7 @@ def compared(
     path = folder / "notes.parquet"
     schema = pa.schema([(name, pa.string()) for name in ("id", "title", "body")])
     pq.write_table(pa.Table.from_pylist(list(rows), schema), path)
-    expected = _Expected(story.contract, path, RowsAt(len(rows), len(rows), len(rows), below))
+    expected = _Expected(story.contract, path, WrittenRows(len(rows), len(rows), len(rows), below))
     return _compare(story.workspace, lambda: spark, expected, Lsn(LSN), sample)
 
 

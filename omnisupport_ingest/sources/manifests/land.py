@@ -36,10 +36,10 @@ from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.query.cursor import (
-    BOUNDARY_ORDINAL,
+    END_ORDINAL,
     GENERATIONS,
     CursorColumn,
-    Place,
+    KeysetPosition,
     micros,
     micros_of,
 )
@@ -270,9 +270,7 @@ class _Unit:
             table = makes.of(_columns(list(good.values()), self._seed, cursor), {}, Known(), 1 << 62)
             for number, values in zip(good, table.to_pylist(), strict=True):
                 events[number] = LandedEvent(*values.values())
-        return [
-            each if each is not None else self._event("u", BOUNDARY_ORDINAL, None, None) for each in events
-        ]
+        return [each if each is not None else self._event("u", END_ORDINAL, None, None) for each in events]
 
     def _snapshot_row(self, record: Record, ordinal: int) -> LandedEvent:
         row = record.row
@@ -320,7 +318,7 @@ def _columns(rows: Sequence[Row], seed: SeedManifest, cursor: CursorColumn) -> R
         pa.array(images, pa.string()),
         cursor.numbers(pa.array([row[cursor.name] for row in rows], pa.string())),
         times,
-        Place(None, ()),
+        KeysetPosition(None, ()),
         sum(map(len, images)),
     )
 

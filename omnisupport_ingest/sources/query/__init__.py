@@ -1,1 +1,1 @@
-"""Sources that are asked by queries: tables read by a cursor column, where there is no log to read."""
+"""Sources that are read by queries: tables read by a cursor column, without a log."""

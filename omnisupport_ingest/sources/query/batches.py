@@ -1,6 +1,6 @@
-"""Landing events of a source that is read by queries: one batch per page, named by what is in it.
+"""Landing the events of a source that is read by queries: one batch per page, named by a hash of its content.
 
-So the same rows read again, after a crash say, are found to have landed.
+So rows that are read again, for example after a crash, are recognised as landed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnisupport_ingest.sources.query.events import blocks, content_hash
 from omnisupport_ingest.windows import WindowGrid
 
 PAGE_ROWS = 500_000
-"""Rows of a page, if the definition says nothing else."""
+"""Default number of rows of a page."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Inlet:
 
 @dataclass
 class Batches:
-    """Lands batches of ``inlet`` in one epoch; ``names`` are those that this one has landed."""
+    """Lands batches of ``inlet`` in one epoch. ``names``: the ids of the batches landed here."""
 
     inlet: Inlet
     epoch: int
@@ -53,8 +53,8 @@ class Batches:
     def land(self, table: TableContract, parts: Sequence[pa.Table], *, free_windows: bool) -> None:
         """Land ``parts``, tables of events of ``table``, as one batch, unless the same have landed.
 
-        ``free_windows``: the window of an event does not follow from its position; then it is the one that
-        its position landed in first.
+        ``free_windows``: the window of an event does not follow from its position. Then an event gets the
+        window in which its position landed first.
         """
         inlet = self.inlet
         content = content_hash(self.epoch, inlet.store.source, parts)
@@ -82,7 +82,9 @@ class Batches:
                     self._seal(second, span, relations)
 
     def land_end(self, events: Sequence[LandedEvent], complete: datetime | None) -> None:
-        """Land the end of a sync: boundaries, and up to when the source is complete (null: not known)."""
+        """Land the end of a sync: ends of full readings, and up to when the source is complete (None:
+        unknown).
+        """
         source = self.inlet.store.source
         content = content_hash(self.epoch, f"{source} {list(map(tuple, events))} {complete}", ())
         batch_id = file_batch_id(content)

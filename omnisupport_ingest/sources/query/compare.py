@@ -1,12 +1,12 @@
-"""Comparing the keys of a source with those of the lake: what a reading by cursor cannot see.
+"""Comparing the keys of a source with those of the lake, to find what a reading by cursor cannot see.
 
-A row that was deleted leaves no cursor. So the keys of both sides are compared by checksums of ranges of
-the key, and a range that differs is cut until it is small; only then are keys read. A key that
-only the lake has is a delete, noticed now: it stands just above the last version that the lake has of the
-row, so that whatever comes of the row later is above it. A row that only the source has was missed (its
-transaction took longer than the lookback); it is read and lands where its cursor says.
+A deleted row leaves no cursor. So both sides are compared by checksums of key ranges; a differing range is
+cut until it is small, and only then are keys read. A key that only the lake has is a delete: its position is
+just above the last version of the row in the lake, so later versions are above it. A row that only the source
+has was missed (its transaction took longer than the lookback); it is read and lands at the position of its
+cursor.
 
-The lake has to hold all that has landed, and the comparison reads one transaction of the source.
+The lake must have taken in all that has landed. The comparison reads one transaction of the source.
 """
 
 from __future__ import annotations
@@ -29,34 +29,38 @@ from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import KeyBounds, Reader, Rows
 
 LEAF_ROWS = 20_000
-"""A range of at most so many keys is not cut any more."""
+"""Keys of a range that is not cut further."""
 
 PARTS = 16
-"""Into so many a range that differs is cut: its checksums together read it once, and four such steps are
-enough for a thousand million rows."""
+"""Ranges into which a differing range is cut. Their checksums together read it once; four such steps suffice
+for a thousand million rows.
+"""
 
 MOST_MISSED = 100_000
-"""Rows that one comparison reads because the lake has not got them; beyond, a full refresh costs less."""
+"""Missed rows that one comparison reads at most; for more, a full refresh costs less."""
 
 
 class LakeKeys(Protocol):
-    """The keys of one dimension, alive."""
+    """The keys of the living rows of one dimension."""
 
     def checksum(self, bounds: KeyBounds, /) -> RowChecksum:
-        """That of the keys in ``bounds``."""
+        """Return the checksum of the keys in ``bounds``."""
 
     def cuts(self, bounds: KeyBounds, parts: int, /) -> list[tuple[str, ...]]:
-        """Keys that part those in ``bounds`` into about as many even ranges, rising; none if they are few."""
+        """Return ascending keys that cut ``bounds`` into about ``parts`` even ranges; none if they
+        are few.
+        """
 
     def ordinals(self, bounds: KeyBounds, /) -> Mapping[str, int]:
-        """The keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
+        """Return the keys in ``bounds`` (JSON), each with the ordinal of the last event of its row."""
 
 
 @dataclass
 class TableComparison:
-    """What came of one table: checksums asked for, keys read, deletes noticed, missed rows read.
+    """The result for one table: numbers of checksums computed, keys read, deletes found, and missed rows
+    read.
 
-    ``more_missed``: there are more than were read.
+    ``more_missed``: more rows were missed than were read.
     """
 
     table: str
@@ -69,7 +73,7 @@ class TableComparison:
 
 @dataclass
 class Comparison:
-    """What a comparison of a source did. ``clock``: of the source."""
+    """The result of a comparison. ``clock``: of the source."""
 
     source: str
     clock: datetime
@@ -78,9 +82,9 @@ class Comparison:
 
 
 def compare(inlet: Inlet, reader: Reader, lake: Mapping[str, LakeKeys]) -> Comparison:
-    """Land what the keys of the source and of ``lake`` (by ``schema.table``) differ in.
+    """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-    Whoever calls holds the landing folder. ``QueryRefused`` for a table whose keys cannot be compared.
+    The caller holds the lease of the source. ``QueryRefused`` for a table whose keys cannot be compared.
     """
     epoch = inlet.store.current_epoch()
     if epoch is None:
@@ -111,22 +115,22 @@ class _OneTable:
 
     def compare(self) -> TableComparison:
         table = self.events.table
-        told = TableComparison(table.full_name)
-        for bounds in self._differing(told):
-            self._settle(bounds, told)
-        return told
+        result = TableComparison(table.full_name)
+        for bounds in self._differing(result):
+            self._settle(bounds, result)
+        return result
 
-    def _differing(self, told: TableComparison) -> Iterator[KeyBounds]:
-        """Small ranges that differ, by cutting those that do."""
+    def _differing(self, result: TableComparison) -> Iterator[KeyBounds]:
+        """Yield small ranges that differ, by cutting differing ranges."""
         waiting = [KeyBounds(None, None)]
         while waiting:
             bounds = waiting.pop()
-            # The server works on its side while the lake's keys are read and added up here.
+            # The source computes its checksum while the lake's is computed here.
             with ThreadPoolExecutor(1, thread_name_prefix="source keys") as beside:
-                asked = beside.submit(self.reader.key_checksum, self.events.table, bounds)
+                answer = beside.submit(self.reader.key_checksum, self.events.table, bounds)
                 ours = self.lake.checksum(bounds)
-                theirs = asked.result()
-            told.checksums += 1
+                theirs = answer.result()
+            result.checksums += 1
             if theirs == ours:
                 continue
             cuts = [] if ours.rows <= LEAF_ROWS else self.lake.cuts(bounds, PARTS)
@@ -136,30 +140,30 @@ class _OneTable:
             edges = [bounds.start, *cuts, bounds.end]
             waiting += [KeyBounds(start, end) for start, end in pairwise(edges)]
 
-    def _settle(self, bounds: KeyBounds, told: TableComparison) -> None:
-        """Land the deletes of a range, and the rows of it that the lake has not got."""
+    def _settle(self, bounds: KeyBounds, result: TableComparison) -> None:
+        """Land the deletes in a range, and the rows in it that the lake lacks."""
         table = self.events.table
         known = self.lake.ordinals(bounds)
         there: set[str] = set()
         missed: list[str] = []
         for keys in self.reader.keys(table, bounds):
-            told.keys_read += len(keys)
+            result.keys_read += len(keys)
             there.update(key for key in keys if key in known)
             missed += [key for key in keys if key not in known]
-            if told.missed + len(missed) > MOST_MISSED:
-                del missed[max(0, MOST_MISSED - told.missed) :]
-                told.more_missed = True
+            if result.missed + len(missed) > MOST_MISSED:
+                del missed[max(0, MOST_MISSED - result.missed) :]
+                result.more_missed = True
         gone = sorted(set(known) - there)
         if gone:
             deletes = [
                 self.events.delete(key, corrected(known[key]), max(self.noticed, self.events.grid.first))
                 for key in gone
             ]
-            # Its window is that of the time it was noticed, whatever its position.
+            # The window of a delete is that of the time at which it was found, not of its position.
             self.batches.land(table, [events_table(deletes)], free_windows=True)
-        told.deleted += len(gone)
+        result.deleted += len(gone)
         self._read(missed)
-        told.missed += len(missed)
+        result.missed += len(missed)
 
     def _read(self, keys: Sequence[str]) -> None:
         table, cursor = self.events.table, self.events.cursor

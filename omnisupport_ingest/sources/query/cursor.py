@@ -1,12 +1,12 @@
-"""Cursors: where in the order of ``(cursor column, key)`` a reading stands, and what position a row has.
+"""Cursors: how far a reading has come in the order of ``(cursor column, key)``, and the positions of rows.
 
-A source without a log says of a row only what its cursor column says. So that value *is* the order of a
-row's versions: an event stands at ``(epoch, 0, ordinal)``, and its ordinal is the cursor as a number with
-room below it for what a later comparison finds out of the same version (``GENERATIONS``). Of rows with
-one cursor value the key tells which is which; it stands in the event's identity.
+Of a source without a log, only the cursor column orders the versions of a row. So its value is the position:
+an event has the position ``(epoch, 0, ordinal)``, and the ordinal is the cursor as a number, times
+``GENERATIONS``, which leaves numbers for corrections by later comparisons. Rows with one cursor value differ
+by the key in the event's identity.
 
-A time counts microseconds since 1970; what PostgreSQL calls ``infinity``, and times before 2600 BC or
-after 6500, count as the highest or lowest. A number counts as it is.
+A time is counted in microseconds since 1970; ``infinity`` of PostgreSQL, and times before 2600 BC or after
+6500, count as the highest or lowest number. A number counts as itself.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from omnisupport_ingest.sources.query.errors import QueryRefused
 
 _GENERATION_BITS = 6
 GENERATIONS = 1 << _GENERATION_BITS
-"""How often a comparison may correct one version of a row."""
+"""Ordinals per cursor value: how many times comparisons may correct one version of a row, plus one."""
 
 HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 """The largest cursor as a number."""
 
 NO_CURSOR = -HIGHEST - 2
-"""What a row whose cursor is NULL counts as: below every value."""
+"""The number of a NULL cursor: below every value."""
 
-BOUNDARY_ORDINAL = (NO_CURSOR << _GENERATION_BITS) - 1
-"""Where the end of a full reading stands: below every row of its epoch."""
+END_ORDINAL = (NO_CURSOR << _GENERATION_BITS) - 1
+"""The ordinal of the end of a full reading: below every row of its epoch."""
 
 _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
 _START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,15 +41,18 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class CursorKind(Enum):
-    """What a cursor column counts."""
+    """The kind of a cursor column's values."""
 
     TIME = "time"
     NUMBER = "number"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A row in the order of a reading: the texts of its cursor (null: it is NULL) and of its key."""
+class KeysetPosition:
+    """A row in the order of a reading: the texts of its cursor (None: NULL) and of its key.
+
+    Reading goes on after it (keyset pagination).
+    """
 
     cursor: str | None
     key: tuple[str, ...]
@@ -57,9 +60,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CursorColumn:
-    """The cursor of one table, as its contract names it.
+    """The cursor of one table by its contract.
 
-    ``lookback``: in what ``number`` counts: microseconds, or the numbers themselves.
+    ``lookback``: in microseconds for a time, else in the column's own numbers.
     """
 
     name: str
@@ -71,7 +74,7 @@ class CursorColumn:
 
     @classmethod
     def of(cls, contract: TableContract) -> CursorColumn:
-        """That of ``contract``; ``QueryRefused`` if it names none."""
+        """Return the cursor of ``contract``; ``QueryRefused`` if it names none."""
         policy = contract.cursor
         if policy is None:
             raise QueryRefused(
@@ -92,9 +95,9 @@ class CursorColumn:
         )
 
     def numbers(self, texts: pa.StringArray) -> pa.Int64Array:
-        """The cursors in PostgreSQL's ``texts`` as numbers, null where there is none.
+        """Return the cursors in PostgreSQL's ``texts`` as numbers, null for null.
 
-        ``QueryRefused`` for a text that is none.
+        ``QueryRefused`` for a text that is no value of the column.
         """
         if self.kind is CursorKind.TIME:
             return micros_of(texts)
@@ -110,7 +113,7 @@ class CursorColumn:
         return numbers
 
     def text(self, number: int) -> str:
-        """``number`` as a text that the source reads as a value of the column; times are cut to UTC."""
+        """Return ``number`` as a text that the source accepts as a value of the column; times are in UTC."""
         if self.kind is CursorKind.NUMBER:
             return str(number)
         moment = moment_of(number).replace(tzinfo=None)
@@ -118,19 +121,19 @@ class CursorColumn:
 
 
 def cursor_kind(kind: Kind) -> CursorKind | None:
-    """What a column of ``kind`` counts as a cursor; null if its values are no order that can be counted."""
+    """Return the cursor kind of a column of ``kind``; None if it cannot be a cursor."""
     if kind in _TIMES:
         return CursorKind.TIME
     return CursorKind.NUMBER if kind in INTEGERS else None
 
 
 def ordinals(numbers: pa.Int64Array) -> pa.Int64Array:
-    """The ordinals of rows with these cursors."""
+    """Return the ordinals of rows with these cursors."""
     return pc.multiply(pc.fill_null(numbers, NO_CURSOR), GENERATIONS)
 
 
 def corrected(ordinal: int) -> int:
-    """The next ordinal of the version at ``ordinal``; ``QueryRefused`` if none is left."""
+    """Return the next ordinal for the version at ``ordinal``; ``QueryRefused`` if none is left."""
     if (ordinal + 1) % GENERATIONS == 0:
         raise QueryRefused(
             f"One version of a row has been corrected {GENERATIONS - 1} times by comparisons: its cursor "
@@ -141,7 +144,7 @@ def corrected(ordinal: int) -> int:
 
 
 def micros_of(texts: pa.StringArray) -> pa.Int64Array:
-    """Times as PostgreSQL writes them, in microseconds since 1970; null for null, or for what is no time."""
+    """Return PostgreSQL's texts of times in microseconds since 1970; null for null and for any other text."""
     plain = pc.replace_substring_regex(texts, r"\+00(:00)?$", "")
     try:
         return plain.cast(pa.timestamp("us")).cast(pa.int64())
@@ -150,7 +153,7 @@ def micros_of(texts: pa.StringArray) -> pa.Int64Array:
 
 
 def moment_of(micros: int) -> datetime:
-    """A time in microseconds since 1970, within what a datetime holds."""
+    """Return the time of microseconds since 1970, cut to the range of ``datetime``."""
     try:
         return _START + timedelta(microseconds=micros)
     except OverflowError:
@@ -158,7 +161,7 @@ def moment_of(micros: int) -> datetime:
 
 
 def micros(moment: datetime) -> int:
-    """A timezone-aware time in microseconds since 1970."""
+    """Return a timezone-aware time in microseconds since 1970."""
     return (moment - _START) // _MICROSECOND
 
 

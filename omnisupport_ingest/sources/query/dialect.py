@@ -1,8 +1,8 @@
-"""Reading any database that SQLAlchemy speaks by a cursor; values become the text PostgreSQL would write.
+"""Reading any database that SQLAlchemy supports by a cursor; values become the text that PostgreSQL would
+write.
 
-The statements are plain: no row values, no functions, so every dialect has them. SQLite is tested, and
-what is said of others is what SQLAlchemy promises. A row is handled alone here, so this is slower than
-``postgres``.
+The statements use no row values and no functions, so every dialect supports them. SQLite is tested; for
+others we rely on SQLAlchemy. Rows are handled one by one, so this is slower than ``postgres``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, Place, micros_of
+from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, KeysetPosition, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 from omnisupport_ingest.sources.value_text import value_text
@@ -190,7 +190,7 @@ class DialectReader:
             pa.array(images, pa.string()),
             cursors,
             times,
-            Place(
+            KeysetPosition(
                 None if last[at] is None else self._raw(last[at]),
                 tuple(str(texts[-1][each]) for each in key),
             ),
@@ -198,7 +198,9 @@ class DialectReader:
         )
 
     def _in_order(self, table: TableContract, name: str) -> sa.ColumnElement[Any]:
-        """A column of the key in the order that bounds of keys are of."""
+        """Return a key column for comparison in the order of ``KeyBounds``; ``QueryRefused`` if there is
+        none.
+        """
         column: sa.ColumnClause[Any] = sa.column(name)
         if table.column(name).type.kind in INTEGERS:
             return column
@@ -211,11 +213,11 @@ class DialectReader:
         return sa.collate(column, "BINARY")
 
     def _raw(self, value: Any) -> str:
-        """A cursor as it is held in the state: SQLite compares texts, so it stays what it is there."""
+        """Return a cursor as the state holds it: SQLite compares texts, so a text stays unchanged."""
         return value if isinstance(value, str) else str(value)
 
     def _low(self, cursor: CursorColumn, text: str) -> str:
-        """A lower bound that no text of its second is below, whatever its precision."""
+        """Return a lower bound that is not above any text of the same second, whatever its precision."""
         return text[:19] if self._lite and cursor.kind is CursorKind.TIME else text
 
     def _value(self, cursor: CursorColumn, text: str) -> Any:
@@ -225,7 +227,7 @@ class DialectReader:
 
 
 def _behind(order: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> sa.ColumnElement[bool]:
-    """Whether a row stands behind ``values`` in ``order``, column by column."""
+    """Return the condition that a row comes after ``values`` in ``order``, column by column."""
     value = values[0]
     first: sa.ColumnElement[Any] = order[0]
     found: sa.ColumnElement[bool] = first > value
@@ -243,7 +245,7 @@ def _key_value(table: TableContract, name: str, text: str) -> Any:
 
 
 def _writer(table: TableContract, name: str) -> Callable[[Any], str | None]:
-    """What writes a value of the column as PostgreSQL's text of the contract's type."""
+    """Return a function that writes a value of the column as PostgreSQL's text of the contract's type."""
     column: Column | None = next((each for each in table.source_columns if each.name == name), None)
     kind = column.type.kind if column is not None else None
 
@@ -262,7 +264,7 @@ def _begin(connection: sa.Connection) -> None:
 
 
 class _refusals:
-    """Turns what a driver says into ``QueryRefused``, without what it may quote of a row."""
+    """Turns errors of the driver into ``QueryRefused``, without lines that may quote a row."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -272,9 +274,9 @@ class _refusals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, sa.exc.DBAPIError):
-            told = str(error.orig).splitlines()[0] if error.orig is not None else type(error).__name__
+            reason = str(error.orig).splitlines()[0] if error.orig is not None else type(error).__name__
             raise QueryRefused(
-                f"{self._what} cannot be read: {type(error).__name__}: {told}.",
+                f"{self._what} cannot be read: {type(error).__name__}: {reason}.",
                 fix="Start the database if it is down; else compare the contract with the table.",
             ) from None
         if isinstance(error, sa.exc.SQLAlchemyError):

@@ -1,4 +1,4 @@
-"""What can be wrong with a source that is asked by queries."""
+"""Errors of sources that are read by queries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from omnisupport_ingest.errors import IngestError
 
 
 class QueryRefused(IngestError):
-    """The source, its definition or a contract is not fit to be read by a cursor."""
+    """The source, its definition or a contract does not allow reading by a cursor."""
 
     exit_code = 5
 
 
 class AnotherDatabase(IngestError):
-    """The connection leads to another database than the one that the cursors are of."""
+    """The connection leads to another database than the one of the saved cursors."""
 
     exit_code = 7
 

@@ -1,9 +1,9 @@
-"""From rows that were read to landed events: where each stands, which window it is of, and what is known.
+"""Rows that were read as landed events: positions, windows, and versions that have landed before.
 
-A row is landed as ``r``: read as a whole, so it says everything of its version and nothing of how it came
-to be. Its window is that of the contract's event-time column, else of its cursor: a function of the
-row, so a version that is read again falls where it fell before. What is older than the home's first
-window, or has no time at all, stands in the first window.
+A row lands as ``r``, which carries the whole version and not the operation that made it. Its window is that
+of the contract's event-time column, else of its cursor. This depends on the row alone, so a version that is
+read again has the same window. A row older than the home's first window, or without a time, is in the first
+window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.landing.writer import EventBlock
 from omnisupport_ingest.sources.query.cursor import (
-    BOUNDARY_ORDINAL,
+    END_ORDINAL,
     CursorColumn,
     CursorKind,
     micros,
@@ -37,13 +37,14 @@ from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, OUT_OF_RANGE, Wind
 _TIME = EVENT_SCHEMA.field("source_ts").type
 
 _EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-"""What a time is cut to: as far as every reader of the lake has years."""
+"""Times are cut to this range, which every reader of the lake supports."""
 
 
 @dataclass
 class Known:
-    """What a lookback meets again: ``again`` rows are as they landed, ``behind`` came with a lower cursor
-    than one of their key that landed before. ``new``: versions to be remembered."""
+    """Rows compared with versions that have landed: ``again`` had landed unchanged, ``behind`` have a lower
+    cursor than a landed version of their key. ``new``: versions to remember.
+    """
 
     again: int = 0
     behind: int = 0
@@ -92,22 +93,22 @@ class RowEvents:
         events = events.set_column(place, EVENT_SCHEMA.field(place), misplaced)
         return events if kept is None else events.filter(kept)
 
-    def boundary(self, began: datetime) -> LandedEvent:
-        """The end of a full reading in an epoch that ``began`` then: it ends what only older epochs have."""
+    def end(self, began: datetime) -> LandedEvent:
+        """Return the end of a full reading, which ends rows of older epochs. ``began``: of the epoch."""
         return LandedEvent(
-            self.epoch, 0, BOUNDARY_ORDINAL, "b", began, None, None, self.table.schema, self.table.table,
+            self.epoch, 0, END_ORDINAL, "b", began, None, None, self.table.schema, self.table.table,
             None, None, None, None, None, None, identity_start(self.table) + "]",
         )  # fmt: skip
 
     def delete(self, key: str, ordinal: int, noticed: datetime) -> LandedEvent:
-        """The delete of ``key``, of which nobody knows when it was, noticed at a time."""
+        """Return the delete of ``key``, found at the time ``noticed``; when it happened is unknown."""
         return LandedEvent(
             self.epoch, 0, ordinal, "d", noticed, None, None, self.table.schema, self.table.table,
             key, None, None, None, None, None, f"{identity_start(self.table)}{key}]",
         )  # fmt: skip
 
     def _times(self, rows: Rows) -> pa.Int64Array:
-        """When each row counts as of, in microseconds: only the row says, never when it was read."""
+        """Return the event time of each row in microseconds; it does not depend on the time of reading."""
         times = rows.times
         if self.cursor.kind is CursorKind.TIME:
             times = pc.coalesce(times, rows.cursors)
@@ -148,17 +149,17 @@ class RowEvents:
 
 
 def identity_start(table: TableContract) -> str:
-    """What the identities of the table's events begin with; the key and ``]`` follow."""
+    """Return the beginning of the identities of the table's events; the key and ``]`` follow."""
     return json.dumps([table.schema, table.table], ensure_ascii=False, separators=(",", ":"))[:-1] + ","
 
 
 def image_hash(image: str) -> int:
-    """A hash of a row, 64 bits, signed."""
+    """Return a hash of a row, 64 bits, signed."""
     return int.from_bytes(hashlib.blake2b(image.encode(), digest_size=8).digest(), signed=True)
 
 
 def content_hash(epoch: int, source: str, parts: Sequence[pa.Table]) -> str:
-    """SHA-256 of events: the same rows read again in one epoch have the same."""
+    """Return the SHA-256 of events; the same rows read again in one epoch have the same hash."""
     found = hashlib.sha256(json.dumps([epoch, source]).encode())
     for part in parts:
         sink = pa.BufferOutputStream()
@@ -169,7 +170,7 @@ def content_hash(epoch: int, source: str, parts: Sequence[pa.Table]) -> str:
 
 
 def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
-    """``events`` as blocks of one window each, in the order of the windows."""
+    """Yield ``events`` as blocks of one window each, in the order of the windows."""
     if not events.num_rows:
         return
     size = int(grid.size.length.total_seconds() * 1_000_000)

@@ -1,7 +1,7 @@
 """Reading PostgreSQL by a cursor: pages of an index, each by one COPY, all in one snapshot.
 
-COPY gives the same text as the log, and what makes events of its lines makes them of whole blocks.
-No right is needed but SELECT; nothing is written, no slot is made, ``wal_level`` does not matter.
+COPY gives the same text as the stream, and whole blocks of its lines become events at once. The role needs
+SELECT only; nothing is written, no slot is made, and any ``wal_level`` will do.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
-from omnisupport_ingest.sources.query.cursor import CursorColumn, Place, cursor_kind, micros_of
+from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 
 _OVERHEAD = 100
-"""Bytes that an event costs beside its line; an estimate."""
+"""Estimated bytes of an event beside its line."""
 
 _KEYS_AT_ONCE = 10_000
 
 _BLOCKS_AHEAD = 2
-"""Blocks of ``BLOCK_BYTES`` that may wait to be worked on."""
+"""Blocks of ``BLOCK_BYTES`` that are read ahead at most."""
 
-_LOOK_SECONDS = 0.2
-"""How often a read with a full queue looks whether anybody still takes its blocks."""
+_CHECK_SECONDS = 0.2
+"""Seconds between two checks of a read with a full queue whether its blocks are still wanted."""
 
 _IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 
@@ -48,7 +48,7 @@ class PostgresReader:
     """A ``Reader`` of a PostgreSQL database."""
 
     def __init__(self, dsn: str, *, max_row_bytes: int | None = None) -> None:
-        """Connect; ``SourceUnavailable``, ``SourceRefused`` or ``BadDsn`` if that cannot be."""
+        """Connect. Raises ``SourceUnavailable``, ``SourceRefused`` or ``BadDsn``."""
         self._connection = connect(dsn)
         self._max_row_bytes = max_row_bytes
         self._columns: dict[str, tuple[str, ...]] = {}
@@ -56,7 +56,7 @@ class PostgresReader:
     def begin(self) -> Moment:
         database = self._identity()
         with source_errors("opening a transaction"), self._connection.cursor() as cursor:
-            # Read before the snapshot is taken: what the clock says, every later commit is above.
+            # Read before the snapshot is taken, so every commit that the snapshot misses is later.
             cursor.execute("SELECT clock_timestamp()")
             clock = cursor.fetchone()[0]
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -66,7 +66,7 @@ class PostgresReader:
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
         self._columns_of(table)
         found = str(
-            self._asked(
+            self._value(
                 table,
                 "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid ="
                 f" {literal(_name(table))}::regclass AND attname = {literal(cursor.name)}",
@@ -82,7 +82,7 @@ class PostgresReader:
         return found
 
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
-        found = self._asked(
+        found = self._value(
             table,
             "SELECT coalesce(jsonb_agg(ARRAY(SELECT a.attname::text FROM unnest(i.indkey)"
             " WITH ORDINALITY k(number, place) JOIN pg_attribute a ON a.attrelid = i.indrelid AND"
@@ -95,7 +95,7 @@ class PostgresReader:
 
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         name = identifier(cursor.name)
-        found = self._asked(table, f"SELECT max({name})::text FROM {_name(table)}")
+        found = self._value(table, f"SELECT max({name})::text FROM {_name(table)}")
         return None if found is None else str(found)
 
     def rows(
@@ -159,7 +159,7 @@ class PostgresReader:
     ) -> None:
         names = ", ".join(f"concat({identifier(name)})" for name in table.key)
         if all(table.column(name).type.kind in INTEGERS for name in table.key):
-            # So that the index of the key serves.
+            # So that the key's index is used.
             names = ", ".join(map(identifier, table.key))
         rows = ", ".join(f"({', '.join(literal(part) for part in json.loads(key))})" for key in keys)
         columns = self._columns_of(table)
@@ -187,7 +187,7 @@ class PostgresReader:
                 cursor.execute("SELECT current_database()")
                 return f"{system}/{cursor.fetchone()[0]}"
         except psycopg2.ProgrammingError:
-            # A server that does not let everyone ask for it.
+            # Only some roles may query it on this server.
             return None
 
     def _columns_of(self, table: TableContract) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ class PostgresReader:
             self._columns[table.full_name] = found
         return self._columns[table.full_name]
 
-    def _asked(self, table: TableContract, query: str) -> object:
+    def _value(self, table: TableContract, query: str) -> object:
         with (
             _refusals(table),
             source_errors(f"reading {table.full_name}"),
@@ -221,10 +221,11 @@ class PostgresReader:
 
 @contextmanager
 def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[Iterator[bytes]]:
-    """Give the blocks that ``produce`` hands over, read by a thread while those before are worked on.
+    """Return a context with the blocks of ``produce``, which runs in a thread while earlier blocks are
+    handled.
 
-    At most ``_BLOCKS_AHEAD`` wait. What ``produce`` raises is raised here once its blocks are given. Leaving
-    the context early ends ``produce`` at its next block.
+    At most ``_BLOCKS_AHEAD`` wait. An error of ``produce`` is raised after its blocks. Leaving the context
+    early ends ``produce`` at its next block.
     """
     waiting: Queue[bytes | None] = Queue(_BLOCKS_AHEAD)
     left = threading.Event()
@@ -232,7 +233,7 @@ def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[I
     def give(block: bytes | None) -> None:
         while not left.is_set():
             with suppress(Full):
-                waiting.put(block, timeout=_LOOK_SECONDS)
+                waiting.put(block, timeout=_CHECK_SECONDS)
                 return
         raise _Left
 
@@ -254,11 +255,13 @@ def read_ahead(produce: Callable[[Callable[[bytes], None]], None]) -> Iterator[I
 
 
 class _Left(Exception):
-    """Ends a read whose blocks nobody takes any more."""
+    """Raised to end a read whose blocks are no longer wanted."""
 
 
 def page_sql(table: TableContract, cursor: CursorColumn, columns: tuple[str, ...], span: Span) -> str:
-    """The SELECT of one page: in the order of the index on (cursor, key), so it begins and ends anywhere."""
+    """Return the SELECT of one page in the order of the index on (cursor, key), so it can begin at
+    any row.
+    """
     name = identifier(cursor.name)
     key = [identifier(each) for each in table.key]
     order = key if span.nulls else [name, *key]
@@ -279,7 +282,7 @@ def _rows(
     lines: bytes, columns: tuple[str, ...], key: list[int], at: int, time: int | None, cursor: CursorColumn
 ) -> Rows:
     copied = copied_rows(lines, columns, key)
-    # No text of a cursor's or a time's type has anything to be escaped.
+    # Texts of cursors and times have no characters that JSON escapes.
     cursors, times = copied.texts(at), copied.texts(time) if time is not None else None
     last = parse_row(lines[lines[:-1].rfind(b"\n") + 1 : -1].decode())
     keys = copied.keys
@@ -288,13 +291,13 @@ def _rows(
         copied.images,
         cursor.numbers(cursors),
         pa.nulls(len(keys), pa.int64()) if times is None else micros_of(times),
-        Place(last[at], tuple(str(last[each]) for each in key)),
+        KeysetPosition(last[at], tuple(str(last[each]) for each in key)),
         len(lines) + _OVERHEAD * len(keys),
     )
 
 
 def _within(table: TableContract, bounds: KeyBounds) -> str:
-    """Whether a key is in ``bounds``, in the order that they are of."""
+    """Return the condition that a key is in ``bounds``, in the order of ``KeyBounds``."""
     order = f"({', '.join(_in_order(table, name) for name in table.key)})"
     conditions = ["true"]
     for bound, compared in ((bounds.start, ">"), (bounds.end, "<=")):
@@ -313,7 +316,7 @@ def _name(table: TableContract) -> str:
 
 
 class _refusals:
-    """Turns what the server refuses of one table into ``QueryRefused``."""
+    """Turns the server's refusal to read one table into ``QueryRefused``."""
 
     def __init__(self, table: TableContract) -> None:
         self._table = table

@@ -1,7 +1,8 @@
-"""Is a source fit to be read by its cursors? What is not, with the SQL that repairs it; nothing is changed.
+"""Preflight of a source that is read by cursors: findings, each with the SQL that repairs it; nothing is
+changed.
 
-Without an index on (cursor, key) every page is a pass over the table and a sort. What the database can say
-of the cursor column itself (NULLs, a type without a zone) is said too, and so is how deletes are found.
+Without an index on (cursor, key) every page reads and sorts the whole table. Further findings are about the
+cursor column (NULLs, a type without a time zone) and about how deletes are found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from omnisupport_ingest.sources.query.run import open_reader
 
 
 def preflight(definition: SourceDefinition, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Every finding about the source, the worst first; one alone if it cannot be reached."""
+    """Return every finding about the source, the worst first; a single one if it cannot be reached."""
     try:
         with closing(open_reader(definition.connection_text())) as reader:
             reader.begin()
@@ -32,7 +33,7 @@ def preflight(definition: SourceDefinition, tables: Sequence[TableContract]) -> 
 
 
 def table_findings(reader: Reader, definition: SourceDefinition, table: TableContract) -> Iterator[Finding]:
-    """What is to be said of one table."""
+    """Yield the findings about one table."""
     try:
         cursor = CursorColumn.of(table)
         found = reader.cursor_type(table, cursor)

@@ -1,7 +1,7 @@
-"""What a reading by cursor needs of a database: ``Reader``, and the rows that one gives.
+"""``Reader``: the interface to a database that is read by cursor, and the rows that it returns.
 
-There are two: ``postgres`` reads by COPY and keeps the server's own text; ``dialect`` reads whatever
-SQLAlchemy speaks, and writes the text that PostgreSQL would.
+There are two: ``postgres`` reads by COPY and keeps the server's own text; ``dialect`` reads any database that
+SQLAlchemy supports, and writes the text that PostgreSQL would.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
-from omnisupport_ingest.sources.query.cursor import CursorColumn, Place
+from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a transaction of the source began: the clock by which cursors are held against, and which
-    database it is (None where it cannot be told)."""
+    """When a transaction of the source began: the source's clock, which limits cursors, and the identity of
+    the database (None if unknown).
+    """
 
     clock: datetime
     database: str | None
@@ -29,13 +30,14 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is to be read, in order: rows without a cursor (``nulls``), or those with ``low`` ≤ cursor ≤
-    ``high`` (texts; null: open), each beginning behind ``after`` and at most ``limit`` of them."""
+    """Rows to read, in order: those without a cursor (``nulls``), or those with ``low`` ≤ cursor ≤ ``high``
+    (texts; None: open). They begin after ``after``, and are at most ``limit``.
+    """
 
     nulls: bool
     low: str | None
     high: str | None
-    after: Place | None
+    after: KeysetPosition | None
     limit: int
 
 
@@ -43,16 +45,16 @@ class Span:
 class Rows:
     """Rows of a table in the order of the reading, one or more, as columns.
 
-    ``keys`` and ``images``: JSON, as events have them. ``cursors``: as numbers, None for NULL.
-    ``times``: of the contract's event-time column, microseconds, None where it names none. ``last``:
-    the place of the last one. ``bytes``: about their size.
+    ``keys`` and ``images``: JSON, as events have them. ``cursors``: as numbers, None for NULL. ``times``: of
+    the contract's event-time column, in microseconds; null if it names none. ``last``: the position of the
+    last row. ``bytes``: their approximate size.
     """
 
     keys: pa.StringArray
     images: pa.StringArray
     cursors: pa.Int64Array
     times: pa.Int64Array
-    last: Place
+    last: KeysetPosition
     bytes: int
 
     def __len__(self) -> int:
@@ -61,9 +63,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """Keys above ``start``, up to and with ``end``: the texts of the key's columns (null: open).
+    """Keys above ``start``, up to and including ``end``: texts of the key's columns (None: open).
 
-    Whole numbers are in their order, everything else in that of the bytes of its text, here as in the lake.
+    Whole numbers are ordered as numbers, other values by the bytes of their texts, as in the lake.
     """
 
     start: tuple[str, ...] | None
@@ -77,33 +79,34 @@ class Reader(Protocol):
         """Open the transaction; all reads see the database as it is now."""
 
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
-        """The type that the cursor column has now, as the source calls it; ``QueryRefused`` if it is no
-        type of a cursor of its kind."""
+        """Return the source's present type of the cursor column; ``QueryRefused`` if it is of
+        another kind.
+        """
 
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
-        """The columns of each index that can be walked in their order."""
+        """Return the columns of each index by which rows can be read in order."""
 
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
-        """The highest cursor in the table; None if no row has one."""
+        """Return the highest cursor in the table; None if no row has one."""
 
     def rows(
         self, table: TableContract, cursor: CursorColumn, span: Span, take: Callable[[Rows], None], /
     ) -> int:
-        """Give the rows of ``span`` to ``take``, some megabytes at a time; returns how many there were."""
+        """Call ``take`` with the rows of ``span``, some megabytes at a time; return how many there were."""
 
     def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
-        """The checksum of the keys in ``bounds``; None where the database cannot work one out."""
+        """Return the checksum of the keys in ``bounds``; None if the database cannot compute one."""
 
     def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
-        """The keys in ``bounds`` as JSON, some thousands at a time."""
+        """Yield the keys in ``bounds`` as JSON, some thousands at a time."""
 
     def rows_of(
         self, table: TableContract, cursor: CursorColumn, keys: Sequence[str], take: Callable[[Rows], None], /
     ) -> None:
-        """Give the rows with one of ``keys`` (JSON) to ``take``."""
+        """Call ``take`` with the rows that have one of ``keys`` (JSON)."""
 
     def end(self) -> None:
         """End the transaction."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""

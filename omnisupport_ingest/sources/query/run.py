@@ -1,4 +1,4 @@
-"""A sync of a defined source: its connection, its cursors, the lease that keeps others out, and the pause."""
+"""A sync of a defined source: connection, cursors, lease and pause."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class QuerySource:
         return cls(definition, tables, store, home.grid, home.run, keys)
 
     def inlet(self, landed: Callable[[Manifest], None] = lambda _batch: None) -> Inlet:
-        """Where its rows land."""
+        """Return where its rows land. ``landed`` is called with each batch."""
         return Inlet(
             self.store,
             self.grid,
@@ -75,12 +75,12 @@ class QuerySource:
         reason: str = "",
         no_further_than: Mapping[str, str | None] | None = None,
     ) -> SyncReport:
-        """Land what is new, for about ``seconds`` (null: to the end).
+        """Land new rows, for about ``seconds`` (None: to the end).
 
-        ``anew``: the tables that are read whole, in an epoch that begins with ``reason``.
-        ``no_further_than``: cursors by ``schema.table`` (null: the beginning) to read again from, where a
-        table stands above them. Raises
-        ``CaptureRunning`` where another process reads the source, ``QueryPaused``, and what ``sync`` does.
+        ``anew``: tables that are read whole, in an epoch that begins with ``reason``. ``no_further_than``:
+        cursors by ``schema.table`` (None: the beginning) from which tables with a higher cursor are read
+        again. Raises ``CaptureRunning`` if another process reads the source, ``QueryPaused``, and the errors
+        of ``sync``.
         """
         pause = PauseRequest(self.store.folder)
         found = pause.read()
@@ -109,8 +109,10 @@ class QuerySource:
             )
 
     def compare(self, lake: Mapping[str, LakeKeys]) -> Comparison:
-        """Land what the keys of the source and of ``lake`` (by ``schema.table``) differ in; errors as in
-        ``compare``, and ``CaptureRunning``."""
+        """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
+
+        Raises the errors of ``compare``, and ``CaptureRunning``.
+        """
         with (
             take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
@@ -119,7 +121,7 @@ class QuerySource:
 
 
 def open_reader(connection: str) -> Reader:
-    """A reader of the database that ``connection`` (libpq's form, or a URL of SQLAlchemy) leads to."""
+    """Return a reader of the database at ``connection`` (libpq's form, or a URL of SQLAlchemy)."""
     scheme = connection.partition("//")[0]
     if "://" not in connection or scheme in _POSTGRES:
         return PostgresReader(connection.replace("postgresql+psycopg2:", "postgresql:", 1))

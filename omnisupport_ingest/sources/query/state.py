@@ -1,8 +1,8 @@
-"""How far each table of a source has been read, and which rows a lookback will meet again.
+"""How far each table of a source has been read, and the row versions within the lookback.
 
-One small SQLite file in the landing folder. It is written only after what it speaks of has landed, so
-a process that dies in between reads that again and lands it again; the copies are dropped as duplicates.
-Lost as a whole it costs a full reading of every table, and nothing else.
+A small SQLite file in the landing folder. It is written only after the rows have landed. A process that dies
+in between reads and lands those rows again, and the copies are dropped as duplicates. If the file is lost,
+every table is read whole once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.records import encode_line
-from omnisupport_ingest.sources.query.cursor import Place
+from omnisupport_ingest.sources.query.cursor import KeysetPosition
 
 FILE = "cursors.sqlite"
 
@@ -29,12 +29,12 @@ class StateUnreadable(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A reading of a table that has begun. Texts are the source's.
+class UnfinishedReading:
+    """A reading of a table that has begun. Cursors are texts of the source.
 
-    ``started``: the source's clock as it began. ``low`` and ``high``: from which cursor and up to which it
-    reads (null: open; none has one). ``until``: the cursor when it is finished. ``full``: all of the
-    table. ``after``: the last place that has landed; ``nulls``: that is among the rows without a cursor.
+    ``started``: the source's clock at its begin. ``low``, ``high``: the cursors between which it reads (None:
+    open, or no row has one). ``until``: the cursor once it is finished. ``full``: it reads the whole table.
+    ``after``: the last row that has landed; ``nulls``: the reading is among the rows without a cursor.
     """
 
     started: datetime
@@ -43,21 +43,21 @@ class Unfinished:
     until: str | None
     full: bool
     nulls: bool
-    after: Place | None
+    after: KeysetPosition | None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a table stands. ``cursor``: everything up to it was read; null: never read to its end.
+    """How far a table has been read. ``cursor``: all rows up to it were read; None: never read to its end.
 
-    ``epoch``: in which it was last read whole. ``type``: the cursor column's type then. ``reading``: the one
-    that has begun. ``finished``: the source's clock at the start of the last finished one.
+    ``epoch``: in which it was last read whole. ``type``: the cursor column's type then. ``reading``: the
+    unfinished one. ``finished``: the source's clock at the start of the last finished reading.
     """
 
     epoch: int
     type: str
     cursor: str | None = None
-    reading: Unfinished | None = None
+    reading: UnfinishedReading | None = None
     finished: datetime | None = None
 
 
@@ -71,7 +71,7 @@ class Seen:
 
 
 class QueryState:
-    """The file in ``folder``. To be closed; a context manager."""
+    """The state in ``folder``; a context manager that closes it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -95,7 +95,7 @@ class QueryState:
             raise self._unreadable(error) from None
 
     def progress(self, table: str) -> Progress | None:
-        """That of the table ``schema.table``; None before its first reading."""
+        """Return the progress of ``schema.table``; None before its first reading."""
         try:
             found = self._base.execute("SELECT told FROM progress WHERE name = ?", (table,)).fetchone()
             return None if found is None else from_plain(Progress, parse_json(found[0]))
@@ -103,19 +103,19 @@ class QueryState:
             raise self._unreadable(error) from None
 
     def database(self) -> str | None:
-        """Which database the cursors are of; None if that is not known."""
+        """Return the identity of the database of the cursors; None if unknown."""
         found = self._base.execute("SELECT database FROM source").fetchone()
         return None if found is None else found[0]
 
     def claim(self, database: str) -> None:
-        """Note which database the cursors are of."""
+        """Record the identity of the database of the cursors."""
         with failpoint("query.state"):
             self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
 
     def save(
         self, table: str, progress: Progress, seen: Iterable[Seen] = (), below: int | None = None
     ) -> None:
-        """Note where ``table`` stands, and the versions that were ``seen``, in one step.
+        """Save the progress of ``table`` and the landed versions ``seen``, in one transaction.
 
         ``below``: versions with a lower cursor are forgotten.
         """
@@ -137,7 +137,7 @@ class QueryState:
                 raise
 
     def versions(self, table: str, keys: Sequence[str]) -> dict[str, list[Seen]]:
-        """The versions seen of each of ``keys`` that any was seen of."""
+        """Return the landed versions of ``keys``, by key; keys without any are left out."""
         found: dict[str, list[Seen]] = {}
         for key in keys:
             rows = self._base.execute(
@@ -148,12 +148,12 @@ class QueryState:
         return found
 
     def highest_seen(self, table: str) -> int | None:
-        """The highest cursor of the versions of ``table`` that are remembered; None if none is."""
+        """Return the highest cursor of the remembered versions of ``table``; None if there are none."""
         found = self._base.execute("SELECT max(cursor) FROM seen WHERE name = ?", (table,)).fetchone()
         return None if found is None else found[0]
 
     def forget(self, table: str) -> None:
-        """Have the next reading of ``table`` be its first."""
+        """Make the next reading of ``table`` its first."""
         with failpoint("query.state", table):
             self._base.execute("BEGIN IMMEDIATE")
             self._base.execute("DELETE FROM progress WHERE name = ?", (table,))
@@ -161,7 +161,7 @@ class QueryState:
             self._base.execute("COMMIT")
 
     def rewind(self, table: str, cursor: str | None) -> None:
-        """Have the next reading of ``table`` begin at ``cursor`` (null: at its beginning)."""
+        """Make the next reading of ``table`` begin at ``cursor`` (None: at the beginning)."""
         progress = self.progress(table)
         if progress is not None:
             self.save(table, replace(progress, cursor=cursor, reading=None))

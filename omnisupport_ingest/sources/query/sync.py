@@ -1,14 +1,13 @@
-"""One sync of a source by its cursors: every table from where it stands, in one transaction of the source.
+"""One sync of a source by cursors: every table from its cursor on, in one transaction of the source.
 
-A table is read in pages of its index on (cursor, key), so rows with one cursor value are never parted.
-What a page holds lands as a batch before the cursor moves; the rows behind it are read meanwhile. A sync
-begins below its cursor by the contract's lookback, as a transaction may take its time first and commit
-later; what landed before is known again and does not land twice. The first reading, and one that was asked
-for, is of the whole table.
+A table is read in pages of its index on (cursor, key), so a page may begin between two rows with one cursor
+value. A page lands as a batch before the cursor moves; the next rows are read meanwhile. A sync begins below
+the cursor by the contract's lookback, because a transaction may set the cursor value of a row and commit much
+later. Row versions that have landed are recognised and do not land twice. The first reading of a table, and a
+requested refresh, read it whole.
 
-A killed sync is continued from its last page, in a new transaction. The cursor it ends with is never above
-the clock, or the highest value, that its first transaction saw: whatever commits later lies above that
-less the lookback.
+A killed sync continues from its last page, in a new transaction. Its final cursor is never above the clock,
+or the highest value, of its first transaction: whatever commits later is above that minus the lookback.
 """
 
 from __future__ import annotations
@@ -24,23 +23,29 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.sources.query.batches import Batches, Inlet
-from omnisupport_ingest.sources.query.cursor import NO_CURSOR, CursorColumn, CursorKind, Place, micros
+from omnisupport_ingest.sources.query.cursor import (
+    NO_CURSOR,
+    CursorColumn,
+    CursorKind,
+    KeysetPosition,
+    micros,
+)
 from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
-from omnisupport_ingest.sources.query.state import Progress, QueryState, Unfinished
+from omnisupport_ingest.sources.query.state import Progress, QueryState, UnfinishedReading
 
 FIRST_EPOCH = "first reading by cursor"
 
 
 @dataclass
 class TableSync:
-    """What a sync did with one table.
+    """The result of a sync for one table.
 
-    ``full``: it was read whole. ``read``, ``landed``: rows. ``again``: rows that the lookback met and that
-    were as they had landed. ``behind``: rows that came with a lower cursor than their key had before.
-    ``finished``: it was read to its end. ``went_back``: its highest cursor is below where it stood.
-    ``cursor``: where it stands now.
+    ``full``: it was read whole. ``read``, ``landed``: numbers of rows. ``again``: rows of the lookback that
+    had landed unchanged. ``behind``: rows with a lower cursor than their key had before. ``finished``: it was
+    read to its end. ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new
+    cursor.
     """
 
     table: str
@@ -56,7 +61,7 @@ class TableSync:
 
 @dataclass
 class SyncReport:
-    """What a sync did. ``clock``: of the source as it began."""
+    """The result of a sync. ``clock``: of the source at the beginning."""
 
     source: str
     clock: datetime
@@ -71,29 +76,30 @@ class SyncReport:
 def sync(
     inlet: Inlet, reader: Reader, state: QueryState, *, stopped: Callable[[], bool] = lambda: False
 ) -> SyncReport:
-    """Land what is new in every table of ``inlet``; whoever calls holds the landing folder.
+    """Land the new rows of every table of ``inlet``. The caller holds the lease of the source.
 
-    ``stopped`` is asked after each batch and page: a sync that it ends goes on from there the next time.
-    Raises ``QueryRefused``, ``AnotherDatabase`` and what the reader raises; what landed before that stays.
+    ``stopped`` is called after each batch and page; if it returns True the sync ends, and the next goes on
+    from there. Raises ``QueryRefused``, ``AnotherDatabase`` and the errors of the reader; landed batches
+    stay.
     """
     moment = reader.begin()
     try:
         _claim(state, moment)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
-            one = _Sync(inlet, reader, state, moment, epoch, stopped, landing)
+            run = _Sync(_Target(inlet, epoch, landing), reader, moment, state, stopped)
             for table in inlet.tables:
-                one.read(table)
-        one.finish()
-        return one.report
+                run.read(table)
+        run.finish()
+        return run.report
     finally:
         reader.end()
 
 
 def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
-    """Begin an epoch in which the next sync reads ``tables`` whole; returns its number.
+    """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
 
-    What only older epochs have of them is gone when that reading is finished.
+    When that reading is finished, rows that only older epochs have are ended.
     """
     epoch = inlet.store.begin_epoch(reason, None, now=inlet.clock()).number
     again = {each.full_name for each in tables}
@@ -106,9 +112,9 @@ def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], re
 
 
 def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
-    """Have the next reading of ``table`` begin at ``cursor`` (null: at its beginning), if it stands above.
+    """Make the next reading of ``table`` begin at ``cursor`` (None: at the beginning) if that is lower.
 
-    Returns whether it did. A cursor that is no value of the column says nothing.
+    Returns whether it is. A cursor that is no value of the column is ignored.
     """
     progress = state.progress(table.full_name)
     if progress is None or progress.cursor is None:
@@ -140,43 +146,51 @@ def _claim(state: QueryState, moment: Moment) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``."""
+
+    inlet: Inlet
+    epoch: EpochRecord
+    pool: ThreadPoolExecutor
+
+
 class _Sync:
     """One sync, in one transaction of the source."""
 
     def __init__(
         self,
-        inlet: Inlet,
+        target: _Target,
         reader: Reader,
-        state: QueryState,
         moment: Moment,
-        epoch: EpochRecord,
+        state: QueryState,
         stopped: Callable[[], bool],
-        landing: ThreadPoolExecutor,
     ) -> None:
-        self.report = SyncReport(inlet.store.source, moment.clock)
-        self._inlet, self._reader, self._state = inlet, reader, state
-        self._moment, self._epoch, self._stopped, self._landing = moment, epoch, stopped, landing
-        self._batches = Batches(inlet, epoch.number, self.report.batches)
+        """``moment``: when the open transaction of ``reader`` began."""
+        self.report = SyncReport(target.inlet.store.source, moment.clock)
+        self._inlet, self._epoch, self._pool = target.inlet, target.epoch, target.pool
+        self._reader, self._moment, self._state, self._stopped = reader, moment, state, stopped
+        self._batches = Batches(self._inlet, self._epoch.number, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
         self._left_a_page = False
 
     def read(self, table: TableContract) -> None:
-        """Land what ``table`` has that is new, page by page."""
+        """Land the new rows of ``table``, page by page."""
         cursor = CursorColumn.of(table)
-        told = TableSync(table.full_name)
-        self.report.tables.append(told)
+        result = TableSync(table.full_name)
+        self.report.tables.append(result)
         if self._left_a_page:
-            # Its transaction is not read from any more.
+            # A stopped read has left the transaction unusable.
             return
-        progress = self._progress(table, cursor, told)
+        progress = self._progress(table, cursor, result)
         reading = progress.reading
         assert reading is not None
-        told.full, told.cursor = reading.full, progress.cursor
-        page = _Page(self, table, cursor, progress, told)
+        result.full, result.cursor = reading.full, progress.cursor
+        page = _Page(self, table, cursor, progress, result)
         while not self._stopped():
             if not reading.nulls and reading.high is None:
                 self._ended.append((table, cursor, page.progress))
-                told.finished = True
+                result.finished = True
                 return
             low = None if reading.nulls else reading.low
             span = Span(reading.nulls, low, reading.high, reading.after, self._inlet.page_rows)
@@ -194,11 +208,11 @@ class _Sync:
                 page.turn_to(reading)
 
     def is_stopped(self) -> bool:
-        """Whether nothing more is to be read: what landed stays, and the next sync goes on from there."""
+        """Whether the sync is to end here; the next sync goes on from here."""
         return self._stopped()
 
     def finish(self) -> None:
-        """Land what the end of the readings says, then move the cursors of the tables read to their end."""
+        """Land the ends of full readings and the new watermark, then move the cursors of finished tables."""
         self._land_end()
         for table, cursor, progress in self._ended:
             reading = progress.reading
@@ -210,14 +224,12 @@ class _Sync:
             next(each for each in self.report.tables if each.table == table.full_name).cursor = until
 
     def land(self, table: TableContract, cursor: CursorColumn, parts: Sequence[pa.Table]) -> Future[None]:
-        """Have events of ``table`` land as one batch, unless the same have landed, after those before."""
-        # By the cursor, its window is a function of its position, so no version can be in two.
-        return self._landing.submit(
-            self._batches.land, table, parts, free_windows=cursor.event_time is not None
-        )
+        """Land events of ``table`` as one batch, after the batches before, unless the same have landed."""
+        # A window by the cursor follows from the position, so no version can be in two windows.
+        return self._pool.submit(self._batches.land, table, parts, free_windows=cursor.event_time is not None)
 
-    def _progress(self, table: TableContract, cursor: CursorColumn, told: TableSync) -> Progress:
-        """Where ``table`` stands, with the reading that is to go on or to begin."""
+    def _progress(self, table: TableContract, cursor: CursorColumn, result: TableSync) -> Progress:
+        """Return the progress of ``table``, with the reading that continues or begins."""
         found = self._state.progress(table.full_name)
         kind = self._reader.cursor_type(table, cursor)
         progress = found or Progress(self._epoch.number, kind)
@@ -235,33 +247,33 @@ class _Sync:
         low = None
         if progress.cursor is not None:
             low = cursor.text(_number(cursor, progress.cursor) - cursor.lookback)
-            told.went_back = newest is None or _number(cursor, newest) < _number(cursor, progress.cursor)
+            result.went_back = newest is None or _number(cursor, newest) < _number(cursor, progress.cursor)
         full = progress.cursor is None
-        reading = Unfinished(self._moment.clock, low, newest, until, full, cursor.nullable, None)
+        reading = UnfinishedReading(self._moment.clock, low, newest, until, full, cursor.nullable, None)
         return replace(progress, reading=reading)
 
     def _until(self, cursor: CursorColumn, newest: str | None) -> str | None:
-        """The cursor that a reading which begins now ends with."""
+        """Return the cursor that a reading which begins now will have at its end."""
         if newest is None or cursor.kind is not CursorKind.TIME:
             return newest
         clock = micros(self._moment.clock)
-        # A time ahead of the clock would hide all that commits until it has come.
+        # A cursor ahead of the clock would skip all rows that commit until then.
         return newest if _number(cursor, newest) <= clock else cursor.text(clock)
 
     def _land_end(self) -> None:
-        """Land the boundaries of full readings, and how far the source is complete."""
+        """Land the ends of full readings, and up to when the source is complete."""
         inlet, events = self._inlet, []
         for table, cursor, progress in self._ended:
             if progress.reading is not None and progress.reading.full and self._epoch.number > 1:
                 rows = RowEvents(table, cursor, inlet.grid, self._epoch.number)
-                events.append(rows.boundary(max(self._epoch.began_at, inlet.grid.first)))
+                events.append(rows.end(max(self._epoch.began_at, inlet.grid.first)))
         complete = self._complete() if self.report.finished else None
         if not events and not self._passes_a_window(complete):
             return
         self._batches.land_end(events, complete)
 
     def _complete(self) -> datetime | None:
-        """Up to when every table is known to have landed, but for what the lookback does not reach."""
+        """Return the time up to which every table has landed, except for commits later than the lookback."""
         found = []
         for _, cursor, progress in self._ended:
             assert progress.reading is not None
@@ -270,7 +282,7 @@ class _Sync:
         return min(found, default=None)
 
     def _passes_a_window(self, complete: datetime | None) -> bool:
-        """Whether ``complete`` lies in a later window than the watermark: else it is not worth a batch."""
+        """Whether ``complete`` is in a later window than the watermark; only then a batch records it."""
         if complete is None:
             return False
         last = self._inlet.store.last_file(self._epoch.number)
@@ -284,11 +296,11 @@ class _Sync:
 
 
 class _StoppedWithin(Exception):
-    """Ends a page whose rows so far have landed."""
+    """Raised to end a page in the middle; its rows so far have landed."""
 
 
 class _Page:
-    """Takes rows of one table, and lands them before the place of the reading moves on."""
+    """Takes the rows of one table, and lands them before the position of the reading moves on."""
 
     def __init__(
         self, one: _Sync, table: TableContract, cursor: CursorColumn, progress: Progress, told: TableSync
@@ -299,15 +311,15 @@ class _Page:
         self._makes = RowEvents(table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed)
         self._parts: list[pa.Table] = []
         self._known = Known()
-        self._last: Place | None = None
+        self._last: KeysetPosition | None = None
         self._landing: _Landing | None = None
         until = self.reading.until
         self._remember = NO_CURSOR if until is None else _number(cursor, until) - cursor.lookback
         self._highest_seen = one._state.highest_seen(table.full_name)
 
     def take(self, rows: Rows) -> None:
-        """Take in one block of rows; it lands with the next ``land_all``, or before if it is large."""
-        before = self._one._state.versions(self._table.full_name, self._met(rows))
+        """Take one block of rows; it lands with the next ``land_all``, or earlier if much has been taken."""
+        before = self._one._state.versions(self._table.full_name, self._possibly_seen(rows))
         events = self._makes.of(rows, before, self._known, self._remember)
         self._told.read += len(rows)
         self._told.landed += events.num_rows
@@ -320,8 +332,10 @@ class _Page:
                 self.land_all()
                 raise _StoppedWithin
 
-    def _met(self, rows: Rows) -> list[str]:
-        """The keys of the rows of which a version may have been seen: those that no seen one lies below."""
+    def _possibly_seen(self, rows: Rows) -> list[str]:
+        """Return the keys of rows of which a version may have landed: their cursor is not above all seen
+        ones.
+        """
         if self._highest_seen is None:
             return []
         near = pc.less_equal(rows.cursors, self._highest_seen)
@@ -329,16 +343,16 @@ class _Page:
         return found
 
     def land_all(self) -> None:
-        """Land what was taken in, and note where the reading stands."""
+        """Land the rows taken so far, and save the position of the reading."""
         self._land()
         self._landed()
 
-    def turn_to(self, reading: Unfinished) -> None:
-        """Note, for good, where the reading stands."""
-        self._note(reading, Known())
+    def turn_to(self, reading: UnfinishedReading) -> None:
+        """Save ``reading`` as the state of the reading."""
+        self._save(reading, Known())
 
     def _land(self) -> None:
-        """Begin to land what was taken in, once what was before has landed."""
+        """Begin to land the rows taken so far, when those before have landed."""
         self._landed()
         if self._last is None:
             return
@@ -347,7 +361,7 @@ class _Page:
         self._parts, self._known, self._last = [], Known(), None
 
     def _landed(self) -> None:
-        """Wait for what is landing, then note where the reading stands."""
+        """Wait for the rows that are landing, then save the position of the reading."""
         if self._landing is None:
             return
         landing, self._landing = self._landing, None
@@ -355,23 +369,24 @@ class _Page:
             landing.done.result()
         self._told.again += landing.known.again
         self._told.behind += landing.known.behind
-        self._note(replace(self.reading, after=landing.last), landing.known)
+        self._save(replace(self.reading, after=landing.last), landing.known)
 
-    def _note(self, reading: Unfinished, known: Known) -> None:
+    def _save(self, reading: UnfinishedReading, known: Known) -> None:
         self.reading, self.progress = reading, replace(self.progress, reading=reading)
         self._one._state.save(self._table.full_name, self.progress, known.new)
 
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Rows up to ``last`` that are landing; ``done`` is None if all of them had landed before."""
+    """Rows up to ``last`` that are landing. ``done``: None if all of them had landed before."""
 
     done: Future[None] | None
-    last: Place
+    last: KeysetPosition
     known: Known
 
 
 _BATCH_BYTES = 32 * 1024 * 1024
+"""Bytes of events from which on a batch lands before its page ends."""
 
 
 def _number(cursor: CursorColumn, text: str) -> int:

@@ -16,7 +16,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.postgres.embedded.location import Location
+from omnisupport_ingest.sources.postgres.embedded.files import Location
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.cli.command import Done, command, environment

@@ -10,7 +10,7 @@ from pathlib import Path
 from psycopg2.extensions import parse_dsn
 
 from omnisupport_ingest.sources.postgres.embedded import binaries
-from omnisupport_ingest.sources.postgres.embedded.location import Location
+from omnisupport_ingest.sources.postgres.embedded.files import Location
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 

@@ -30,8 +30,8 @@ from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight_tables, require_ready
-from omnisupport_ingest.sources.postgres.preflight.divided import shared_table_findings
 from omnisupport_ingest.sources.postgres.preflight.server import minor_findings
+from omnisupport_ingest.sources.postgres.preflight.shared_database import shared_table_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connect_errors import first_line
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource

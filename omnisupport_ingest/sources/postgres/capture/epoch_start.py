@@ -21,7 +21,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.parked import ready_tables
 from omnisupport_ingest.sources.postgres.catalog.publication import ensure_publication
 from omnisupport_ingest.sources.postgres.preflight import Finding, Severity, preflight
-from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings
+from omnisupport_ingest.sources.postgres.preflight.shared_database import shared_database_findings
 from omnisupport_ingest.sources.postgres.preflight.source_check import landed_key_findings
 from omnisupport_ingest.sources.postgres.session.connection import VALUE_SETTINGS, connect
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, wait_until_free
@@ -71,7 +71,7 @@ class EpochStart:
             slot_wait_seconds=SLOT_WAIT_SECONDS,
         )
         landed = landed_key_findings(self._store, self._tables)
-        findings = (*divided_findings(dsn, self._settings), *landed, *findings)
+        findings = (*shared_database_findings(dsn, self._settings), *landed, *findings)
         for each in findings:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)

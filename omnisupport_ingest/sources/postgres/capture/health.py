@@ -14,7 +14,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.capture.status import SourceStatus, source_status
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
-from omnisupport_ingest.sources.postgres.slot.retention import Level, Warned
+from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Health:
 
     source: str
     level: Level
-    problems: tuple[Warned, ...]
+    problems: tuple[SlotWarning, ...]
     numbers: dict[str, int | float] = field(default_factory=dict)
 
     @property

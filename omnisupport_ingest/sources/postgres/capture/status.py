@@ -29,7 +29,7 @@ from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, way
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest
 from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
-from omnisupport_ingest.sources.postgres.embedded.location import Location
+from omnisupport_ingest.sources.postgres.embedded.files import Location
 from omnisupport_ingest.sources.postgres.preflight import blocking
 from omnisupport_ingest.sources.postgres.preflight.source_check import continuity_findings, published_findings
 from omnisupport_ingest.sources.postgres.session.connection import connect, one_row, source_errors
@@ -40,10 +40,10 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain
 from omnisupport_ingest.sources.postgres.slot.retention import (
     Forecast,
     Level,
-    Room,
+    SlotWarning,
     Thresholds,
+    WalLimits,
     WalMark,
-    Warned,
     forecast,
     wal_rate,
     warnings,
@@ -91,7 +91,7 @@ class ServerState:
     role: str
     wal_end: Lsn
     slot: SlotFacts | None
-    room: Room
+    limits: WalLimits
     forecast: Forecast | None
     clock_ahead: timedelta
     publication_found: bool
@@ -116,7 +116,7 @@ class SourceStatus:
     snapshots: tuple[SnapshotProgress, ...]
     requested: tuple[str, ...]
     server: ServerState | None
-    warnings: tuple[Warned, ...]
+    warnings: tuple[SlotWarning, ...]
 
 
 def source_status(
@@ -136,16 +136,16 @@ def source_status(
     parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
     parked = {each.name: parked[each.name] for each in tables if each.name in parked}
     warned = [
-        Warned(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
+        SlotWarning(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
         for name, why in sorted(parked.items())
     ]
     try:
         HomeIdentity(home).look()
     except HomeCopied as copied:
-        warned.insert(0, Warned(copied.problem, copied.fix, Level.ALARM))
+        warned.insert(0, SlotWarning(copied.problem, copied.fix, Level.ALARM))
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
-        warned.append(Warned(dsn.problem, dsn.fix))
+        warned.append(SlotWarning(dsn.problem, dsn.fix))
     else:
         try:
             new = not_captured(store, tables)
@@ -157,7 +157,7 @@ def source_status(
             else:
                 warned += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
         except (SourceRefused, SourceUnavailable) as error:
-            warned.append(Warned(error.problem, error.fix))
+            warned.append(SlotWarning(error.problem, error.fix))
     if server is not None and landed is not None:
         landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
     warned += _failure(capture, warned)
@@ -177,13 +177,13 @@ def source_status(
     )
 
 
-def _failure(capture: CaptureState, warned: Sequence[Warned]) -> Iterator[Warned]:
+def _failure(capture: CaptureState, warned: Sequence[SlotWarning]) -> Iterator[SlotWarning]:
     error = capture.last_error
     if capture.state is not State.FAILED or error is None:
         return
     # The look at the server may have found the same fault that stopped it.
     if error.problem not in {each.problem for each in warned}:
-        yield Warned(f"Capture has failed: {error.problem}", error.fix)
+        yield SlotWarning(f"Capture has failed: {error.problem}", error.fix)
 
 
 def _start_reading(paused: Pause | None) -> str:
@@ -216,7 +216,7 @@ def _ask(
     finally:
         connection.close()
     wal_end = Lsn.parse(end)
-    room = Room(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
+    limits = WalLimits(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
     rate = wal_rate(_earlier(store, ahead), WalMark(wal_end, datetime.now(UTC)))
     missing = () if covered is None else _missing(tables, covered)
     return ServerState(
@@ -225,8 +225,8 @@ def _ask(
         role,
         wal_end,
         slot,
-        room,
-        forecast(slot, room, rate) if slot is not None else None,
+        limits,
+        forecast(slot, limits, rate) if slot is not None else None,
         ahead,
         covered is not None,
         missing,
@@ -257,30 +257,30 @@ def _dangers(
     server: ServerState,
     tables: Sequence[TableContract],
     start_reading: str,
-) -> list[Warned]:
-    warned = [Warned(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
+) -> list[SlotWarning]:
+    warned = [SlotWarning(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
     if server.slot is not None and server.forecast is not None:
         if not warned:
             much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
-            warned += warnings(server.slot, server.room, server.forecast, start_reading, much)
+            warned += warnings(server.slot, server.limits, server.forecast, start_reading, much)
         name = settings.publication
         if not server.publication_found:
             gone = f"Publication {name} is not on the server."
-            warned.append(Warned(gone, "omnisupport-ingest preflight", Level.ALARM))
+            warned.append(SlotWarning(gone, "omnisupport-ingest preflight", Level.ALARM))
         elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
             listed = ", ".join(missing)
             lacks = f"Publication {name} lacks {listed}."
-            warned.append(Warned(lacks, "omnisupport-ingest preflight", Level.ALARM))
+            warned.append(SlotWarning(lacks, "omnisupport-ingest preflight", Level.ALARM))
         else:
             with closing(connect(dsn)) as connection:
                 unsent = list(published_findings(connection, store, name, tables))
-            warned += [Warned(each.problem, each.fix, Level.ALARM) for each in unsent]
+            warned += [SlotWarning(each.problem, each.fix, Level.ALARM) for each in unsent]
     return warned
 
 
 def _added(
     dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
-) -> Iterator[Warned]:
+) -> Iterator[SlotWarning]:
     """Return what prevents ``new`` tables, whose contracts the running capture has not read, from being
     captured.
     """
@@ -293,7 +293,7 @@ def _added(
             unrequested.remove(table.name)
         yield from wrong
     if unrequested:
-        yield Warned(
+        yield SlotWarning(
             f"The capture that runs has not read the contract of {', '.join(unrequested)}, which is newer.",
             f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unrequested)}",
         )
@@ -301,14 +301,14 @@ def _added(
         with closing(connect(dsn)) as connection:
             for table in waiting:
                 for each in blocking(added_table_findings(connection, store, settings, [table])):
-                    yield Warned(f"{table.name} is not captured yet. {each.problem}", each.fix)
+                    yield SlotWarning(f"{table.name} is not captured yet. {each.problem}", each.fix)
 
 
-def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[Warned]:
+def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[SlotWarning]:
     """Return why a start leaves out ``table``, which was never captured; empty if it would capture it."""
     with closing(connect(dsn)) as connection:
         wrong = blocking(added_table_findings(connection, store, settings, [table]))
-    return [Warned(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
+    return [SlotWarning(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:

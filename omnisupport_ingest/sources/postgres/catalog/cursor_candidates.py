@@ -1,9 +1,9 @@
-"""Which columns of a table could be its cursor, each with the reason for or against it.
+"""Columns of a table that could be its cursor, each with the reasons for or against it.
 
-Only what the database itself can say counts: who sets the column (a trigger, a default, nobody), whether it
-may be NULL, whether an index begins with it, and whether its values rise with the order of the rows in the
-server's own sample. No database knows whether an application sets a column with every change; a name that
-suggests it is reported as no more than that.
+Only facts of the database count: what sets the column (a trigger, a default, nothing), whether it may be
+NULL, whether an index begins with it, and whether its values rise with the order of the rows in the server's
+statistics. Whether an application sets a column with every change is in no catalog; a name that suggests it
+is reported as a name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from omnisupport_ingest.contracts.pg_types import PgType
 
 _CHANGED = re.compile(r"updat|modif|chang|touch|version|_ts$|rev", re.IGNORECASE)
 _RISING = 0.9
+"""Correlation with the order of the rows from which on a column counts as rising."""
 
 _COLUMNS = """
 SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
@@ -48,8 +49,8 @@ ORDER BY 1, 2, a.attnum
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalogs say of a column. ``correlation``: of its values with the order of the rows, None if
-    the server has no sample. ``trigger``: one that sets it before every update, by the text of its function.
+    """Facts of a column in the catalogs. ``correlation``: of its values with the order of the rows; None
+    without statistics. ``trigger``: one that sets it before every update, by the text of its function.
     """
 
     name: str
@@ -81,7 +82,7 @@ def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCan
 
 
 def judged(column: ColumnFacts) -> CursorCandidate:
-    """Whether the column would do as a cursor, and why."""
+    """Return whether the column can be a cursor, and why."""
     about = [
         "an index begins with it" if column.indexed else "no index begins with it",
         "NOT NULL" if column.not_null else "may be NULL",

@@ -1,7 +1,7 @@
 """Tables as they are at the source now: columns with their true types, comments, and keys.
 
-Everything that a contract can say about a table is read here, for all tables in a few queries, so hundreds of
-tables cost no more round trips than one.
+All that a contract can say about a table is read here. A few queries read all tables, so hundreds of tables
+take no more round trips than one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class LiveColumn:
-    """A column. ``pg_type`` is its type as ``format_type`` writes it, domains resolved to what they are over.
+    """A column. ``pg_type``: its type as ``format_type`` writes it; a domain is replaced by its base type.
 
     ``generated``: computed by the server, so never in the stream. ``labels``: those of an enum type.
     ``max_length``: the n of ``varchar(n)`` and ``char(n)``.
@@ -42,9 +42,10 @@ class LiveColumn:
 
 @dataclass(frozen=True, slots=True)
 class LiveIndex:
-    """A unique index over whole columns without NULLs, of all rows: one that can tell rows apart.
+    """A unique index by which every row can be identified: not partial, over NOT NULL columns, no
+    expressions.
 
-    ``columns``: its key columns; those that it merely includes (``INCLUDE``) may be NULL. ``deferrable``: two
+    ``columns``: its key columns, without those of ``INCLUDE``. ``deferrable``: two
     rows may share a key until their transaction commits.
     """
 
@@ -57,7 +58,7 @@ class LiveIndex:
 
 @dataclass(frozen=True, slots=True)
 class LiveTable:
-    """A table or something like it.
+    """A table, view, materialized view or foreign table.
 
     ``kind``, ``persistence`` and ``replica_identity`` are the letters of ``pg_class``. ``root``: the
     partitioned table that this is a partition of, ``extension``: the one that it belongs to.
@@ -79,7 +80,7 @@ class LiveTable:
         return f"{self.schema}.{self.table}"
 
     @property
-    def in_the_wal(self) -> bool:
+    def is_logged(self) -> bool:
         """Whether its changes can be captured: an ordinary or partitioned table, permanent and logged."""
         return self.kind in ("r", "p") and self.persistence == "p"
 
@@ -92,13 +93,13 @@ class LiveTable:
         """The columns that the stream sends of the old row of an update or delete."""
         if self.replica_identity == "f":
             return frozenset(column.name for column in self.columns if not column.generated)
-        chosen = [index for index in self.unique if self._names_rows(index)]
+        chosen = [index for index in self.unique if self._is_identity(index)]
         return frozenset(chosen[0].columns) if chosen else frozenset()
 
     def column(self, name: str) -> LiveColumn | None:
         return next((column for column in self.columns if column.name == name), None)
 
-    def _names_rows(self, index: LiveIndex) -> bool:
+    def _is_identity(self, index: LiveIndex) -> bool:
         by_default = self.replica_identity == "d" and index.primary and not index.deferrable
         return by_default or (self.replica_identity == "i" and index.identity)
 
@@ -106,7 +107,7 @@ class LiveTable:
 def read_live_tables(
     connection: Connection, only: Collection[TableName] | None = None
 ) -> dict[TableName, LiveTable]:
-    """Return the tables of the database, or those of ``only`` that exist; views and the like among them.
+    """Return the tables of the database, or those of ``only`` that exist, views and foreign tables included.
 
     Leaves out system schemas and temporary tables. Needs no right on the tables themselves.
     """
@@ -147,7 +148,7 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
 ORDER BY 2, 3
 """
 
-# A domain's values are those of the type it is over; so are those in an array of a domain.
+# Resolves domains, and arrays of domains, to their base types.
 _COLUMNS = """
 WITH RECURSIVE base (relation, place, type, modifier, elements, depth) AS (
     SELECT a.attrelid, a.attnum, a.atttypid, a.atttypmod, '', 0 FROM pg_attribute a
@@ -173,7 +174,7 @@ FROM resolved r JOIN pg_attribute a ON a.attrelid = r.relation AND a.attnum = r.
 ORDER BY a.attrelid, a.attnum
 """
 
-# A two-byte vector begins at 0; what is at ``indnkeyatts`` or above is only included.
+# An int2vector is indexed from 0; the columns from ``indnkeyatts`` on are those of INCLUDE.
 _UNIQUE = """
 SELECT i.indrelid::bigint, c.relname::text,
        ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)

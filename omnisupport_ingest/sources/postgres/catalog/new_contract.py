@@ -1,9 +1,9 @@
-"""The draft of a contract for a table as it is now, for a person to go on from.
+"""The draft of a contract for a table as it is now, for a person to complete.
 
-It says what the source says (types, key, NOT NULL, enum labels, lengths, comments) and decides nothing else:
-it invents no rule. Who writes the file notes the columns that seem to hold personal data
-(``contracts.pii_scan``). ``choose`` finds a table that a person named; ``key_of`` finds the key that tells
-its changes apart, or says what to do for a table without one.
+It holds what the source declares (types, key, NOT NULL, enum labels, lengths, comments) and adds no rule. The
+caller, who writes the file, notes columns that seem to hold personal data (``contracts.pii_scan``).
+``choose`` finds a table that a person named; ``key_of`` finds the key that identifies its rows in the stream,
+or raises an error with the ways to give it one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _spellings(name: TableName) -> set[str]:
 
 
 class NoKey(IngestError):
-    """Raised when nothing at the source tells the rows of a table apart in its changes."""
+    """Raised when the changes of a table do not identify their rows."""
 
 
 def key_of(table: LiveTable) -> LiveIndex:
@@ -83,7 +83,7 @@ def key_of(table: LiveTable) -> LiveIndex:
     if table.replica_identity == "n":
         raise NoKey(
             f"{table.full_name} has replica identity NOTHING: its updates and deletes name no row.",
-            fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;" if primary else _ways_out(table),
+            fix=f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;" if primary else _ways_to_a_key(table),
         )
     usable = [
         index
@@ -122,7 +122,7 @@ def key_of(table: LiveTable) -> LiveIndex:
             f"{table.full_name} has no primary key and no other replica identity: its updates and deletes "
             "could not name their row."
         )
-    raise NoKey(problem, fix=_ways_out(table))
+    raise NoKey(problem, fix=_ways_to_a_key(table))
 
 
 def _may_be_key(table: LiveTable, index: LiveIndex) -> bool:
@@ -130,7 +130,7 @@ def _may_be_key(table: LiveTable, index: LiveIndex) -> bool:
     return all(column is not None and not column.generated for column in columns)
 
 
-def _ways_out(table: LiveTable) -> str:
+def _ways_to_a_key(table: LiveTable) -> str:
     name = qualified(table.schema, table.table)
     candidates = [index for index in table.unique if not index.deferrable and _may_be_key(table, index)]
     if candidates:
@@ -171,7 +171,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """``document``: the contract, as its file holds it."""
+    """A drafted contract. ``document``: the content of its file."""
 
     document: dict[str, Any]
     left_out: tuple[LeftOut, ...]
@@ -185,7 +185,7 @@ def draft(
     ``candidates``: columns that could be a cursor, the usable ones first; a column of times is proposed.
     ``CannotBeCaptured`` or ``NoKey``, with what to change at the source, if there can be no contract.
     """
-    _refuse_what_is_not_in_the_wal(table)
+    _require_logged(table)
     key = key_of(table).columns
     left_out = tuple(left_out_columns(table))
     for each in left_out:
@@ -233,7 +233,7 @@ def draft(
     return Draft(document, left_out)
 
 
-def _refuse_what_is_not_in_the_wal(table: LiveTable) -> None:
+def _require_logged(table: LiveTable) -> None:
     if table.kind in _OTHER_KINDS:
         raise CannotBeCaptured(
             f"{table.full_name} is {_OTHER_KINDS[table.kind]}: its rows are not in the WAL.",
@@ -271,7 +271,7 @@ def left_out_columns(table: LiveTable) -> Iterator[LeftOut]:
 
 
 def column_document(column: LiveColumn, in_key: bool) -> dict[str, Any]:
-    """Return the line of ``column`` under ``properties``. ``in_key``: it is part of the key."""
+    """Return the entry of ``column`` under ``properties``. ``in_key``: it is part of the key."""
     kind = column.type.kind
     types = _json_types(column.pg_type, kind)
     if not column.not_null:

@@ -1,10 +1,9 @@
-"""The next version of a contract, for a table that is not as the contract has it any more; each step judged.
+"""The next version of a contract whose table has changed, with the compatibility of each step.
 
-What the contract says on purpose stays: descriptions, rules, policies, a wider type, columns that it leaves
-out of an older table. It follows the source where it must, to go on taking rows, and takes in columns that
-were added since it was made. Each step says what it means for readers of the tables: it is
-``additive`` (a column more), ``widening`` (a value more in a column that there is), or ``breaking`` (a
-column less, or other values).
+Choices of the contract stay: descriptions, rules, policies, a wider type, columns that it leaves out. It
+follows the source where rows would be quarantined otherwise, and takes in columns that were added since. Each
+step is ``additive`` (a new column), ``widening`` (new values in an existing column) or ``breaking`` (a column
+less, or other values) for readers of the tables.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnisupport_ingest.contracts.learned import raised
-from omnisupport_ingest.contracts.pg_types import Kind, PgType
+from omnisupport_ingest.contracts.pg_types import Fit, Kind, PgType, fit
 from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.contracts.pii_scan import with_notes
-from omnisupport_ingest.contracts.type_fit import Fit, fit
 from omnisupport_ingest.landing.schema_changes import SchemaChange
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
@@ -29,15 +27,15 @@ ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
 
 _RULES = ("enum", "pattern", "maxLength", "minimum", "maximum")
-"""Keywords of rules of one kind of value."""
+"""Keywords of rules that hold for one kind of value only."""
 
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d]\w*(?:\s*\()?|\d\w*|.""", re.DOTALL)
-"""A part of an expression of SQL: a text, a quoted name, a name, that of a function with its bracket."""
+"""A token of an SQL expression: a text, a quoted name, a name, or a function's name with its bracket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One edit of a contract. ``at``: its place in the file; ``what`` and ``why`` in words."""
+    """One edit of a contract. ``at``: the path in the file; ``what`` and ``why``: for a person."""
 
     compatibility: str
     at: str
@@ -47,9 +45,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NextContract:
-    """The ``document`` of the next version, and the steps to it; none: it is the one that there is.
+    """The ``document`` of the next version, and the steps to it; without steps it is the present version.
 
-    ``for_a_person``: what has changed and no edit of the contract answers, in words.
+    ``for_a_person``: changes that no edit of the contract covers, as sentences.
     """
 
     document: dict[str, Any]
@@ -58,32 +56,32 @@ class NextContract:
 
     @property
     def compatibility(self) -> str | None:
-        """That of the step that breaks most; None without steps."""
+        """The least compatible of the steps; None without steps."""
         return max((each.compatibility for each in self.steps), key=_WORST.index, default=None)
 
 
 def next_contract(
-    document: dict[str, Any], form: LiveSchema, changes: Sequence[SchemaChange], *, every: bool = False
+    document: dict[str, Any], schema: LiveSchema, changes: Sequence[SchemaChange], *, every: bool = False
 ) -> NextContract:
-    """Return the next version of the contract ``document`` of the table that is ``form`` now.
+    """Return the next version of the contract ``document``; its table is ``schema`` now.
 
-    ``changes``: those that are recorded of the table; a column that they tell of as added is taken in.
-    ``every``: so is any other that the contract does not name.
+    ``changes``: the recorded ones of the table; columns that they add are taken in. ``every``: so is every
+    other column that the contract does not name.
     """
-    draft = _Draft(deepcopy(document), form)
+    draft = _Draft(deepcopy(document), schema)
     draft.follow_names(changes)
     draft.drop()
     for name in list(draft.properties):
         draft.follow(name)
     recorded = {each.column for each in changes if each.kind in ("column_added", "column_added_again")}
     draft.add(None if every else recorded)
-    draft.leave_to_a_person(changes)
-    # Only of the columns that are new: a person has decided about the others.
+    draft.add_undecided(changes)
+    # Only for new columns: a person has decided about the others.
     noted = with_notes(draft.document)["x-cdc"].get("pii", {})
     policies = draft.policy.get("pii", {})
     new = {name: note for name, note in noted.items() if name in draft.added and name not in policies}
     if new:
-        # Writing the contract must not be what publishes it.
+        # A new contract must not publish personal data before a person decides.
         draft.policy["pii"] = policies | {name: note | {"policy": DROP} for name, note in new.items()}
     for name, note in new.items():
         draft.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
@@ -97,8 +95,8 @@ def next_contract(
 class _Draft:
     """A contract on its way to its next version."""
 
-    def __init__(self, document: dict[str, Any], form: LiveSchema) -> None:
-        self.document, self._form = document, form
+    def __init__(self, document: dict[str, Any], schema: LiveSchema) -> None:
+        self.document, self._schema = document, schema
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
         self.added: list[str] = []
@@ -114,7 +112,7 @@ class _Draft:
         return policy
 
     def follow_names(self, changes: Sequence[SchemaChange]) -> None:
-        """Follow columns that have another name now."""
+        """Rename columns that were renamed at the source."""
         for change in changes:
             old, new = change.before, change.after
             if change.kind != "column_renamed" or old is None or new is None:
@@ -191,7 +189,7 @@ class _Draft:
                 self._step(BREAKING, "x-cdc.quality.references", description, f"it names {column}")
 
     def follow(self, name: str) -> None:
-        """Let the column hold what the source may send in it."""
+        """Make the column accept the values that the source may send."""
         live = self._live(name)
         if live is None:
             return
@@ -241,7 +239,7 @@ class _Draft:
                 line[key] = body[key]
         gone: list[str] = []
         if now.kind is not before.kind:
-            # Rules of another kind of value.
+            # Rules for another kind of value.
             gone = [f"{rule} {line.pop(rule)}" for rule in _RULES if rule in line]
             _without_policies(line, *_RULES, *(["type"] if now.kind is Kind.TEXT else []))
         widens = fit(now, before) is Fit.ALL and now.kind.name != "TEXT"
@@ -260,14 +258,14 @@ class _Draft:
 
     def add(self, names: Collection[str | None] | None) -> None:
         """Take in columns that the contract does not name; ``names``: only these."""
-        left_out = {each.column: each.why for each in left_out_columns(self._form.live)}
-        for live in self._form.live.columns:
+        left_out = {each.column: each.why for each in left_out_columns(self._schema.live)}
+        for live in self._schema.live.columns:
             if live.name in self.properties or (names is not None and live.name not in names):
                 continue
             if live.name in left_out:
                 self.for_a_person.append(f"{live.name} stays in the raw layers: {left_out[live.name]}.")
                 continue
-            line = self._form.line(live.name)
+            line = self._schema.line(live.name)
             self.properties[live.name] = line
             self.added.append(live.name)
             if live.not_null:
@@ -282,15 +280,16 @@ class _Draft:
                 ADDITIVE, f"properties.{live.name}", f"{live.name} ({live.pg_type}) is taken in", known
             )
 
-    def leave_to_a_person(self, changes: Sequence[SchemaChange]) -> None:
-        key = self._form.seen.key
+    def add_undecided(self, changes: Sequence[SchemaChange]) -> None:
+        """Add to ``for_a_person`` what no edit of the contract covers."""
+        key = self._schema.seen.key
         if key and set(key) != set(self.policy["key"]):
             self.for_a_person.append(
                 f"The table's key is {', '.join(key)}, the contract's {', '.join(self.policy['key'])}. The "
                 "key of a captured table cannot be changed in its contract; a home of its own takes it in."
             )
         for change in changes:
-            if change.kind == "table_renamed" and change.after == self._form.seen.name:
+            if change.kind == "table_renamed" and change.after == self._schema.seen.name:
                 self.for_a_person.append(
                     f"The table is called {change.after} now. Events bear the name that it had: rename it "
                     "back, or write a contract for the new name (contracts new): it begins with a snapshot."
@@ -303,7 +302,7 @@ class _Draft:
                 )
 
     def _live(self, name: str) -> LiveColumn | None:
-        live = self._form.live.column(name)
+        live = self._schema.live.column(name)
         return None if live is None or live.generated else live
 
     def _step(self, compatibility: str, at: str, description: str, why: str) -> None:
@@ -321,7 +320,7 @@ def _is_name(token: str, column: str) -> bool:
 
 
 def _without_policies(line: dict[str, Any], *keywords: str) -> None:
-    """Take policies of rules that the column has no more out of its line."""
+    """Remove the policies (``x-policy``) of rules that the column no longer has."""
     x_policy = line.get("x-policy", {})
     for keyword in keywords:
         x_policy.pop(keyword, None)

@@ -1,12 +1,12 @@
-"""The table that a change belongs to where the publication sends partitions under their own names.
+"""The table of a change, if the publication sends partitions under their own names.
 
-Without ``publish_via_partition_root`` the stream does not say of which table a described one is a partition.
-The catalog says it for now, and the stream may be far behind; the home's records (``partitions``) say from
-where to where it was so.
+Without ``publish_via_partition_root`` the stream does not say to which table a described partition belongs.
+The catalog says it for the present, and the stream may be far behind; the home's records (``partitions``) say
+for which positions it was so.
 
-A description holds until the next ATTACH or DETACH of its table: then the server describes it again. So where
-the time is in doubt, a partition of now counts as one already, and a former partition does not: otherwise
-later changes would land under the wrong table.
+A description holds until the next ATTACH or DETACH of its table, after which the server describes it again.
+So if the time is uncertain, a present partition counts as one already, and a former partition does not:
+otherwise later changes would land under the wrong table.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class PartitionRoots:
         tables: Sequence[TableContract],
         lost: LostChanges,
     ) -> None:
-        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: the record
-        of changes of partitions that could not be assigned to their table.
+        """``connection`` is in autocommit. ``folder``: the landing folder of the source. ``lost``: records
+        changes of partitions that could not be assigned to their table.
         """
         self._connection, self._lost = connection, lost
         self._records = PartitionRecords(folder, epoch)
         self._tables = {each.table_name: each for each in tables}
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """Count ``tables`` as contracted too from now on."""
+        """Treat ``tables`` as contracted too from now on."""
         self._tables |= {each.table_name: each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
-        """Return which of the tables ``names`` has the rows of ``relation`` now; None if none has.
+        """Return which of the tables ``names`` the rows of ``relation`` belong to now; None if to none.
 
-        For tables that are not added yet: their former partitions are not known.
+        For tables that are not added yet, as their former partitions are unknown.
         """
         own = relation.schema, relation.table
         if own in self._tables or own in names:
@@ -81,11 +81,10 @@ class PartitionRoots:
         return own
 
     def truncated(self, relations: Sequence[Relation], commit_lsn: int) -> list[TableName]:
-        """Return the names of what one statement truncated; a contracted table if all its leaves are among
-        them.
+        """Return the names of the tables that one statement truncated.
 
-        The truncation of some leaves is no truncation of the table: the look at the catalogs finds it,
-        because the other rows stay.
+        A contracted partitioned table is among them only if all its leaves are. If only some are, the check
+        of the partitions (``partition_watch``) finds it, because the other rows stay.
         """
         names, seen = [], set[TableName]()
         oids = {relation.oid for relation in relations}
@@ -99,7 +98,7 @@ class PartitionRoots:
         return names
 
     def _all_in(self, root: TableName, oids: Collection[int], at: Lsn) -> bool:
-        """Whether ``oids`` are all partitions with rows of their own that ``root`` may have had at ``at``."""
+        """Whether ``oids`` include every leaf that ``root`` may have had at ``at``."""
         now = read_partitions(self._connection, [root]).get(root, {})
         known = self._records.read(self._tables[root].name)
         had = {oid for oid, each in now.items() if each.leaf}
@@ -109,7 +108,7 @@ class PartitionRoots:
         return had <= {str(oid) for oid in oids}
 
     def _is_in(self, relation: Relation, table: TableContract, at: Lsn) -> bool:
-        """Whether a partition of ``table`` now was one at ``at`` already, or may have been."""
+        """Whether a present partition of ``table`` was, or may have been, one at ``at``."""
         known, oid = self._records.read(table.name), str(relation.oid)
         if known is None:
             return True
@@ -119,7 +118,7 @@ class PartitionRoots:
         return at >= (known.certain if stay is None else stay.start)
 
     def _was_in(self, relation: Relation, table: TableContract, at: Lsn) -> bool:
-        """Whether a table that is no partition of ``table`` now surely was one at ``at``."""
+        """Whether a table that is not a partition of ``table`` now certainly was one at ``at``."""
         known, oid = self._records.read(table.name), str(relation.oid)
         if known is None:
             return False
@@ -127,8 +126,8 @@ class PartitionRoots:
         if any(each is not None and each.start <= at < each.end for each in (left, stay)):
             return True
         if stay is not None and at >= stay.end:
-            # It left after the last look, before this change or after it. The next look has the table
-            # read again, with all rows that it still has; until there its history may lack this one.
+            # It left after the last check, before this change or after it. The next check has the table
+            # read again, with all rows that it still has; until then its history may lack this change.
             name = f"{relation.schema}.{relation.table}"
             _log.warning("changes of %s may be missing in the history of %s", name, table.full_name)
             self._lost.add(table.name, f"partition {name} was detached or dropped", at)

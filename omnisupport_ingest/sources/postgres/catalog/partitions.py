@@ -1,10 +1,10 @@
-"""The partitions of a table, how they differ from those before, and the home's record of them.
+"""The partitions of a table in the catalog, their differences, and the home's record of them.
 
-Rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition, are in no change that the
-stream sends. The catalog shows each of these in its data on partitions.
+The stream does not send the rows that come by ATTACH, or leave by DETACH, DROP or TRUNCATE of a partition.
+The catalog of partitions shows each of these.
 
-The record of a table also keeps partitions that have left. Where changes of partitions are sent under their
-own names, those that committed before a partition left belong to the table, however late they are read.
+The record of a table also keeps partitions that have left. If changes of partitions are sent under their own
+names, those that committed before a partition left belong to the table, however late they are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Partition:
 
 
 Partitions = Mapping[str, Partition]
-"""The tree of one table; by oid, as text."""
+"""The partitions of one table, the root included, by oid as text."""
 
 
 def read_partitions(connection: Connection, tables: Collection[TableName]) -> dict[TableName, Partitions]:
@@ -74,8 +74,8 @@ FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid =
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``left``: what happened to partitions so that rows may have left the table, in words. ``new``: the oids
-    of leaves that were not there before, whose rows have come unless they are empty.
+    """``left``: partitions by which rows may have left the table, each with what happened, for messages.
+    ``new``: oids of new leaves, whose rows have come.
     """
 
     left: tuple[str, ...]
@@ -83,7 +83,7 @@ class Difference:
 
 
 def difference(before: Partitions, now: Partitions) -> Difference:
-    """Return what has changed between two looks at the partitions of a table."""
+    """Return what has changed between two reads of the partitions of a table."""
     left = []
     for oid, was in before.items():
         partition = now.get(oid)
@@ -98,8 +98,8 @@ def difference(before: Partitions, now: Partitions) -> Difference:
 
 
 def read_root(connection: Connection, oid: int) -> TableName | None:
-    """Return the table at the root of the tree in which ``oid`` is a partition; None if it is none, or
-    gone.
+    """Return the partitioned table at the root above partition ``oid``; None if it is no partition,
+    or gone.
     """
     with source_errors("looking for the root of a partition"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
@@ -125,10 +125,10 @@ def is_partitioned(connection: Connection, oid: int) -> bool:
 
 
 def rows_of(connection: Connection, oid: str) -> str | None:
-    """Return the condition that the rows of leaf ``oid`` meet where its root is read; None if it is gone.
+    """Return the WHERE clause that selects the rows of leaf ``oid`` from its root; None if the leaf is gone.
 
-    A role that may read the root need not be allowed to read its partitions, so their rows are read through
-    the root. The bounds let the planner leave out the other partitions.
+    A role that may read the root may lack the right to read partitions, so their rows are read through the
+    root. The bounds let the planner skip the other partitions.
     """
     with source_errors("reading the bounds of a partition"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_get_partition_constraintdef(oid) FROM pg_class WHERE oid = %s", (oid,))
@@ -141,7 +141,9 @@ def rows_of(connection: Connection, oid: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OtherIdentity:
-    """A partition whose old rows are sent without ``missing``. ``schema`` and ``table`` are its name."""
+    """A partition whose old rows are sent without the columns ``missing``. ``schema``, ``table``:
+    its name.
+    """
 
     schema: str
     table: str
@@ -149,9 +151,7 @@ class OtherIdentity:
 
 
 def without_key(connection: Connection, root: int, key: Collection[str]) -> list[OtherIdentity]:
-    """Return the partitions of ``root`` (an oid) whose updates and deletes are sent without all of
-    ``key``.
-    """
+    """Return the partitions of ``root`` (an oid) whose updates and deletes lack columns of ``key``."""
     with source_errors("reading the replica identities of partitions"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
         cursor.execute(_IDENTITIES, (root,))
@@ -174,9 +174,9 @@ ORDER BY 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A table was a partition for what committed below ``end``, and not below ``start``.
+    """The LSNs between which a table was a partition: from ``start`` on, below ``end``.
 
-    Both are the LSNs of looks: it may have been attached somewhat above ``start``, and detached somewhat
+    Both are the LSNs of checks: it may have been attached somewhat above ``start``, and detached somewhat
     above ``end``.
     """
 
@@ -186,11 +186,11 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class KnownPartitions:
-    """The record of the partitions of one table. ``certain``: an LSN; every change of partitions below it is
-    in ``partitions``.
+    """The record of the partitions of one table.
 
-    ``since``, by oid: it was no partition for what committed below (missing: it always was one). ``left``:
-    the last stay of those that were partitions and are none any more, or were attached again.
+    ``certain``: every change of partitions that committed below this LSN is in ``partitions``. ``since``, by
+    oid: for commits below, it was not a partition (without an entry it always was one). ``left``, by oid: the
+    last stay of a former partition, or of one that was attached again.
     """
 
     partitions: Partitions
@@ -205,10 +205,10 @@ class KnownPartitions:
         return Stay(self.since.get(oid, Lsn(0)), self.certain)
 
     def followed_by(self, now: Partitions, before: Lsn, certain: Lsn, read_to: Lsn) -> KnownPartitions:
-        """Return the record after ``now`` was seen.
+        """Return the record after a check that found ``now``.
 
-        ``before`` and ``certain``: the LSNs up to which the old and the new partitions are certain. What
-        committed below ``read_to`` is never read again.
+        ``before``, ``certain``: the LSNs up to which the old and the new partitions are certain. The stream
+        never sends commits below ``read_to`` again.
         """
         left = dict(self.left)
         for oid in self.partitions.keys() - now.keys():
@@ -252,7 +252,7 @@ class PartitionRecords:
         return KnownPartitions(record.partitions, record.certain, record.since, record.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
-        """Replace the record, durably. Only once the difference from the older record has landed or is
+        """Replace the record, durably; call it only when the difference to the older record has landed or is
         requested.
         """
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)

@@ -1,7 +1,7 @@
-"""The publication of a source: read, made, extended, and dropped if capture has made it.
+"""The publication of a source: reading, making, extending it, and dropping it if capture has made it.
 
-One that capture makes carries a comment that says so; the comment lives and dies with it, whatever happens
-to the home. ``grants_sql`` writes the least rights that a capture role needs.
+A publication that capture makes has a comment that says so. The comment stays with the publication, whatever
+happens to the home. ``grants_sql`` writes the least rights that a capture role needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, 
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
-"""What a publication must publish."""
+"""Operations that a publication must publish."""
 
 MADE_BY_CAPTURE = "Made by omnisupport-ingest capture."
 """The comment on a publication that capture has made, and so may drop."""
@@ -30,7 +30,9 @@ _ROW_FILTERS_SINCE = 150000
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """``columns``: those that are published (empty: the server is too old for lists, so all)."""
+    """A table of a publication. ``columns``: the published ones; empty if the server is too old for column
+    lists, so all are.
+    """
 
     columns: tuple[str, ...]
     row_filter: str | None
@@ -38,10 +40,11 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them; partitions apart
-    from their root unless ``via_root``. ``roots``: the partitioned tables that it covers in that case, with
-    those of their partitions that it lists with a row filter or a column list. ``ours``: this role may alter
-    it.
+    """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them. ``ours``: this role
+    may alter it.
+
+    Unless ``via_root``, ``tables`` has partitions and not their roots. Then ``roots`` has the partitioned
+    tables that it covers, each with those partitions that have a row filter or column list of their own.
     """
 
     name: str
@@ -141,7 +144,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
     names = [table.table_name for table in missing]
     if publication is None:
         command = create_statement(name, names)
-        # In one transaction: a publication of ours without the comment would never be dropped.
+        # In one transaction: without the comment, capture would never drop its own publication.
         comment = f"COMMENT ON PUBLICATION {identifier(name)} IS {literal(MADE_BY_CAPTURE)}"
         statements = f"BEGIN; {command} {comment}; COMMIT"
     else:
@@ -160,7 +163,7 @@ def ensure_publication(connection: Connection, name: str, tables: Sequence[Table
             cursor.execute("ROLLBACK")
             raise TableDropped(
                 f"Publication {name} could not be prepared: {error.diag.message_primary}.",
-                fix="Start capture again: it looks which tables are there.",
+                fix="Start capture again: it reads again which tables exist.",
             ) from None
     return [table.full_name for table in missing]
 

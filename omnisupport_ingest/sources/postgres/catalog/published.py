@@ -1,11 +1,11 @@
-"""How each captured table has been published, so that a time in which it was not is noticed.
+"""Detecting times in which a captured table was not published as before, by the entries of its publication.
 
-``pgoutput`` reads the catalogs as they were at each change: what was not published then is never sent, and
-nothing reports it later. But a table that is removed from a publication and added again gets another entry
-there, and so does one with another column list or row filter; a table that is made anew has another number,
-too. Numbers are never reused. So the entries are recorded before a table is read, and compared at every start
-and every few seconds while capture runs. A difference is recorded as a stretch of missed changes before it is
-reported, and before the record takes the new state: a crash in between loses nothing.
+``pgoutput`` decides by the catalogs as they were at each change: a change that was not published then is
+never sent, and nothing reports it later. But a table that is removed from a publication and added again gets
+a new entry there, and so does a table with a new column list or row filter; a table that was dropped and
+created again has a new oid. So the entries are recorded before a table is read, and compared at every start
+and every few seconds while capture runs. A difference is recorded as missed changes before it is reported and
+before the record takes the new state, so a crash in between loses nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from omnisupport_ingest.sources.postgres.session.errors import GapInSource, Tabl
 from omnisupport_ingest.sources.postgres.slot.continuity import REPAIR
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     REMEMBER_SECONDS,
-    CatalogLooks,
+    CatalogWatermarks,
     page_end,
 )
 from omnisupport_ingest.storage import replace as replace_file
@@ -42,10 +42,10 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table at the source: its number, and ``entries``, by which it is in the publication.
+    """A table at the source. ``relation``: its oid; ``entries``: those by which it is in the publication.
 
-    ``since``: an end of the WAL, read after that was seen. ``certain``: the LSN up to which it was so, by the
-    last look that found it so; None where version 1 wrote it.
+    ``since``: an end of the WAL, read after the entries. ``certain``: the LSN up to which the last check
+    proved that nothing had changed; None in a record of version 1.
     """
 
     table: str
@@ -57,7 +57,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The publication of an epoch (its number and last change) and its tables, by their contracts' names."""
+    """The publication of an epoch (oid and xmin) and its tables, by the names of their contracts."""
 
     epoch: int
     publication: str
@@ -66,7 +66,7 @@ class Published:
 
 
 class PublishedTables:
-    """The record of one epoch, in the landing folder of its source. For use by several threads."""
+    """The record of one epoch, in the landing folder of its source. Thread-safe."""
 
     def __init__(
         self,
@@ -76,26 +76,30 @@ class PublishedTables:
         contracts: Sequence[TableContract],
         requested: Callable[[], Collection[str]],
     ) -> None:
-        """``requested`` returns the names of the tables that are to be read again; those are not reported."""
+        """``requested`` returns the tables (contract names) that will be read again; these are not
+        reported.
+        """
         self.lost = LostChanges(folder, epoch)
-        """The record of differences."""
-        self._looks, self._written = CatalogLooks(), -REMEMBER_SECONDS
+        """The missed changes that were found."""
+        self._watermarks, self._written = CatalogWatermarks(), -REMEMBER_SECONDS
         self._path = _record_file(folder, epoch)
         self._epoch, self._publication, self._contracts = epoch, publication, tuple(contracts)
         self._requested, self._lock = requested, threading.Lock()
-        self._asked_for: dict[str, Lsn] = {}
+        self._read_below: dict[str, Lsn] = {}
         self._record = self._durable = _read(self._path)
 
     def require_publication(self, connection: Connection) -> None:
-        """Raise ``GapInSource`` if the publication is not the recorded one any more."""
+        """Raise ``GapInSource`` if the publication is no longer the recorded one."""
         with self._lock:
-            self._compare_publication(self._now(connection), self._note)
+            self._compare_publication(self._now(connection), self._record_missed)
 
     def begin(self, connection: Connection) -> None:
-        """Record what is not recorded yet, and compare the rest. Raises as ``require_same`` does."""
+        """Record tables that are not recorded yet, and compare the others. Raises as
+        ``require_same`` does.
+        """
         with self._lock:
             now = self._now(connection)
-            self._compare(now, self._note)
+            self._compare(now, self._record_missed)
             before = self._record.tables if self._record is not None else {}
             if self._record is None or now.tables.keys() - before.keys():
                 self._write(replace(now, tables=now.tables | before))
@@ -107,25 +111,27 @@ class PublishedTables:
         self.begin(connection)
 
     def accept(self, connection: Connection, names: Collection[str]) -> None:
-        """Accept the tables ``names`` as they are now: snapshots of all of each are about to be planned."""
+        """Accept the tables ``names`` as they are now; the caller then plans a snapshot of each
+        whole table.
+        """
         with self._lock:
             now = self._now(connection)
             before = self._record.tables if self._record is not None else {}
             taken = {name: table for name, table in now.tables.items() if name in names}
             for name, table in taken.items():
                 if name in before and (change := _difference(before[name], table)) is not None:
-                    self._note({name: change})
+                    self._record_missed({name: change})
                 self.lost.will_be_read(name, page_end(table.since))
             self._write(replace(self._record or now, tables=before | taken))
 
     def require_same(self, connection: Connection, *, last: bool = False) -> None:
         """Raise ``TableMissedChanges`` or ``GapInSource`` if changes may have gone unsent since the record.
 
-        ``last``: no look comes after this one, so its LSN is recorded.
+        ``last``: no check follows this one, so its LSN is written at once.
         """
         with self._lock:
             now = self._now(connection)
-            self._compare(now, self._note)
+            self._compare(now, self._record_missed)
             if self._record is None:
                 return
             seen = {
@@ -139,13 +145,12 @@ class PublishedTables:
                 self._write(record)
 
     def look(self, connection: Connection) -> None:
-        """Compare as ``require_same`` does, and write nothing: for callers that are not the capture."""
+        """Compare as ``require_same`` does, without writing; for callers other than capture."""
         with self._lock:
-            self._compare(self._now(connection), _note_nothing)
+            self._compare(self._now(connection), _record_nothing)
 
     def require_named(self, relation: Relation, commit_lsn: int) -> None:
-        """Raise ``TableMissedChanges`` if the stream gives a captured table another name, or its name to
-        another.
+        """Raise ``TableMissedChanges`` if a captured table was renamed, or another table has its name.
 
         Nothing of the transaction that committed at ``commit_lsn`` has landed yet.
         """
@@ -159,7 +164,7 @@ class PublishedTables:
                 continue
             if at < table.since:
                 if renamed:
-                    # Once the name is back no look at the catalogs shows it: it must be recorded here.
+                    # The catalogs do not show a name that was changed back, so it must be recorded here.
                     self.lost.add(contract, _renamed(name), at, page_end(table.since))
                 continue
             change = _renamed(name) if renamed else _MADE_ANEW
@@ -168,10 +173,10 @@ class PublishedTables:
                 raise _missed({contract: change})
 
     def leave_out(self, reasons: Mapping[str, str], landed: Lsn) -> None:
-        """Record that changes of the tables of ``reasons`` may be missing from now on.
+        """Record that changes of the tables in ``reasons`` may be missing from now on.
 
-        None of their keys lands above ``landed``, the end of the chain. A table that was never read is
-        skipped.
+        Above ``landed``, the end of the chain, their changes land without keys. A table that was never read
+        is skipped.
         """
         with self._lock:
             tables = self._record.tables if self._record is not None else {}
@@ -180,27 +185,27 @@ class PublishedTables:
                     self.lost.add(name, reason, min(landed, tables[name].certain or Lsn(0)))
 
     def will_be_read(self, names: Collection[str], below: Lsn) -> None:
-        """Expect snapshots of the tables ``names``, which are requested.
+        """Expect the requested snapshots of the tables ``names``; they read above ``below``.
 
-        ``below``: the end of the WAL before each was seen to match its contract.
+        ``below``: the end of the WAL, read before each table was found to match its contract.
         """
-        self._asked_for = dict.fromkeys(names, below)
+        self._read_below = dict.fromkeys(names, below)
 
     def read_above(self, name: TableName, commit_lsn: int) -> bool:
-        """Whether all of table ``name`` is read above what committed at ``commit_lsn``.
+        """Whether a planned or expected snapshot reads the whole table ``name`` above ``commit_lsn``.
 
-        The snapshot is planned, or will be; so nothing at or below ``commit_lsn`` decides the table's state.
+        Then no change at or below ``commit_lsn`` decides the state of the table.
         """
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         full_name = ".".join(name)
         for contract, table in tables.items():
             if table.table == full_name:
-                return commit_lsn < max(table.since, self._asked_for.get(contract, Lsn(0))).value
+                return commit_lsn < max(table.since, self._read_below.get(contract, Lsn(0))).value
         return True
 
     def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
-        """Return ``read_above``; if it is true, record that the table lacks the change until then."""
+        """Return ``read_above``; if True, record the change as missed until that snapshot, for ``reason``."""
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         for contract, table in tables.items():
@@ -223,7 +228,7 @@ class PublishedTables:
         }
         if not changed:
             return
-        # Also requested tables: the stream may still be far below the point at which they are added.
+        # Requested tables too: the stream may still be far below the position at which they are read.
         record(changed)
         requested = self._requested()
         if reported := {name: change for name, change in changed.items() if name not in requested}:
@@ -236,7 +241,7 @@ class PublishedTables:
         record(dict.fromkeys(self._record.tables, f"its publication {change}"))
         raise _gap(f"Publication {self._publication} {change}")
 
-    def _note(self, changed: Mapping[str, str]) -> None:
+    def _record_missed(self, changed: Mapping[str, str]) -> None:
         tables = self._record.tables if self._record is not None else {}
         for name, change in changed.items():
             self.lost.add(name, change, tables[name].certain or Lsn(0))
@@ -246,9 +251,10 @@ class PublishedTables:
         return {contract.name for contract in self._contracts}
 
     def _now(self, connection: Connection) -> Published:
+        """Read the publication and the entries of the contracted tables from the catalogs."""
         names = {each.table_name: each.name for each in self._contracts}
         since_15 = _SINCE_15 if connection.server_version >= 150000 else ""
-        certain = self._looks.begin(connection)
+        certain = self._watermarks.next(connection)
         with source_errors("reading how the tables are published"), connection.cursor() as cursor:
             cursor.execute(
                 "SELECT coalesce((SELECT oid || '.' || xmin FROM pg_publication WHERE pubname = %s), '')",
@@ -332,7 +338,7 @@ _SINCE_15 = """
            WHERE NOT p.pubviaroot AND r.prpubid = p.oid AND r.prrelid <> c.oid
              AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
              AND r.prrelid IN (SELECT relid FROM pg_partition_tree(c.oid))"""
-"""Schemas as a whole; and partitions with a filter or a list of their own, where that counts."""
+"""Entries of whole schemas, and of partitions with a filter or column list of their own where these count."""
 
 
 _MADE_ANEW = "was dropped and made anew"
@@ -342,7 +348,7 @@ def _renamed(name: str) -> str:
     return f"was called {name} for a time"
 
 
-def _note_nothing(changed: Mapping[str, str]) -> None:
+def _record_nothing(changed: Mapping[str, str]) -> None:
     pass
 
 

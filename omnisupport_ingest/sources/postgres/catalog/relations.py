@@ -1,6 +1,6 @@
-"""Tables as the source's catalog describes them and its publication sends them, and the names of types.
+"""Tables as the catalog describes them and the publication sends them; type names; the lock of a read.
 
-``hold_readable`` keeps a table readable for a transaction, without waiting for its lock for ever.
+``hold_readable`` locks a table for reading within a transaction, and waits for the lock for a bounded time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from omnisupport_ingest.sources.postgres.session.quoting import qualified
 
 @dataclass(frozen=True, slots=True)
 class CatalogRelation:
-    """What a publication sends of a table: columns, with types as ``format_type`` writes them, and the rows
-    that meet ``row_filter``, an SQL expression over any of its columns (None: all rows).
+    """The part of a table that a publication sends: columns, with types as ``format_type`` writes them, and
+    the rows that meet ``row_filter``, an SQL expression over any of the table's columns (None: all rows).
     """
 
     columns: tuple[str, ...]
@@ -40,7 +40,7 @@ class CatalogRelation:
     row_filter: str | None
 
     def version(self, table: TableContract) -> RelationVersion:
-        """Return what a manifest records of it."""
+        """Return the relation as a manifest records it."""
         return RelationVersion(
             table.schema, table.table, self.columns, self.types, table.key, self.replica_identity
         )
@@ -51,8 +51,8 @@ def read_relation(connection: Connection, publication: str, table: TableContract
     sees.
 
     If the publication, or the table in it, does not exist yet: all columns but generated ones, and all rows.
-    ``TableUnreadable`` if the table does not exist. ``ColumnsNotSent`` if a column that the table has and its
-    contract names is not sent: a row that was read with it would keep that value for ever.
+    ``TableUnreadable`` if the table does not exist. ``ColumnsNotSent`` if a column of the table that its
+    contract names is not sent: a snapshot would give it a value that no change could update.
     """
     with source_errors(f"reading the columns of {table.full_name}"), connection.cursor() as cursor:
         cursor.execute(_relation_query(connection.server_version), (publication, table.schema, table.table))
@@ -110,7 +110,7 @@ def _relation_query(server_version: int) -> str:
 
 
 def read_storage(connection: Connection, name: TableName) -> str:
-    """Return the table's oid and the file of its rows, which is another one once the table is rewritten."""
+    """Return the table's oid and file node, as one text; a rewrite of the table changes the file node."""
     with source_errors(f"reading the file of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT c.oid, pg_relation_filenode(c.oid) FROM pg_class c"
@@ -122,7 +122,7 @@ def read_storage(connection: Connection, name: TableName) -> str:
 
 
 class TypeNames:
-    """Names of column types, each asked for once. The stream itself sends only their numbers."""
+    """Names of column types, each queried once; the stream sends only their oids."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -141,13 +141,13 @@ class TypeNames:
 
 
 _LOCK_SECONDS = 2
-"""How long a lock on the table is waited for before the caller may look whether to stop."""
+"""Seconds to wait for the lock on a table before the caller can check whether to stop."""
 
 
 def hold_readable(connection: Connection, table: TableContract) -> bool:
-    """Take, in the open transaction, the lock that every SELECT takes; no change waits for it.
+    """Take, in the open transaction, the lock that every SELECT takes; it blocks no change of rows.
 
-    False if somebody holds a conflicting lock: the transaction has failed then; roll it back and try again.
+    False if another session holds a conflicting lock; the transaction has then failed, so roll it back.
     ``TableUnreadable`` if the table cannot be read.
     """
     with readable(table), connection.cursor() as cursor:
@@ -161,9 +161,10 @@ def hold_readable(connection: Connection, table: TableContract) -> bool:
 
 @contextmanager
 def readable(table: TableContract) -> Iterator[None]:
-    """Turn errors of queries on ``table`` alone into ``TableUnreadable``.
+    """Turn errors that concern ``table`` alone into ``TableUnreadable``.
 
-    It was dropped, say, a right is missing, a value cannot be written as text, or its file cannot be read.
+    For example: it was dropped, a right is missing, a value cannot be written as text, its file is
+    unreadable.
     """
     try:
         yield

@@ -1,11 +1,10 @@
-"""Capture's looks at the schemas of its tables: what has changed is recorded, and the contract's policy
-applied.
+"""Checks of the schemas of captured tables: changes are recorded, and the contract's policy is applied.
 
-A look reads the catalogs and compares them with what is recorded (``landing.schema_changes``). It is made at
-every start, every few seconds, and before the first row lands that the stream describes with another schema.
-Then ``x-cdc.evolution`` decides: a table that is ``additive`` learns its nullable new columns
-(``contracts.learned``); one that is ``block`` is left out of capture until a person has it read again;
-``pinned`` goes on. Raw has every value in each case.
+A check (``look``) reads the catalogs and compares them with the record (``landing.schema_changes``). It runs
+at every start, every few seconds, and before the first row lands that the stream describes with a new schema.
+Then ``x-cdc.evolution`` decides: under ``additive`` the contract learns new nullable columns
+(``contracts.learned``); under ``block`` the table is left out of capture until a person has it read again;
+under ``pinned`` nothing happens. Raw has every value in each case.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from omnisupport_ingest.sources.postgres.catalog.publication import read_publica
 from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlocked
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogLooks
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 
 _log = logging.getLogger(__name__)
 
 
 class SchemaWatch:
-    """The looks of one capture at the tables of ``contracts``. For use by several threads."""
+    """Checks the schemas of the tables of ``contracts`` for one capture. Thread-safe."""
 
     def __init__(
         self,
@@ -54,11 +53,11 @@ class SchemaWatch:
         contracts: Sequence[TableContract],
         publication: str | None = None,
     ) -> None:
-        """``publication``: what it leaves out of a table is no column of it here."""
+        """``publication``: columns that it leaves out are ignored."""
         self.changes, self._publication = changes, publication
         self._learned, self._epoch = learned, epoch
         self._contracts = {each.name: each for each in contracts}
-        self._looks, self._lock = CatalogLooks(), threading.Lock()
+        self._watermarks, self._lock = CatalogWatermarks(), threading.Lock()
         self._described: dict[TableName, tuple[object, ...]] = {}
 
     @classmethod
@@ -71,19 +70,20 @@ class SchemaWatch:
         contracts: Sequence[TableContract],
         publication: str | None = None,
     ) -> SchemaWatch:
-        """The watch of ``source`` into ``home``. ``folder``: its landing folder."""
+        """Return the watch of ``source`` in ``home``. ``folder``: the landing folder of the source."""
         return cls(SchemaChanges(folder), LearnedColumns(home, source), epoch, contracts, publication)
 
     def add_tables(self, contracts: Sequence[TableContract]) -> None:
-        """Look at the tables of ``contracts``, too, or by them: they were read anew."""
+        """Check the tables of ``contracts`` too, or by these contracts if they were loaded again."""
         with self._lock:
             self._contracts |= {each.name: each for each in contracts}
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
-        """Record what has changed since the last look, and let additive contracts learn; returns the
-        changes."""
+        """Record what has changed since the last check, and let additive contracts learn; return
+        the changes.
+        """
         with self._lock:
-            certain = self._looks.begin(connection)
+            certain = self._watermarks.next(connection)
             known = self.changes.tables()
             live = read_seen(connection, tuple(self._contracts.values()), known)
             self._leave_out_unpublished(connection, live)
@@ -110,14 +110,14 @@ class SchemaWatch:
         commit_lsn: int,
         captured: Collection[TableContract],
     ) -> None:
-        """The stream describes table ``name`` with ``columns`` (name → type), before rows of the transaction
-        that commits at ``commit_lsn``. ``SchemaChangeBlocked`` before any of them lands, as ``require``.
+        """Handle a description of table ``name`` in the stream, before rows of the transaction that commits
+        at ``commit_lsn`` land. ``columns``: name → type. Raises ``SchemaChangeBlocked`` as ``require`` does.
         """
         contract = next((each for each in self._contracts.values() if each.table_name == name), None)
         if contract is None:
             return
-        form = tuple(columns.items())
-        if self._described.get(name) == form:
+        description = tuple(columns.items())
+        if self._described.get(name) == description:
             return
         known = self.changes.tables().get(contract.name)
         names = None if known is None else {each.name for each in known.columns}
@@ -125,15 +125,17 @@ class SchemaWatch:
             self.look(connection)
         self.changes.first_rows(contract.name, columns, Lsn(commit_lsn))
         self.require([each for each in captured if each.name == contract.name])
-        self._described[name] = form
+        self._described[name] = description
 
     def require(self, captured: Collection[TableContract]) -> None:
-        """Raise ``SchemaChangeBlocked`` if contracts of ``captured`` want a person to decide on a change."""
+        """Raise ``SchemaChangeBlocked`` if a person must decide about changes of tables in ``captured``."""
         if problems := self.blocked(captured):
             raise SchemaChangeBlocked(problems)
 
     def blocked(self, tables: Collection[TableContract]) -> dict[str, str]:
-        """Those of ``tables`` that a person has to decide about, each with what has changed."""
+        """Return those of ``tables`` about which a person must decide, each with its changes as a
+        sentence.
+        """
         problems = {}
         for contract in tables:
             if contract.evolution != BLOCK:
@@ -144,11 +146,11 @@ class SchemaWatch:
         return problems
 
     def accept(self, tables: Collection[str]) -> None:
-        """A person has had ``tables`` read again: their changes so far block them no more."""
+        """Unblock ``tables``: a person has had them read again after the changes so far."""
         self.changes.accept(tables)
 
     def _leave_out_unpublished(self, connection: Connection, live: Mapping[str, LiveSchema]) -> None:
-        """Forget the columns that a column list leaves out: not even their names are for the home."""
+        """Remove columns that a column list leaves out: not even their names may be stored in the home."""
         published = read_publication(connection, self._publication) if self._publication else None
         if published is None:
             return
@@ -173,7 +175,7 @@ class SchemaWatch:
             if contract is None or name not in live or contract.evolution != ADDITIVE:
                 continue
             named = {*(each.name for each in contract.source_columns), *self._learned.of(name)}
-            # A name that differs only in case from one that is gone would be a contract that nobody can read.
+            # Names that differ only in case, even from a dropped column, would make the contract invalid.
             lower = {each.lower() for each in named}
             new = {column for column in columns if column.lower() not in lower}
             gone = personal_columns_gone(contract, live[name])
@@ -194,13 +196,15 @@ class SchemaWatch:
 
 
 class LiveSchema:
-    """A table as it is now: ``live``, by its definition, and ``seen``, as it is recorded."""
+    """A table as it is now: its definition (``live``), and the form in which it is recorded (``seen``)."""
 
     def __init__(self, live: LiveTable, seen: SeenTable) -> None:
         self.live, self.seen = live, seen
 
     def line(self, column: str) -> dict[str, Any]:
-        """The line of ``column`` for a contract that takes it: with what older rows have in it, if known."""
+        """Return the contract's entry for ``column``, with the value in older rows as its default,
+        if known.
+        """
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)
@@ -212,12 +216,12 @@ class LiveSchema:
         return next((each for each in self.seen.columns if each.name == name), None)
 
 
-def why_not_by_itself(form: LiveSchema, name: str) -> str | None:
-    """Why no contract takes the new column ``name`` by itself; None if an additive one does."""
-    live = form.live.column(name)
+def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
+    """Return why an additive contract does not take the new column ``name`` by itself; None if it does."""
+    live = schema.live.column(name)
     if live is None:
         return "it is not there any more"
-    for each in left_out_columns(form.live):
+    for each in left_out_columns(schema.live):
         if each.column == name:
             return each.why
     if live.not_null:
@@ -227,16 +231,20 @@ def why_not_by_itself(form: LiveSchema, name: str) -> str | None:
     return None
 
 
-def personal_columns_gone(contract: TableContract, form: LiveSchema) -> tuple[str, ...]:
-    """The columns with personal data that the table has no more: a new column may be one of them, under a
-    name that does not tell (a table that was made anew, a copy that took its place)."""
+def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[str, ...]:
+    """Return the personal columns of the contract that the table no longer has.
+
+    A new column may be one of them under another name, as in a copy that took the table's place.
+    """
     return tuple(
-        each.name for each in contract.source_columns if each.personal and form.live.column(each.name) is None
+        each.name
+        for each in contract.source_columns
+        if each.personal and schema.live.column(each.name) is None
     )
 
 
 def in_words(change: SchemaChange) -> str:
-    """The change in words, as ``column added: priority integer``."""
+    """Return the change for a message, as ``column added: priority integer``."""
     column = f" {change.column}" if change.column is not None else ""
     if change.kind in ("column_renamed", "table_renamed", "key_changed", "table_made_anew"):
         return f"{KINDS[change.kind]}: {change.before} → {change.after}"
@@ -249,7 +257,7 @@ def in_words(change: SchemaChange) -> str:
 def read_seen(
     connection: Connection, contracts: Sequence[TableContract], known: Mapping[str, SeenTable]
 ) -> dict[str, LiveSchema]:
-    """Return the tables of ``contracts`` by their names, or by the numbers that they had in ``known``."""
+    """Return the tables of ``contracts``, found by their names, else by their oids in ``known``."""
     names = {each.table_name: each.name for each in contracts}
     numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
     with source_errors("reading which tables there are"), connection.cursor() as cursor:
@@ -262,12 +270,14 @@ def read_seen(
             columns.setdefault(oid, []).append((facts[0], facts[1], facts[2], facts[3]))
     live = read_live_tables(connection, [(schema, table) for _, schema, table, _ in rows])
     live_schemas: dict[str, LiveSchema] = {}
-    # By name first: a table that has the name of the contract is the table that it is about.
+    # By name first: the contract is about the table of that name.
     for oid, schema, table, estimate in sorted(rows, key=lambda row: (row[1], row[2]) not in names):
         contract = names.get((schema, table)) or numbers[oid]
-        form = live.get((schema, table))
-        if contract not in live_schemas and form is not None:
-            live_schemas[contract] = LiveSchema(form, _seen(oid, form, columns.get(oid, []), estimate))
+        table_now = live.get((schema, table))
+        if contract not in live_schemas and table_now is not None:
+            live_schemas[contract] = LiveSchema(
+                table_now, _seen(oid, table_now, columns.get(oid, []), estimate)
+            )
     return live_schemas
 
 
@@ -292,7 +302,7 @@ def _seen(
 
 
 def _key(live: LiveTable) -> tuple[str, ...]:
-    """The columns that name a row: of the replica identity's index, else the primary key's."""
+    """Return the columns of the replica identity's index, else of the primary key."""
     index = (
         next((each for each in live.unique if each.identity), None) if live.replica_identity == "i" else None
     )
@@ -310,7 +320,7 @@ WHERE c.relkind IN ('r', 'p')
        OR c.oid = ANY (%s::bigint[]::oid[]))
 """
 
-# ``attmissingval`` is what rows have that are older than the column: one value, in an array.
+# ``attmissingval``: the value in rows older than the column, as an array of one element.
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attnum::int, a.attname::text,
        CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END,

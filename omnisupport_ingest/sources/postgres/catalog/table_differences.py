@@ -1,7 +1,7 @@
-"""What has changed between two looks at a table, by the numbers that PostgreSQL gives tables and columns.
+"""Differences between two schemas of a table, by the numbers of tables (oid) and columns (``attnum``).
 
-A column keeps its number when it is renamed, and no other gets it later. So a renamed column and one that was
-dropped while another was added are told apart, and so is one that came back under its name with other values.
+A column keeps its number when it is renamed, and the number is never used again. So a rename differs from a
+drop and an add, and a column that was dropped and added again under its name is recognised.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from omnisupport_ingest.contracts.pg_types import NUMBERS, Kind, PgType
-from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.contracts.pg_types import NUMBERS, Fit, Kind, PgType, fit
 from omnisupport_ingest.landing.schema_changes import Difference, SeenColumn, SeenTable
 
 
@@ -30,7 +29,9 @@ def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference
 
 
 def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
-    """``before`` with the column numbers of a table of that name that was made anew."""
+    """Return ``before`` with the column numbers of ``now``, a table that was created again, matched
+    by name.
+    """
     numbers = {column.name: column.number for column in now.columns}
     columns = tuple(
         SeenColumn(
@@ -43,7 +44,7 @@ def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
 
 
 def _key(before: SeenTable, now: SeenTable) -> tuple[str, ...]:
-    """The key as it was, by the names that its columns have now."""
+    """Return the earlier key by the present names of its columns."""
     numbers = {each.name: each.number for each in before.columns}
     names = {each.number: each.name for each in now.columns}
     return tuple(names.get(numbers.get(name, 0), name) for name in before.key)
@@ -83,7 +84,7 @@ def _of_column(before: SeenColumn, now: SeenColumn) -> Iterator[Difference]:
 
 
 def described(column: SeenColumn) -> str:
-    """The column as ALTER TABLE … ADD COLUMN has it, without its name."""
+    """Return the column's definition as in ALTER TABLE … ADD COLUMN, without its name."""
     default = f" DEFAULT {column.default}" if column.default is not None else ""
     return f"{column.pg_type}{default}{' NOT NULL' if column.not_null else ''}"
 
@@ -92,10 +93,10 @@ _LENGTH = re.compile(r"\((\d+)\)")
 
 
 def type_change(before: str, now: str) -> str:
-    """The kind of change from the type ``before`` to ``now``, both as ``format_type`` writes them.
+    """Return the kind of change from type ``before`` to ``now``, both as ``format_type`` writes them.
 
-    A number that becomes another sort of number, or a text that may be longer or shorter, is widened or
-    narrowed; whatever changes what a value means is retyped, a number that becomes text included.
+    Between types of numbers, or lengths of text, a column is widened or narrowed. Any other change of type is
+    ``column_retyped``, a number that becomes text included.
     """
     old, new = PgType.parse(before), PgType.parse(now)
     if old.kind is Kind.TEXT and new.kind is Kind.TEXT:

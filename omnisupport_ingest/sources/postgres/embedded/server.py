@@ -1,8 +1,8 @@
 """A PostgreSQL server of our own, so that the platform runs where none is installed.
 
-One folder describes it and one lock in that folder serialises starting, stopping and removing it;
-what runs is read from the operating system, never remembered. It listens on a Unix socket only, in
-a folder that its own user and root alone may enter; that folder is the authentication.
+One folder describes it, and one lock in that folder serialises starting, stopping and removing it. Whether
+the server runs is read from the operating system, never recorded. It listens on a Unix socket only. Only its
+own user and root may enter the socket's folder; this is the authentication.
 
 PostgreSQL refuses to run as root. Started by root, the server runs as the owner of ``folder``, or
 as ``postgres`` or ``nobody``. If that user cannot enter ``folder`` (a home of root is closed to
@@ -32,8 +32,12 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import read_file
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.postgres.embedded import binaries
-from omnisupport_ingest.sources.postgres.embedded.location import PORT, Location, make_private_folder
-from omnisupport_ingest.sources.postgres.embedded.log import ServerLog
+from omnisupport_ingest.sources.postgres.embedded.files import (
+    PORT,
+    Location,
+    ServerLog,
+    make_private_folder,
+)
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
 
 _PID = re.compile(r"[0-9]{1,9}")

@@ -1,6 +1,6 @@
-"""Is the source set up for capture? Everything that must be true, with the SQL that makes it so.
+"""Preflight: whether the source is set up for capture, with the SQL that repairs each finding.
 
-``preflight`` changes nothing; ``require_ready`` turns its findings into one error.
+``preflight`` changes nothing at the source; ``require_ready`` turns its findings into one error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _of_tables(
     for contract in tables:
         table = read_table(connection, contract)
         findings = [*table_findings(contract, table, live.get(contract.table_name), role)]
-        if table is not None and table.in_the_wal:
+        if table is not None and table.is_logged:
             present[contract] = table
             if table.partitioned:
                 findings += partition_findings(connection, contract, table)

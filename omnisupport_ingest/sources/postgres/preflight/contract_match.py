@@ -1,8 +1,8 @@
-"""Does a contract still describe its table? Compared before capture touches anything.
+"""Differences between a contract and its table, found before capture starts.
 
-A difference blocks if it would quarantine rows, or take two rows for one. What a contract may do on purpose
-(a stricter rule than the source has) is only reported. A column that no contract names never matters: it
-stays in the raw layers.
+A difference blocks if a value cannot be what the contract says, or if two rows would be taken for one. A
+stricter rule than the source has may be meant, so it is only a warning. A column that no contract names never
+blocks: it stays in the raw layers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.type_fit import Fit, fit
+from omnisupport_ingest.contracts.pg_types import Fit, fit
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
@@ -28,7 +28,7 @@ def contract_findings(contract: TableContract, table: LiveTable | None) -> Itera
             f"Create table {contract.full_name}, correct the contract, or connect to the right database.",
         )
         return
-    if not table.in_the_wal:
+    if not table.is_logged:
         name = qualified(contract.schema, contract.table)
         yield Finding(
             "table",
@@ -154,7 +154,7 @@ def _of_key(contract: TableContract, table: LiveTable) -> Iterator[Finding]:
 def _not_unique(contract: TableContract, table: LiveTable, name: str, listed: str) -> Iterator[Finding]:
     key = set(contract.key)
     if not key <= {column.name for column in table.columns if column.not_null}:
-        return  # Told above: a column that is missing or may be NULL.
+        return  # Other findings report a column that is missing or may be NULL.
     if any(set(index.columns) <= key and not index.deferrable for index in table.unique):
         return
     yield Finding(

@@ -1,4 +1,4 @@
-"""Does the publication send every change of every contracted table, or may capture make it so?
+"""Whether the publication sends every change of every contracted table, or capture may make it do so.
 
 PostgreSQL refuses the application's updates and deletes if a row filter reads a column outside of the
 replica identity, or if a column list leaves out a part of it. It checks that at each update and delete, not
@@ -69,7 +69,7 @@ def refused_writes(
             )
 
 
-# The catalogs know the columns of a filter apart from those of a list only by the expression as it is stored.
+# Only the stored expression of a filter says which columns it reads.
 _IDENTITIES = r"""
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        ARRAY(SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid

@@ -1,12 +1,11 @@
-"""Is the server set up for logical decoding, with room for one more reader and a free slot?
+"""Whether the server is set up for logical decoding, with capacity for one more reader and a free slot.
 
 The session must be with PostgreSQL itself, not with a pooler, and a replication connection must be possible.
-The slot must be free, or ours.
+The slot must not exist, or must be ours.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from psycopg2.extensions import connection as Connection
@@ -18,14 +17,13 @@ from omnisupport_ingest.sources.postgres.session.connection import (
     connect_replication,
     one_row,
 )
-from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.errors import SlotInUse, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.session.server import (
     STANDBY,
     STANDBY_FIX,
-    SlotFacts,
     slot_facts,
-    slot_in_use,
+    wait_until_free,
 )
 from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence
 from omnisupport_ingest.sources.postgres.slot.slot import slot_taken
@@ -40,7 +38,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
         yield Finding(
             "pooler",
             f"A connection pooler such as PgBouncer answers in place of the server: the session runs in "
-            f"process {pid}, the connection was told {connection.info.backend_pid}. It does not keep a "
+            f"process {pid}, the connection names process {connection.info.backend_pid}. It does not keep a "
             "session, or refuses replication.",
             _TO_POSTGRES,
         )
@@ -76,9 +74,9 @@ def replication_findings(dsn: str) -> Iterator[Finding]:
 OLDEST_VERSION = 13
 """The first version with ``publish_via_partition_root`` and the slot's ``wal_status``."""
 
-_TELLS_WRITERS_SINCE = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
-"""By major version the first release in which transactions under way notice a changed publication (release
-notes of May 2025, logical replication). From 18 on all do.
+_PUBLICATION_FIX = {13: "14.18", 14: "14.18", 15: "15.13", 16: "16.9", 17: "17.5"}
+"""By major version, the first release in which open transactions notice a changed publication (release notes
+of May 2025, logical replication). From 18 on every release does.
 """
 
 _RESTART = "-- then restart PostgreSQL"
@@ -101,11 +99,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
         "SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('server_encoding')",
     )
     if standby:
-        yield Finding(
-            "standby",
-            STANDBY,
-            STANDBY_FIX,
-        )
+        yield Finding("standby", STANDBY, STANDBY_FIX)
     if wal_level != "logical":
         yield Finding(
             "wal_level",
@@ -137,12 +131,12 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
 def minor_findings(version: int) -> Iterator[Finding]:
     """Yield known data losses of the release ``version``, a number as ``server_version_num``."""
     major, minor = divmod(version, 10_000)
-    mended = _TELLS_WRITERS_SINCE.get(major)
-    if mended is not None and (major, minor) < tuple(map(int, mended.split("."))):
+    fixed = _PUBLICATION_FIX.get(major)
+    if fixed is not None and (major, minor) < tuple(map(int, fixed.split("."))):
         yield Finding(
             "server_release",
             f"PostgreSQL {major}.{minor} may not send changes of a table that is added to the publication "
-            f"while a transaction writes to it: a fault of the server, which {mended} mends.",
+            f"while a transaction writes to it: a fault of the server, which {fixed} mends.",
             "Upgrade the server to the newest release of its version. Until then, add a table only while "
             "nothing writes to it.",
             Severity.WARNS,
@@ -205,9 +199,6 @@ def _retention(connection: Connection) -> Iterator[Finding]:
         )
 
 
-_LOOK_SECONDS = 0.05
-
-
 def slot_findings(connection: Connection, expected: ExpectedSlot, wait_seconds: float) -> Iterator[Finding]:
     """Yield what prevents the use of the slot.
 
@@ -230,14 +221,7 @@ def slot_findings(connection: Connection, expected: ExpectedSlot, wait_seconds: 
                 Severity.NOTES,
             )
         return
-    slot = _when_free(connection, slot, wait_seconds)
-    if slot.reader is not None:
-        yield taken_slot("slot_active", slot_in_use(slot.name, slot.reader))
-
-
-def _when_free(connection: Connection, slot: SlotFacts, seconds: float) -> SlotFacts:
-    give_up = time.monotonic() + seconds
-    while slot.reader is not None and time.monotonic() < give_up:
-        time.sleep(_LOOK_SECONDS)
-        slot = slot_facts(connection, slot.name) or slot
-    return slot
+    try:
+        wait_until_free(connection, slot.name, wait_seconds)
+    except SlotInUse as error:
+        yield taken_slot("slot_active", error)

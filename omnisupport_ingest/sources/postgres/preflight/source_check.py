@@ -1,6 +1,6 @@
-"""The preflight of the configured source, as its home sees it: with its slot, chain and landed keys.
+"""The preflight of the configured source together with its home: its slot, chain, landed keys and identity.
 
-``continuity_findings`` asks for the same proof that a start of capture asks for.
+``continuity_findings`` requires the same proof as a start of capture.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.preflight import Severity, preflight
-from omnisupport_ingest.sources.postgres.preflight.divided import divided_findings
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding
+from omnisupport_ingest.sources.postgres.preflight.shared_database import shared_database_findings
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.lease import is_captured
@@ -39,44 +39,47 @@ from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotReques
 
 
 def landed_key_findings(store: LandingStore, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Yield a finding for each table whose contract has another key than its landed events, or another order.
+    """Return a finding for each table whose contract has other key columns than its landed events, or in
+    another order.
 
     An event carries only the values of its key: under another key they would be those of other rows.
     """
     landed: dict[TableName, tuple[str, ...]] = {}
-    for batch in _that_describe(store):
+    for batch in _describing_batches(store):
         for relation in batch.relations:
             if relation.key_columns:
                 landed.setdefault((relation.schema, relation.table), relation.key_columns)
     return tuple(
-        _changed(table, landed[table.schema, table.table])
+        _other_key(table, landed[table.schema, table.table])
         for table in tables
         if landed.get(table.table_name, table.key) != table.key
     )
 
 
-def _that_describe(store: LandingStore) -> Iterator[Manifest]:
-    """Yield the end of the stream, and the first chunk of each finished snapshot, the newest first."""
+def _describing_batches(store: LandingStore) -> Iterator[Manifest]:
+    """Yield batches that describe tables, newest first: the end of the stream, the first chunk of each
+    finished snapshot.
+    """
     epoch = store.current_epoch()
     last = store.last_stream_until(epoch.number) if epoch is not None else None
     if last is not None:
         yield last
     chunks = [name for each in store.epoch_standings() for name in store.batch_ids(chunk_prefix(each.epoch))]
-    for boundary_id in reversed([name for name in chunks if name.endswith("-boundary")]):
-        boundary = store.read(boundary_id)
-        if boundary.chunk is not None:
-            first = chunk_batch_id(boundary.epoch, boundary.chunk.snapshot_id, boundary.chunk.table, 0, 1)
+    for end_id in reversed([name for name in chunks if name.endswith("-boundary")]):
+        end = store.read(end_id)
+        if end.chunk is not None:
+            first = chunk_batch_id(end.epoch, end.chunk.snapshot_id, end.chunk.table, 0, 1)
             if store.exists(first):
                 yield store.read(first)
 
 
-def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
+def _other_key(table: TableContract, landed: tuple[str, ...]) -> Finding:
     return Finding(
         "landed_key",
         f"The contract {table.path} gives {table.full_name} the key ({', '.join(table.key)}), and what has "
         f"landed of it has the key ({', '.join(landed)}).",
         f"Give the contract the key ({', '.join(landed)}) again. To capture the table under another key, "
-        "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed cannot be told by it.",
+        "begin with a home of its own (OMNISUPPORT_HOME): the events that have landed do not carry it.",
         table=table.name,
     )
 
@@ -84,7 +87,7 @@ def _changed(table: TableContract, landed: tuple[str, ...]) -> Finding:
 def published_findings(
     connection: Connection, store: LandingStore, publication: str, tables: Sequence[TableContract]
 ) -> Iterator[Finding]:
-    """Yield what a start of capture would refuse because changes may not have been sent."""
+    """Yield a finding if a start of capture would fail because changes may have gone unsent."""
     epoch = store.current_epoch()
     if epoch is None:
         return
@@ -165,7 +168,7 @@ def check_source(
             findings = (*proof, *findings)
         if store is not None:
             findings = (*landed_key_findings(store, tables), *findings)
-        findings = (*divided_findings(dsn, settings), *findings)
+        findings = (*shared_database_findings(dsn, settings), *findings)
     except (SourceRefused, SourceUnavailable) as error:
         return (Finding("connection", error.problem, error.fix, Severity.BLOCKS),)
     return findings

@@ -1,4 +1,4 @@
-"""Can each contracted table be read and followed, row by row, under the key of its contract?"""
+"""Whether each contracted table can be read and its changes captured under the key of its contract."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SourceTable:
         return self.kind == "p"
 
     @property
-    def in_the_wal(self) -> bool:
+    def is_logged(self) -> bool:
         return self.kind in ("r", "p") and self.persistence == "p"
 
 
@@ -69,9 +69,9 @@ def table_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with one table for ``role``, apart from its publication.
 
-    ``live``: the same table, with what a contract says about a table.
+    ``live``: the same table as ``read_live_tables`` reads it.
     """
-    if table is not None and table.in_the_wal:
+    if table is not None and table.is_logged:
         yield from _rights(contract, table, role)
     for finding in contract_findings(contract, live):
         if finding.severity is not Severity.NOTES:

@@ -1,7 +1,7 @@
-"""Why a connection failed, and what to do: read from the messages of the server and of libpq.
+"""Errors for connections that fail, each with its fix, recognised by the messages of the server and of libpq.
 
-libpq gives no code for a connection that fails, so its text is all there is. PostgreSQL translates its
-messages on some servers; an unknown text gets the general fix.
+libpq gives no error code for a failed connection, only a text. Some servers translate their messages; an
+unknown text gets a general fix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, So
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
 
 _DSN = "{dsn}"
-"""Stands in a fix for the setting that holds the connection string."""
+"""Placeholder in a fix for the setting that holds the connection string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ SOURCE = DatabaseLabel("the source", "OMNISUPPORT_SOURCE_DSN")
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A failure that is known by any of ``words``; ``refused``: waiting alone does not end it."""
+    """A failure whose message holds any of ``words``. ``refused``: it lasts until a person changes
+    something.
+    """
 
     words: tuple[str, ...]
     fix: str
@@ -125,20 +127,20 @@ def _known(
 
 
 def destination(parameters: Mapping[str, str], server: str = SOURCE.name) -> str:
-    """Return where a connection string leads to, in words."""
+    """Return host, port, database and user of a connection string as a phrase for messages."""
     host = parameters.get("host") or parameters.get("hostaddr") or "the default host"
     port, database = parameters.get("port", "5432"), parameters.get("dbname", "the default")
     return f"{server} at {host}, port {port}, database {database}, user {parameters.get('user', 'default')}"
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message, without a full stop; the others may quote data."""
+    """Return the first line of a message, without a full stop; later lines may quote data."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else "the connection is closed"
 
 
 def _refusal(message: str, parameters: Mapping[str, str], label: DatabaseLabel) -> str | None:
-    """The fixes that depend on more than words."""
+    """Return the fix for a refusal that depends on the connection string too; None for any other failure."""
     if "password authentication failed" in message:
         # With TLS preferred, libpq tries again without it, and the second refusal only confuses.
         return None

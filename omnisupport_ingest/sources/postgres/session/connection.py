@@ -52,10 +52,9 @@ QUOTING_SETTINGS: dict[str, str] = {
     # With "on" the ``= NULL`` in a row filter that is read back would be an ``IS NULL``.
     "transform_null_equals": "off",
 }
-"""Settings that decide how PostgreSQL reads what we write. Those for strings with escapes (``E'…'``:
-``backslash_quote``, ``escape_string_warning``) and for reading XML (``xmloption``) are not among them: we
-write neither. What is set for the connection goes before what ``ALTER ROLE``, ``ALTER DATABASE`` and the
-server's own files set."""
+"""Settings that decide how PostgreSQL reads the SQL that we write. Those for strings with escapes (``E'…'``:
+``backslash_quote``, ``escape_string_warning``) and for XML (``xmloption``) are left out, as we write neither.
+A setting of the connection overrides those of ``ALTER ROLE``, ``ALTER DATABASE`` and the server's files."""
 
 _SESSION_SETTINGS: dict[str, str] = {
     # Reading a large table, or waiting for a slot, may take longer than a role's default allows.
@@ -86,8 +85,8 @@ _DEFAULTS: dict[str, str] = {
 }
 
 _SILENCE = "tcp_user_timeout"
-"""The part of a connection string that says how long the server may be silent, in milliseconds. libpq uses it
-to bound the time until sent data is acknowledged; ``silence`` covers what libpq cannot see.
+"""Parameter of a connection string: how long the server may be silent, in milliseconds. libpq limits with it
+the time until sent data is acknowledged; ``silence`` covers a server from which nothing comes.
 """
 
 
@@ -170,9 +169,9 @@ def _connect(
 
 
 def writer_dsn(dsn: str) -> str:
-    """Return ``dsn`` for a program that writes to the source, such as the traffic of the demo. ``BadDsn``.
+    """Return ``dsn`` with the settings for values and quoting, for a program that writes to the source.
 
-    Names and texts then mean the same on every server.
+    Names and texts then mean the same on every server. Raises ``BadDsn``.
     """
     parameters = dsn_parts(dsn)
     return str(
@@ -186,7 +185,9 @@ def _options(parameters: dict[str, str], pinned: dict[str, str]) -> str:
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:
-    """Lift timeouts that only newer servers know: an older one would refuse the connection for them."""
+    """Lift timeouts that only newer servers have: as options they would make an older one refuse the
+    connection.
+    """
     known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
     if known:
         with source_errors("setting up a session"), connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The connection string of a home's source, by which every command and process connects."""
+"""The connection string of the source of a home, for every command and process."""
 
 from __future__ import annotations
 

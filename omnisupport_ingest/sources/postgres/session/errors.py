@@ -1,4 +1,4 @@
-"""The errors between capture and the source database, each with the fix for it."""
+"""Errors of reading from the source database."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TableDropped(SourceUnavailable):
 
 
 class SourceRefused(IngestError):
-    """The source answers, but lets us in only after a person has changed something.
+    """The source answers and refuses the connection until a person has changed something.
 
-    A wrong password, a missing right or database, a rule of ``pg_hba.conf``, TLS, a pooler.
+    Reasons: a wrong password, a missing right or database, a rule of ``pg_hba.conf``, TLS, a pooler.
     """
 
     exit_code = 5
@@ -71,11 +71,11 @@ class CapturePaused(IngestError):
 
 
 class CaptureRestarts(IngestError):
-    """A person has requested a restart: the capture has ended well, and is to be started again."""
+    """The capture has ended well because a person requested a restart; the caller starts it again."""
 
 
 class NotRestartable(IngestError):
-    """There is no capture that follows the source now, so none that could start again."""
+    """A restart was requested, and no capture follows the source now."""
 
 
 class GapInSource(IngestError):

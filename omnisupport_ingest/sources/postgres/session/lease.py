@@ -1,4 +1,4 @@
-"""One capture per home and source: a lock that the operating system drops when its holder dies."""
+"""The lease that allows one capture per home and source: a lock that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def take_lease(run_folder: Path, source: str) -> NamedLock:
 
 
 def lease_holder(run_folder: Path, source: str) -> Holder | None:
-    """Return the process that captures ``source`` now, or None. Holds nothing on return."""
+    """Return the process that captures ``source`` now, or None. Does not take the lease."""
     return NamedLock.holder(_file(run_folder, source))
 
 

@@ -1,7 +1,7 @@
-"""Names and texts as SQL: the replication protocol takes no parameters, so they are quoted here.
+"""Names and texts quoted as SQL, because replication commands take no parameters.
 
-What is quoted here means the same on every connection that ``connection`` opens, which pins the settings that
-quoting rests on. A text that PostgreSQL cannot hold is refused.
+Quoted SQL means the same on every connection that ``connection`` opens: that module pins the settings on
+which quoting depends. A text that PostgreSQL cannot store is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def qualified(schema: str, table: str) -> str:
 
 def literal(text: str) -> str:
     """Return ``text`` as an SQL string, for a session with ``standard_conforming_strings``.
-    ``NotQuotable``.
+
+    Raises ``NotQuotable``.
     """
     _check(text, "text")
     return "'" + text.replace("'", "''") + "'"

@@ -1,8 +1,8 @@
-"""Facts about the source server: who it is, where its WAL ends, its slots, who writes to it now.
+"""Facts about the source server: its identity, the end of its WAL, its slots, its open transactions.
 
-Capture decides by these facts. Open transactions may be of any database of the server, and prepared ones
-have no session. ``pg_locks`` shows them to every role: a transaction holds the lock on its own id. When it
-began is hidden from a role that may not see the sessions of others (PostgreSQL manual, "pg_stat_activity").
+Open transactions may be of any database of the server; prepared ones have no session. ``pg_locks`` shows them
+to every role, as each transaction holds a lock on its own id. The time of its begin is hidden from a role
+that may not see the sessions of others (PostgreSQL manual, "pg_stat_activity").
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class SlotFacts:
 class WalClock:
     """The server's clock, and the end of its flushed WAL read just after it.
 
-    What commits later than ``clock`` has its commit record above ``flushed`` (but for commits under
-    way at that moment, which ``max_clock_skew`` allows for).
+    A transaction that commits after ``clock`` has its commit record above ``flushed``, except for commits
+    under way at that moment, which ``max_clock_skew`` covers.
     """
 
     clock: datetime
@@ -199,7 +199,7 @@ def _lsn(text: str | None) -> Lsn | None:
     return None if text is None else Lsn.parse(text)
 
 
-_QUERY = """
+_OPEN_TRANSACTIONS = """
 SELECT array_agg(l.transactionid::text::bigint), l.pid, p.gid, coalesce(a.datname, p.database),
     coalesce(a.usename, p.owner),
     min(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)))::float8
@@ -229,7 +229,7 @@ class OpenTransaction:
 
     @property
     def name(self) -> str:
-        """How a person finds it: process id or gid, database and user."""
+        """Process id or gid, database and user, by which a person finds it."""
         where = f"{self.user or 'an unknown user'} in database {self.database or 'unknown'}"
         if self.pid is None:
             gid = self.gid or ""
@@ -247,7 +247,7 @@ def open_transactions(connection: Connection) -> list[OpenTransaction]:
     """Return every open transaction of the server that has an id, the oldest first."""
     with source_errors("looking for transactions"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
-        cursor.execute(_QUERY)
+        cursor.execute(_OPEN_TRANSACTIONS)
         return [OpenTransaction(frozenset(ids), *rest) for ids, *rest in cursor.fetchall()]
 
 
@@ -269,8 +269,8 @@ class SourceAnswer:
     slot: SlotFacts | None = None
 
 
-class SourceLook:
-    """A look at the source in a thread of its own, begun when made; ``result`` waits for it, for a bounded
+class SourceProbe:
+    """Asks the source for its slot in a thread of its own, from the start; ``result`` waits for a bounded
     time.
     """
 
@@ -278,15 +278,15 @@ class SourceLook:
         self._dsn, self._slot = dsn, slot
         self._result: SourceAnswer | None = None
         # A name that does not resolve, or a host that swallows packets, must not hold up the caller.
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
     def result(self, seconds: float) -> SourceAnswer:
-        """Return what was seen; not reachable if there was no answer within ``seconds`` from now."""
+        """Return the answer; not reachable if there was none within ``seconds`` from now."""
         self._thread.join(seconds)
         return self._result or SourceAnswer(False, f"No answer within {seconds:.1f} seconds.")
 
-    def _look(self) -> None:
+    def _ask(self) -> None:
         try:
             parts = dsn_parts(self._dsn) | {"connect_timeout": "2"}
             connection = connect(make_dsn(**parts), application_name="omnisupport-ingest status")

@@ -1,9 +1,9 @@
 """Noticing that a source has fallen silent: nothing comes any more, and nothing closes the connection.
 
 A proxy, a firewall or a frozen machine may stop forwarding and still answer the kernel's keepalives; a reader
-then waits for ever. Silence alone proves nothing, for a statement may wait hours for a lock. So after a while
-the server is asked on another connection what the silent session does. If the session is at work, the wait
-goes on. If it waits for us, is gone, or the server cannot be asked either, the silent connection is closed.
+then waits without end. Silence alone proves nothing, as a statement may wait hours for a lock. So after a
+while another connection asks the server what the silent session does. If the session works, the wait goes on.
+If it waits for us, is gone, or the other connection gets no answer either, the silent connection is closed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _ASK_SECONDS = 10.0
 """How long the other connection may take to be opened and answered, at most."""
 
 _AGAIN_SECONDS = 1.0
-"""A session that waits for us is looked at twice: its answer may have been on the way."""
+"""Seconds after which a session that waits for us is checked again: its answer may have been on the way."""
 
-_LOOK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
+_CHECK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
+"""Seconds between two checks of all waits, and without a wait until the thread that checks ends."""
 
 _WAITS_FOR_US = ("clientread", "clientwrite", "walsendermain", "walsenderwritedata")
 _STREAM_WAITS = (*_WAITS_FOR_US, "walsenderwaitforwal")
@@ -51,7 +52,9 @@ _LAST_DATA_AT, _TCP_INFO_BYTES = 8 + 11 * 4, 104
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """``seconds``: the tolerated silence. ``parameters``: of a connection to ask by."""
+    """The silence that is tolerated: ``seconds``; and the ``parameters`` of a connection to ask the server
+    by.
+    """
 
     seconds: float
     parameters: Mapping[str, str]
@@ -166,15 +169,15 @@ class Awaited:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """A context in which we are at work ourselves, so the server may well wait."""
+        """Return a context in which silence is expected: we are at work ourselves, and the server waits."""
         self._since = None
         try:
             yield
         finally:
             self._since = time.monotonic()
 
-    def look(self) -> None:
-        """Ask about the session if it has been silent for too long. Returns at once."""
+    def check(self) -> None:
+        """Ask the server about the session if it has been silent for too long. Returns at once."""
         if not self._asking and self._silent_seconds() >= self._silence.seconds:
             self._asking = True
             threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
@@ -198,7 +201,7 @@ class Awaited:
         if waited < self._silence.seconds:
             return waited
         with self._lock:
-            # Behind its end the number may be that of another file.
+            # Once the wait is over, the descriptor may be that of another file.
             came = 0.0 if self._over else _since_data_came(self._descriptor)
         return waited if came is None else min(waited, came)
 
@@ -234,7 +237,7 @@ class _Watch:
     def _run(self) -> None:
         idle_since = time.monotonic()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
             with self._lock:
                 waits = list(self._waits)
                 if waits:
@@ -243,7 +246,7 @@ class _Watch:
                     self._thread = None
                     return
             for wait in waits:
-                wait.look()
+                wait.check()
 
 
 _WATCH = _Watch()
@@ -262,17 +265,17 @@ def _since_data_came(descriptor: int) -> float | None:
 
 
 _DROPPED_MEANWHILE = ("could not open relation with OID", "cache lookup failed for")
-"""How the server says that a relation was dropped while a query of the catalogs met it. Never translated."""
+"""Errors of a query of the catalogs that met a dropped relation. The server never translates them."""
 
 _MOST_TRIES = 10
-"""How often a query is sent that meets dropped relations."""
+"""How many times a query that meets dropped relations is sent, at most."""
 
 
 class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
     """A cursor of a connection with a ``silence``: its calls that wait for the server are watched.
 
-    A query of the catalogs fails if a relation is dropped while it runs, whichever relations it is about
-    (``pg_publication_tables`` opens each). It is sent again then, outside transactions.
+    A query of the catalogs fails if any relation is dropped while it runs (``pg_publication_tables`` opens
+    each). Outside transactions it is then sent again.
     """
 
     def execute(self, query: Any, parameters: Any = None) -> None:
@@ -301,7 +304,7 @@ class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
 
 
 class AwaitedReplicationCursor(ReplicationCursor):  # type: ignore[misc]
-    """The same for the commands of replication."""
+    """A cursor for replication commands, watched as ``AwaitedCursor`` is."""
 
     def execute(self, query: Any, parameters: Any = None) -> None:
         with Awaited(self.connection, self.connection.silence):

@@ -1,10 +1,10 @@
-"""Does the slot continue what has landed? The proof, from facts alone.
+"""The proof that a slot continues what has landed, from facts alone.
 
-A server may have been put back to an earlier state and written to since, until its WAL is as long as it was.
-So the proof compares what the server sends, not how far its WAL reaches. The strong proof: the last landed
-transaction is sent again, and is the same. It needs a slot whose confirmed position lies at or below the
-commit of that transaction. The weaker proof: the slot stands where this home has confirmed it, so the server
-has been there. Either way nothing else may be sent below the end of the chain.
+A server may have been restored to an earlier state and written to since, until its WAL is as long as it was.
+So the proof compares what the server sends, not how far its WAL reaches. The strong proof: the server sends
+the last landed transaction again, unchanged. It needs a slot that is confirmed at or below the commit of that
+transaction. The weaker proof: the slot is confirmed at a position that this home has confirmed. In both cases
+the server may send nothing else below the end of the chain.
 
 A name may lead to another server from one connection to the next: after a fail-over, while the stream is
 still open to the old primary, or with a connection string of several hosts. ``connect_to_source`` opens SQL
@@ -192,8 +192,8 @@ _GIVEN_UP = {
 
 
 def _given_up(slot: str, reason: str | None) -> str:
-    """Return why the server sends nothing from ``slot`` any more. Servers up to 16 give no reason: it is the
-    WAL.
+    """Return why the server no longer sends anything from ``slot``. Up to version 16 it gives no reason, as
+    removed WAL is the only one.
     """
     if reason in (None, "wal_removed"):
         return f"The server has removed WAL that the slot {slot} needs (max_slot_wal_keep_size)"
@@ -213,11 +213,11 @@ def _gap(problem: str, values: str) -> GapInSource:
 
 
 _TIMELINE_DIGITS = 8
-"""The name of a WAL file begins with its timeline, in hexadecimal."""
+"""Hexadecimal digits of the timeline, with which the name of a WAL file begins."""
 
 
 def connect_to_source(dsn: str, epoch: EpochRecord) -> Connection:
-    """Connect to the server of ``epoch`` and no other. ``GapInSource``, or ``SourceRefused`` for a
+    """Connect to the server of ``epoch``. ``GapInSource`` if it is another; ``SourceRefused`` for a
     standby.
     """
     connection = connect(dsn)

@@ -1,10 +1,10 @@
-"""Which home this is, so that a copy of it does not take itself for the original and read or drop its slot.
+"""The identity of a home, by which a copy of it is recognised: a copy must not read or drop the original's
+slot.
 
-Everything that a home knows of its slot is in its files, which a copy has too. What a copy cannot have is the
-very identity file that was made here. A copied or restored file has another inode, or another time of change;
-one on a disk that was moved to another machine has another machine id. A home that was moved (``mv``) within
-a file system keeps both. A home that is no original asks a person, who knows whether the original still
-lives.
+All that a home records of its slot is in files, which a copy has too. But a copied or restored identity file
+has another inode, or another time of change; one on a disk that was moved to another machine has another
+machine id. A home that was moved (``mv``) within a file system keeps both. In a copy, a person must decide,
+who knows whether the original is still in use.
 
 The server does not record the slot's owner: a slot can hold no comment, a publication may be an
 administrator's and serve several homes, a replication origin takes a superuser, and the role of capture has
@@ -38,9 +38,9 @@ class HomeCopied(IngestError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """Facts that a copy of the identity file cannot share. ``changed``: nanoseconds, which no program can
-    set.
+class _FileFacts:
+    """Facts of the identity file that no copy shares. ``changed``: its ctime in nanoseconds, which no program
+    can set.
     """
 
     machine: str
@@ -53,36 +53,40 @@ class _Facts:
         status = file.stat()
         return cls(_machine(), status.st_dev, status.st_ino, status.st_ctime_ns)
 
-    def same_file(self, other: _Facts) -> bool:
+    def same_file(self, other: _FileFacts) -> bool:
         """Whether both are of one file.
 
-        The number of a device may change when the machine starts, and the time of change when somebody
-        changes the owner; not both while the inode stays.
+        The device number may change when the machine restarts, the ctime when the owner is changed; both at
+        once, with the same inode, is another file.
         """
         moved = self.device != other.device and self.changed != other.changed
         return (self.machine, self.inode) == (other.machine, other.inode) and not moved
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
-    """The record of an identity. ``facts``: of its file; None if it had no file."""
+class _IdentityRecord:
+    """The record of an identity. ``facts``: of the identity file; None if there was none. ``disowned``: see
+    ``HomeIdentity.disowned``.
+    """
 
     id: str
-    facts: _Facts | None = None
+    facts: _FileFacts | None = None
     disowned: dict[str, int] = field(default_factory=dict)
 
 
-_NOTHING = _About("")
+_NOTHING = _IdentityRecord("")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class HomeIdentity:
-    """The identity of one home: a random id, the facts of the original, and which slots it does not own."""
+    """The identity of one home: a random id, facts of the identity file, and the slots that it does
+    not own.
+    """
 
     def __init__(self, home: Home) -> None:
-        """Read and make nothing yet."""
+        """Neither reads nor writes yet."""
         self._home = home
-        self._about = home.path / "identity.json"
+        self._record_file = home.path / "identity.json"
 
     @property
     def id(self) -> str:
@@ -95,17 +99,19 @@ class HomeIdentity:
         Such a home is new, or was made by an older version. Only the holder of the source's lease may call
         it.
         """
-        if not self._about.exists():
+        if not self._record_file.exists():
             self._make({})
         self.look()
 
     def look(self) -> None:
         """Check as ``require_original`` does, but make nothing."""
-        if not self._about.exists():
+        if not self._record_file.exists():
             return
         recorded = self._record()
         try:
-            same = recorded.facts is not None and recorded.facts.same_file(_Facts.of(self._file(recorded.id)))
+            same = recorded.facts is not None and recorded.facts.same_file(
+                _FileFacts.of(self._file(recorded.id))
+            )
         except OSError:
             same = False
         if same:
@@ -140,14 +146,14 @@ class HomeIdentity:
         with failpoint("home.identity"):
             create_exclusively(file, b"")
             # In one step: a death before it leaves the home what it was.
-            about = _About(new_id, _Facts.of(file), disowned)
+            record = _IdentityRecord(new_id, _FileFacts.of(file), disowned)
             try:
-                replace(self._about, encode(about))
+                replace(self._record_file, encode(record))
             except IsADirectoryError:
                 file.unlink()
                 raise IngestError(
-                    f"{self._about} is a folder, so the identity of the home cannot be written.",
-                    fix=f"Move {self._about} away.",
+                    f"{self._record_file} is a folder, so the identity of the home cannot be written.",
+                    fix=f"Move {self._record_file} away.",
                 ) from None
             if before:
                 self._file(before).unlink(missing_ok=True)
@@ -156,9 +162,9 @@ class HomeIdentity:
         """The identity file of that id: empty, and never written again."""
         return self._home.path / f"identity-{id_}"
 
-    def _record(self) -> _About:
+    def _record(self) -> _IdentityRecord:
         try:
-            recorded = read_note(_About, self._about)
+            recorded = read_note(_IdentityRecord, self._record_file)
         except (OSError, Unreadable):
             # A record that cannot be read proves nothing, so a person is asked.
             return _NOTHING

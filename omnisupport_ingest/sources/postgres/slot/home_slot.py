@@ -1,6 +1,6 @@
-"""What a home remembers of its replication slot: whether it has made one, and how far it has read it.
+"""The home's own record of its replication slot: whether it has made one, and how far the chain has landed.
 
-After a crash between a durable batch and its confirmation the decision table says whether capture goes on.
+After a crash between a durable batch and its confirmation, the decision table says whether capture goes on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NAME_BYTES = 1024
 
 
 class SlotIntent:
-    """The record, durable before the slot is made, that this home is about to make it.
+    """The record that this home is about to make a slot, durable before the slot is made.
 
-    So a slot without an epoch is known to be this home's own, and not another's.
+    So a slot without an epoch is recognised as this home's own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +49,7 @@ class SlotIntent:
             return False
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """Whether any slot was about to be made."""
         return self._path.exists()
 
@@ -60,12 +60,12 @@ class SlotIntent:
 
 
 class Presence(Enum):
-    """What must be on the server under the name of the slot for capture to go on."""
+    """Whether a slot of the expected name may exist on the server when capture starts."""
 
     FREE = "free"
-    """This home has made no slot: one of that name is somebody else's."""
+    """It must not: this home has made no slot, so one of that name is somebody else's."""
     EITHER = "either"
-    """The home's own slot if it is there; it is made if not."""
+    """It may: then it is the home's own. If it does not exist, capture makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
 
 
 FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
-"""The slot is confirmed below what has landed. Counted by the batches that record it
-(``stream.recovered_from``).
+"""The scenario that the slot is confirmed below the end of landing. The batches that record it
+(``stream.recovered_from``) are counted.
 """
 
 

@@ -1,6 +1,6 @@
 """How long the server can still keep the WAL that a slot needs, and when to warn.
 
-Facts in, forecast and warnings out; no connection here. All sizes are bytes.
+Pure functions of facts; nothing is read from the server here. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class WalMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How much WAL the slot may still hold back. ``limit``: ``max_slot_wal_keep_size``, None if not set.
+class WalLimits:
+    """What limits the WAL that the server keeps. ``limit``: ``max_slot_wal_keep_size``, None if not set.
 
-    ``disk_free`` of the server's disk is None where it cannot be known (a server elsewhere).
+    ``disk_free``: free bytes of the server's disk; None if unknown (a server on another machine).
     """
 
     limit: int | None
@@ -65,8 +65,8 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
-    """A danger and its remedy."""
+class SlotWarning:
+    """A problem and its fix."""
 
     problem: str
     fix: str
@@ -82,20 +82,20 @@ class Thresholds:
 
 
 def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
-    """Return the WAL bytes per second between two marks; None if they are too near to tell."""
+    """Return the WAL bytes per second between two marks; None if they are less than a minute apart."""
     if earlier is None or now.at - earlier.at < _MINIMUM_SPAN:
         return None
     written = max(0, now.lsn.value - earlier.lsn.value)
     return written / (now.at - earlier.at).total_seconds()
 
 
-def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
-    """Return which end is nearest, and when it is reached if nobody reads the slot meanwhile."""
+def forecast(slot: SlotFacts, limits: WalLimits, rate: float | None) -> Forecast:
+    """Return which limit is nearest, and when it is reached if nobody reads the slot meanwhile."""
     ends = []
-    if room.limit is not None and slot.safe_bytes is not None:
+    if limits.limit is not None and slot.safe_bytes is not None:
         ends.append((max(0, slot.safe_bytes), "max_slot_wal_keep_size"))
-    if room.disk_free is not None:
-        ends.append((room.disk_free, "disk"))
+    if limits.disk_free is not None:
+        ends.append((limits.disk_free, "disk"))
     if not ends:
         return Forecast(rate, None, None, None)
     left, end = min(ends)
@@ -103,39 +103,37 @@ def forecast(slot: SlotFacts, room: Room, rate: float | None) -> Forecast:
 
 
 def warnings(
-    slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str, thresholds: Thresholds
-) -> Iterator[Warned]:
-    """Return every danger that the slot is in. ``start_reading``: the command by which its capture goes
-    on.
-    """
-    remedy = _remedy(slot, room, ahead, start_reading)
+    slot: SlotFacts, limits: WalLimits, ahead: Forecast, start_reading: str, thresholds: Thresholds
+) -> Iterator[SlotWarning]:
+    """Yield every danger to the slot. ``start_reading``: the fix that starts its capture again."""
+    remedy = _remedy(slot, limits, ahead, start_reading)
     kept = slot.retained_bytes or 0
     too_much = thresholds.alarm if kept >= thresholds.alarm else thresholds.warning
     if kept >= too_much:
-        yield Warned(
+        yield SlotWarning(
             f"The server keeps {_gigabytes(kept)} of WAL for the slot {slot.name}, over the "
             f"{_gigabytes(too_much)} that are set as too much.",
             remedy,
             Level.ALARM if kept >= thresholds.alarm else Level.WARNING,
         )
     if slot.wal_status == "unreserved":
-        yield Warned(
+        yield SlotWarning(
             f"The slot {slot.name} is past max_slot_wal_keep_size: the server may remove WAL that it needs "
             "at its next checkpoint, and the capture would have to begin again with a snapshot.",
             remedy,
             Level.ALARM,
         )
         return
-    share = None if not room.limit or slot.safe_bytes is None else slot.safe_bytes / room.limit
+    share = None if not limits.limit or slot.safe_bytes is None else slot.safe_bytes / limits.limit
     if share is not None and share < WARN_BELOW_SHARE:
-        yield Warned(
+        yield SlotWarning(
             f"{max(0.0, share):.0%} of max_slot_wal_keep_size is left for the slot {slot.name}; at none the "
             "server gives the slot up.",
             remedy,
             Level.ALARM if share < ALARM_BELOW_SHARE else Level.WARNING,
         )
     elif slot.reader is None and ahead.seconds is not None and ahead.seconds < WARN_WITHIN.total_seconds():
-        yield Warned(
+        yield SlotWarning(
             f"Nobody reads the slot {slot.name}, and the server keeps its WAL: at the rate of late, "
             f"{'the disk is full' if ahead.ends_at == 'disk' else 'max_slot_wal_keep_size is reached'} in "
             f"{ahead.seconds / 3600:.1f} hours.",
@@ -143,7 +141,7 @@ def warnings(
             Level.ALARM if ahead.seconds < ALARM_WITHIN.total_seconds() else Level.WARNING,
         )
     elif slot.reader is None and ahead.ends_at is None:
-        yield Warned(
+        yield SlotWarning(
             f"Nobody reads the slot {slot.name}, and nothing limits the WAL that the server keeps for it: it "
             "can fill the server's disk.",
             remedy,
@@ -154,7 +152,7 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _remedy(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) -> str:
+def _remedy(slot: SlotFacts, limits: WalLimits, ahead: Forecast, start_reading: str) -> str:
     first = (
         start_reading
         if slot.reader is None
@@ -163,8 +161,8 @@ def _remedy(slot: SlotFacts, room: Room, ahead: Forecast, start_reading: str) ->
     )
     if ahead.ends_at == "disk":
         return f"{first} Or make room on the server's disk."
-    size = "50GB" if room.limit is None else f"{2 * room.limit // (1024 * 1024)}MB"
+    size = "50GB" if limits.limit is None else f"{2 * limits.limit // (1024 * 1024)}MB"
     return (
-        f"{first} {'Or give it more room' if room.limit else 'And set a limit'}: ALTER SYSTEM SET "
+        f"{first} {'Or give it more room' if limits.limit else 'And set a limit'}: ALTER SYSTEM SET "
         f"max_slot_wal_keep_size = '{size}'; SELECT pg_reload_conf();"
     )

@@ -1,7 +1,7 @@
-"""The replication slot of a source: made and dropped; and the exact snapshot that a new slot exports.
+"""The replication slot of a source: making and dropping it, and the exact snapshot that a new slot exports.
 
-To make a slot, the server waits for every transaction under way that may write, however long they take. The
-log says which transactions it waits for, and a stop ends the wait.
+To make a slot, the server waits for every open transaction that may write, however long it takes. The log
+names the transactions that it waits for, and a stop ends the wait.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from omnisupport_ingest.sources.postgres.session.server import (
 _log = logging.getLogger(__name__)
 
 
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 _SILENT_SECONDS = 5.0
-"""Seconds until the wait is first logged, and between two looks at who is waited for."""
+"""Seconds until the wait is first logged, and between two queries of the transactions that it waits for."""
 
 _AGAIN_SECONDS = 60.0
 """Seconds after which the same transactions are logged again."""
@@ -56,10 +56,10 @@ class SlotNotMade(Exception):
 
 
 def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Event) -> tuple[Any, ...]:
-    """Return what ``CREATE_REPLICATION_SLOT`` with ``command`` answers on the replication ``connection``.
+    """Run ``CREATE_REPLICATION_SLOT`` with ``command`` on the replication ``connection``; return its row.
 
-    ``dsn`` leads to the same server, to ask who is waited for. Raises ``SlotNotMade``, or what psycopg2
-    raises.
+    ``dsn``: of the same server, to query the transactions that it waits for. Raises ``SlotNotMade``, or the
+    errors of psycopg2.
     """
     # On a thread of its own: no signal is handled while psycopg2 waits.
     with ThreadPoolExecutor(1, thread_name_prefix="making a slot") as pool:
@@ -68,13 +68,13 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
         try:
             while not stop.is_set():
                 with suppress(NotYet):
-                    return future.result(_LOOK_SECONDS)
+                    return future.result(_CHECK_SECONDS)
                 waiting.log_when_due()
         finally:
             if not future.done():
                 _give_up(connection, future)
     if future.exception() is None:
-        # The answer came before the server heard of the stop.
+        # The server answered before it received the cancellation.
         return future.result()
     raise SlotNotMade
 
@@ -89,27 +89,27 @@ def _execute(connection: Connection, command: str) -> tuple[Any, ...]:
 
 
 class _Waiting:
-    """Logs, again and again, whom a session of the server waits for."""
+    """Logs at intervals which transactions the making of a slot waits for."""
 
     def __init__(self, dsn: str, pid: int) -> None:
-        """``pid``: the server's process of the session; ``dsn``: of the same server."""
+        """``pid``: the server process that makes the slot; ``dsn``: of the same server."""
         self._dsn, self._pid = dsn, pid
         self._began = time.monotonic()
-        self._next_look = self._began + _SILENT_SECONDS
+        self._next_query = self._began + _SILENT_SECONDS
         self._logged: set[str] = set()
         self._log_again = 0.0
 
     def log_when_due(self) -> None:
-        """Log who is waited for, if it is time to look, and if that is new or was logged long ago."""
-        if time.monotonic() < self._next_look:
+        """If it is time, query the transactions, and log them if they changed or were logged long ago."""
+        if time.monotonic() < self._next_query:
             return
         try:
             transactions = self._waited_for()
         except IngestError:
-            # The wait itself finds out whether the server is there.
+            # If the server is gone, the wait itself raises the error.
             transactions = []
         now = time.monotonic()
-        self._next_look = now + _SILENT_SECONDS
+        self._next_query = now + _SILENT_SECONDS
         names = {each.name for each in transactions}
         if names and (names != self._logged or now >= self._log_again):
             self._logged, self._log_again = names, now + _AGAIN_SECONDS
@@ -230,11 +230,10 @@ def consistent_snapshot(dsn: str, stop: threading.Event | None = None) -> Iterat
 
 
 def flush_wal(dsn: str) -> None:
-    """Let the server flush the WAL that it has inserted, which making a logical slot does first.
+    """Make the server flush its inserted WAL, by making a temporary logical slot, which flushes first.
 
-    Without a commit it flushes such WAL only after seconds, and the stream sends nothing of it before. The
-    slot is temporary, and is given up if making it would wait for transactions. Does nothing if no slot is
-    free.
+    Without a commit the server flushes such WAL only after seconds, and the stream sends nothing of it
+    before. The slot is given up if it would have to wait for transactions. Does nothing if no slot is free.
     """
     connection = connect(dsn)
     try:

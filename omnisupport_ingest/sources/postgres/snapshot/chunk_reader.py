@@ -1,6 +1,6 @@
-"""Reading one chunk of a table's snapshot, exact while the table is being written, into one batch.
+"""Reading one chunk of a table's snapshot into one batch, exact while the table is being written.
 
-The ordinals of snapshot events are negative, and each is given once per epoch. A pace limits the rows per
+The ordinals of snapshot events are negative; each is used once per epoch. ``RateLimit`` limits the rows per
 second of a snapshot over all its connections.
 """
 
@@ -68,12 +68,12 @@ FIRST_ORDINAL = -(1 << 48)
 
 
 class Ordinals:
-    """The ordinals of one epoch. They only grow, so a row that is read again is a later event and never a
-    collision. Thread-safe.
+    """Hands out the ordinals of one epoch. They only grow, so a row that is read again is a later event,
+    never a collision. Thread-safe.
     """
 
     def __init__(self, store: LandingStore, epoch: int) -> None:
-        """Continue above what has landed or was given to a plan in ``epoch``."""
+        """Begin above all ordinals of landed events and plans of ``epoch``."""
         standings = (each for each in store.epoch_standings() if each.epoch == epoch)
         used = [each.chunk_ordinal for each in standings if each.chunk_ordinal is not None]
         used += [plan.boundary_ordinal for plan in SnapshotPlans(store.folder).all(epoch)]
@@ -88,7 +88,7 @@ class Ordinals:
         return first
 
 
-class Pace:
+class RateLimit:
     """Limits the rows per second of a snapshot; ``rows_per_second`` None sets no limit. Thread-safe."""
 
     def __init__(self, rows_per_second: int | None) -> None:
@@ -113,7 +113,7 @@ _OVERHEAD = 100
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """What the ``r`` events of one read of ``table`` share: its ``columns``, their position and time."""
+    """What the events (``r``) of one read of ``table`` share: columns, position and time."""
 
     table: TableContract
     columns: tuple[str, ...]
@@ -151,7 +151,9 @@ class SnapshotChunk:
 
 
 class SnapshotRows:
-    """Writes the lines of ``chunk`` to ``writer``. ``ordinals`` returns the first of so many ordinals."""
+    """Writes the lines of ``chunk`` to ``writer``. ``ordinals`` takes a count, returns the first of
+    so many.
+    """
 
     def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
         self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
@@ -170,10 +172,10 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 0.2
 _SILENT_SECONDS = 5.0
-"""Seconds that the wait for transactions under way lasts before it is logged."""
+"""Seconds after which the wait for open transactions is logged."""
 
 _SEQUENTIAL_CHUNKS = 2
-"""No chunk of a table that is cut into more chunks may be read by a sequential scan."""
+"""The chunks of a table that is cut into more than this are not read by a sequential scan."""
 
 
 class Stopped(Exception):
@@ -181,11 +183,12 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """Where chunks land, and what all readers share.
+class ReadContext:
+    """What all readers of an epoch's chunks share.
 
-    ``publication``: the rows and columns that it sends are read. ``start``: where the stream of the epoch
-    begins. The stream has to land something above it before it can show that it has passed a chunk.
+    ``publication``: the rows and columns that it sends are read. ``block_bytes``: of rows that are handled at
+    a time. ``max_row_bytes``: a longer row raises ``RowTooLarge``. ``start``: where the stream of the epoch
+    begins; the stream shows that it has passed a chunk only by landing something above it.
     """
 
     publication: str
@@ -193,7 +196,7 @@ class Landing:
     grid: WindowGrid
     marks: SafeWatermarks
     ordinals: Ordinals
-    pace: Pace
+    rate_limit: RateLimit
     block_bytes: int
     max_row_bytes: int
     start: Lsn
@@ -211,8 +214,8 @@ class PlannedChunk:
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """The bounds: keys above the first, up to and with the second; None is open. An added chunk has
-        none.
+        """The bounds: keys above the first, up to and including the second; None: unbounded. Both are None
+        for an added chunk.
         """
         return self.plan.range_of(self.number) if self.number < self.plan.chunks else (None, None)
 
@@ -238,9 +241,9 @@ class PlannedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedAt:
-    """A read of a chunk that lands nothing: ``low`` and ``clock`` of its safe low watermark, ``high``, and
-    the schema of the table.
+class UnlandedRead:
+    """A read of a chunk that lands nothing: its safe low watermark (``low``, ``clock``), an LSN above all
+    that it saw (``high``), and the schema of the table.
     """
 
     low: Lsn
@@ -252,9 +255,9 @@ class LookedAt:
 class ChunkReader:
     """Reads chunks on one connection, one after the other."""
 
-    def __init__(self, connection: Connection, landing: Landing, stop: threading.Event) -> None:
+    def __init__(self, connection: Connection, context: ReadContext, stop: threading.Event) -> None:
         """``connection`` is in autocommit, and used by this reader alone."""
-        self._connection, self._landing, self._stop = connection, landing, stop
+        self._connection, self._context, self._stop = connection, context, stop
 
     def read(self, chunk: PlannedChunk) -> Manifest:
         """Land the rows of ``chunk``.
@@ -268,27 +271,27 @@ class ChunkReader:
             others = conditions(table, self._relation(table), plan.scope)
         return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
-    def read_text(self, chunk: PlannedChunk, path: Path) -> LookedAt:
+    def read_text(self, chunk: PlannedChunk, path: Path) -> UnlandedRead:
         """Write the rows of ``chunk`` to a file by ``write_text_rows``. Raises as ``read`` does."""
 
         def read(rows: str) -> None:
-            write_text_rows(self._connection, chunk.table, rows, path, fetched=self._keep_pace)
+            write_text_rows(self._connection, chunk.table, rows, path, fetched=self._limit_rate)
 
-        looked_at, _ = self._look(chunk, read)
-        return looked_at
+        unlanded, _ = self._read_unlanded(chunk, read)
+        return unlanded
 
-    def read_checksum(self, chunk: PlannedChunk) -> tuple[LookedAt, RowChecksum]:
-        """Let the server work out the checksum of the rows of ``chunk``. Raises as ``read`` does."""
+    def read_checksum(self, chunk: PlannedChunk) -> tuple[UnlandedRead, RowChecksum]:
+        """Return the checksum of the rows of ``chunk``, computed by the server. Raises as ``read`` does."""
 
         def read(rows: str) -> RowChecksum:
             checksum = server_checksum(self._connection, chunk.table, rows)
-            self._keep_pace(checksum.rows)
+            self._limit_rate(checksum.rows)
             return checksum
 
-        return self._look(chunk, read)
+        return self._read_unlanded(chunk, read)
 
-    def _look(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[LookedAt, T]:
-        """Call ``read`` with the rows of ``chunk``, as they stand behind FROM."""
+    def _read_unlanded(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[UnlandedRead, T]:
+        """Call ``read`` with the SQL that follows FROM for the rows of ``chunk``; return what it returns."""
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
@@ -298,12 +301,12 @@ class ChunkReader:
             name = source_of_rows(table.table_name, relation)
             with readable(table), source_errors(f"reading {table.full_name}"):
                 content = read(f"{name}{where(plan.by, plan.types, *chunk.bounds)}")
-            return LookedAt(mark.lsn, high, mark.clock, relation.version(table)), content
+            return UnlandedRead(mark.lsn, high, mark.clock, relation.version(table)), content
         finally:
             self._end()
 
     def read_keys(self, chunk: PlannedChunk, keys: Collection[str], at: Lsn) -> Manifest:
-        """Land the rows of ``keys`` (JSON arrays) again, at the position ``at``, once that is safe."""
+        """Land the rows with ``keys`` (JSON arrays) again, at position ``at``, once that position is safe."""
         return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
     def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
@@ -311,7 +314,7 @@ class ChunkReader:
         return self._land(chunk, condition)
 
     def _relation(self, table: TableContract) -> CatalogRelation:
-        return read_relation(self._connection, self._landing.publication, table)
+        return read_relation(self._connection, self._context.publication, table)
 
     def _types(self, table: TableContract) -> tuple[str, ...]:
         relation = self._relation(table)
@@ -322,7 +325,7 @@ class ChunkReader:
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, at)
         low = mark.lsn if at is None else at
-        landing = self._landing
+        context = self._context
         try:
             if chunk.bounds != (None, None):
                 self._require_storage(table, plan)
@@ -336,8 +339,8 @@ class ChunkReader:
                 low,
                 mark.clock,
             )
-            with BatchWriter(landing.store, landing.grid, plan.epoch, chunk.batch_id) as writer:
-                self._copy(table, relation, condition, SnapshotRows(about, writer, landing.ordinals.take))
+            with BatchWriter(context.store, context.grid, plan.epoch, chunk.batch_id) as writer:
+                self._copy(table, relation, condition, SnapshotRows(about, writer, context.ordinals.take))
                 span = chunk.span(low, high, mark.clock, scope=plan.scope)
                 return writer.seal(chunk=span, relations=(relation.version(table),))
         finally:
@@ -346,12 +349,12 @@ class ChunkReader:
     def _copy(
         self, table: TableContract, relation: CatalogRelation, condition: str, rows: SnapshotRows
     ) -> None:
-        landing = self._landing
+        context = self._context
 
         def add(lines: bytes) -> None:
             if self._stop.is_set():
                 raise Stopped
-            self._keep_pace(rows.add(lines))
+            self._limit_rate(rows.add(lines))
 
         listed = ", ".join(identifier(column) for column in relation.columns)
         name = source_of_rows(table.table_name, relation)
@@ -361,8 +364,8 @@ class ChunkReader:
                     self._connection,
                     f"SELECT {listed} FROM {name}{condition}",
                     doing=f"reading {table.full_name}",
-                    block_bytes=landing.block_bytes,
-                    max_row_bytes=landing.max_row_bytes,
+                    block_bytes=context.block_bytes,
+                    max_row_bytes=context.max_row_bytes,
                     lines=add,
                 )
             except RowTooLarge as error:
@@ -370,56 +373,60 @@ class ChunkReader:
         if self._stop.is_set():
             raise Stopped
 
-    def _keep_pace(self, rows: int) -> None:
-        self._landing.pace.take(rows, self._stop)
+    def _limit_rate(self, rows: int) -> None:
+        self._context.rate_limit.take(rows, self._stop)
         if self._stop.is_set():
             raise Stopped
 
     def _high(self) -> Lsn:
-        return max(read_high(self._connection), Lsn(self._landing.start.value + 1))
+        return max(read_high(self._connection), Lsn(self._context.start.value + 1))
 
     def _begin(self, table: TableContract, plan: SnapshotPlan, at: Lsn | None) -> Mark:
-        """Open the transaction that reads ``table``; return a mark, at or above ``at``, that is safe for
-        it.
-        """
+        """Open the transaction that reads ``table``; return a mark at or above ``at`` that is safe for it."""
         began, logged = time.monotonic(), False
         while not self._stop.is_set():
             own = read_mark(self._connection)
-            known = self._landing.marks.offer(own)
+            known = self._context.marks.offer(own)
             if not self._open(table, plan):
                 self._end()
                 if not logged:
                     logged = True
-                    _log.warning("the snapshot waits for a lock on %s that somebody holds", table.full_name)
+                    _log.warning(
+                        "the snapshot waits for a lock on %s that another session holds", table.full_name
+                    )
                 continue
             sees = read_visibility(self._connection)
-            mark = self._landing.marks.newest_safe(known, sees)
+            mark = self._context.marks.newest_safe(known, sees)
             if mark is not None and (at is None or mark.lsn >= at):
                 return mark
             self._end()
             if not logged and time.monotonic() - began > _SILENT_SECONDS:
                 logged = True
                 _log.warning(
-                    "the snapshot waits for transactions that were under way when it began: %s",
+                    "the snapshot waits for transactions that were open when it began: %s",
                     self._named(sees.unfinished(own.holders)),
                 )
             self._stop.wait(_RETRY_SECONDS)
         raise Stopped
 
     def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
-        """Begin a read; False if somebody holds a lock on the table: end it and try again."""
+        """Begin a read; False if another session holds a lock on the table: the caller ends it and tries
+        again.
+        """
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             by_index = plan.scope is not None and plan.by not in ((), (CTID,))
             if plan.chunks > _SEQUENTIAL_CHUNKS or by_index:
                 cursor.execute("SET LOCAL enable_seqscan = off")
-            # Held before the snapshot is taken: TRUNCATE and the ALTER TABLE that rewrites heed no
-            # older snapshot (PostgreSQL manual, "Caveats" of concurrency control), so a read through
-            # one would find nothing.
+            # Locked before the snapshot is taken: after a TRUNCATE or a rewriting ALTER TABLE, a read
+            # by an older snapshot finds no rows (PostgreSQL manual, "Caveats" of concurrency control).
             return hold_readable(self._connection, table)
 
     def _require_storage(self, table: TableContract, plan: SnapshotPlan) -> None:
-        """Refuse a chunk by ctid if the table was rewritten, which moves rows past it. The lock is held."""
+        """Raise ``TableUnreadable`` for a chunk by ctid if the table was rewritten, which changes the ctids.
+
+        The caller holds the lock on the table.
+        """
         if plan.by != (CTID,):
             return
         if read_storage(self._connection, table.table_name) != plan.storage:
@@ -437,6 +444,7 @@ class ChunkReader:
                 cursor.execute("ROLLBACK")
 
     def _named(self, ids: frozenset[int]) -> str:
+        """Describe the open transactions with ``ids`` (64 bits) for a message."""
         short = {each % (1 << 32) for each in ids}
         waited_for = [each for each in open_transactions(self._connection) if each.ids & short]
         return listed(waited_for) or "none any more"

@@ -1,10 +1,11 @@
-"""Reading again only what differs: a snapshot of a table whose earlier rows the lake still has.
+"""A snapshot that lands only the chunks in which the source differs from the lake.
 
-Every chunk is compared with the lake: by a checksum that the server works out (``row_checksum``), and where
-that differs or there is none, row by row. An equal chunk lands as an empty batch. Another one is read once
-more and lands whole, as in any snapshot. There is no snapshot end, because not everything was read: each row
-of the lake that was in no chunk is ended by a delete of its own at the same position. An equal row keeps its
-state in the lake: the stream of the epoch, which begins below every chunk, has all changes since.
+Every chunk is compared with the lake: by a checksum that the server computes (``row_checksum``), and row by
+row if the checksum differs or there is none. An equal chunk lands as an empty batch. A differing chunk is
+read once more and lands whole, as in any snapshot. There is no snapshot end, because not every row has
+landed: each row of the lake that is in no chunk is ended by a delete of its own, at the position that the end
+would have. An equal row keeps its state in the lake: the stream of the epoch begins below every chunk, so it
+has all changes since.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from omnisupport_ingest.landing.snapshot_plans import SnapshotPlan
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
-    Landing,
-    LookedAt,
     PlannedChunk,
+    ReadContext,
+    UnlandedRead,
 )
 
 
@@ -39,18 +40,17 @@ class LakeRows(Protocol):
     def has(
         self, checksum: RowChecksum, by: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None
     ) -> bool:
-        """Whether the living rows with keys above ``start``, up to and with ``end``, have ``checksum``; None
-        is open.
+        """Whether the living rows with keys above ``start``, up to and including ``end``, have ``checksum``.
 
-        ``by``: the columns that the bounds are values of. False where rows are unresolved, or where the lake
-        cannot tell.
+        ``by``: the columns of the bounds; a bound of None is open. False if rows are unresolved, or if the
+        lake cannot order these keys.
         """
 
     def same(self, rows: Path) -> bool:
         """Whether the lake has every row of the file ``rows`` (``write_text_rows``) unchanged."""
 
     def unmet(self) -> Sequence[str]:
-        """Return the keys (JSON arrays) of the living rows that were in none of those files and ranges."""
+        """Return the keys (JSON arrays) of living rows in none of the files and ranges compared so far."""
 
 
 class Lake(Protocol):
@@ -60,13 +60,13 @@ class Lake(Protocol):
         """Hold the tables as they are. ``IngestError`` unless everything that landed has been taken in."""
 
     def rows(self, table: TableContract, /) -> AbstractContextManager[LakeRows]:
-        """Return the rows of one table, as they were held."""
+        """Return the rows of one table, as ``pin`` held it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result for one table. Of ``chunks``, ``by_rows`` were compared row by row; ``read_again`` differed
-    and landed ``rows`` rows. ``ended`` rows are gone from the source.
+    """The result for one table. Of ``chunks``, ``by_rows`` were compared row by row, and ``read_again``
+    differed and landed ``rows`` rows; ``ended``: rows of the lake that are gone from the source.
     """
 
     table: str
@@ -83,14 +83,16 @@ class ComparedReading:
     def __init__(
         self,
         reader: ChunkReader,
-        landing: Landing,
+        context: ReadContext,
         landed: Callable[[Manifest], None],
     ) -> None:
         """``landed`` is called with each batch, once durable."""
-        self._reader, self._landing, self._landed = reader, landing, landed
+        self._reader, self._context, self._landed = reader, context, landed
 
     def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
-        """Land what differs. Raises ``Stopped`` or ``SourceUnavailable``; the table then counts as unread."""
+        """Land the differing chunks. After ``Stopped`` or ``SourceUnavailable`` the table counts as
+        unread.
+        """
         read = [self._chunk(PlannedChunk(table, plan, number), lake) for number in range(plan.chunks)]
         gone = lake.unmet()
         self._landed(self._end(table, plan, read, gone))
@@ -105,43 +107,43 @@ class ComparedReading:
         )
 
     def _chunk(self, chunk: PlannedChunk, lake: LakeRows) -> _Compared:
-        looked_at = self._by_checksum(chunk, lake)
-        again, by_rows = False, looked_at is None
-        if looked_at is None:
+        unlanded = self._by_checksum(chunk, lake)
+        again, by_rows = False, unlanded is None
+        if unlanded is None:
             rows = lake.scratch / f"{chunk.number}.parquet"
-            looked_at = self._reader.read_text(chunk, rows)
+            unlanded = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
-            # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+            # No failpoint: scratch, which is removed before it is made again, that of a killed process too.
             rows.unlink()
-        batch = self._reader.read(chunk) if again else self._land_empty(chunk, looked_at)
+        batch = self._reader.read(chunk) if again else self._land_empty(chunk, unlanded)
         self._landed(batch)
-        return _Compared(looked_at, batch, again, by_rows)
+        return _Compared(unlanded, batch, again, by_rows)
 
-    def _by_checksum(self, chunk: PlannedChunk, lake: LakeRows) -> LookedAt | None:
-        """Return the server's look at the chunk if the lake has the same checksum, else None."""
+    def _by_checksum(self, chunk: PlannedChunk, lake: LakeRows) -> UnlandedRead | None:
+        """Return the read of the chunk's checksum if the lake has the same checksum, else None."""
         table, plan = chunk.table, chunk.plan
         by_key = set(plan.by) <= set(table.key)
         if not has_checksum(table) or not (by_key or plan.chunks == 1):
             return None
-        looked_at, checksum = self._reader.read_checksum(chunk)
-        return looked_at if lake.has(checksum, plan.by, *chunk.bounds) else None
+        unlanded, checksum = self._reader.read_checksum(chunk)
+        return unlanded if lake.has(checksum, plan.by, *chunk.bounds) else None
 
-    def _land_empty(self, chunk: PlannedChunk, looked_at: LookedAt) -> Manifest:
-        landing = self._landing
-        with BatchWriter(landing.store, landing.grid, chunk.plan.epoch, chunk.batch_id) as writer:
-            span = chunk.span(looked_at.low, looked_at.high, looked_at.clock)
-            return writer.seal(chunk=span, relations=(looked_at.relation,))
+    def _land_empty(self, chunk: PlannedChunk, unlanded: UnlandedRead) -> Manifest:
+        context = self._context
+        with BatchWriter(context.store, context.grid, chunk.plan.epoch, chunk.batch_id) as writer:
+            span = chunk.span(unlanded.low, unlanded.high, unlanded.clock)
+            return writer.seal(chunk=span, relations=(unlanded.relation,))
 
     def _end(
         self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
-        """Land a delete of each key in ``gone``, below every change that a chunk had not seen."""
-        lowest = min((each.looked_at for each in read), key=lambda looked_at: looked_at.low)
+        """Land a delete of each key in ``gone``, below every change that the chunks did not see."""
+        lowest = min((each.unlanded for each in read), key=lambda unlanded: unlanded.low)
         high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
-        landing = self._landing
-        first = landing.ordinals.take(len(gone))
+        context = self._context
+        first = context.ordinals.take(len(gone))
         chunk_id = f"{plan.snapshot_id}-{table.name}-{plan.chunks:06d}"
-        with BatchWriter(landing.store, landing.grid, plan.epoch, plan.boundary_id) as writer:
+        with BatchWriter(context.store, context.grid, plan.epoch, plan.boundary_id) as writer:
             for number, key in enumerate(gone):
                 event = LandedEvent(
                     plan.epoch, lowest.low.value, first + number, "d", lowest.clock, None, None,
@@ -156,13 +158,11 @@ class ComparedReading:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A compared chunk: what was read of it (``looked_at``), and its batch, which has rows only if it was
-    read ``again``.
-
-    ``by_rows``: it was compared row by row.
+    """A compared chunk: the read that was compared (``unlanded``), and its batch, which has rows only if the
+    chunk was read ``again``. ``by_rows``: it was compared row by row.
     """
 
-    looked_at: LookedAt
+    unlanded: UnlandedRead
     batch: Manifest
     again: bool
     by_rows: bool

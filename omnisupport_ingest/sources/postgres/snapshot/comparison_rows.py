@@ -1,8 +1,8 @@
 """Rows of a table, or their checksum, for comparing them with the lake.
 
-Rows are read as PostgreSQL's text by ``SELECT``, not by the ``COPY`` that the snapshot of a table uses: a
-fault in one way of reading must not hide itself by being in both. The checksum (``row_checksum``) is worked
-out by the server, so no row comes over the wire.
+Rows are read as PostgreSQL's text by ``SELECT``, not by ``COPY`` as in a snapshot: a fault of one way of
+reading would not show if both sides were read by it. The server computes the checksum (``row_checksum``), so
+no row is sent.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def write_text_rows(
 ) -> int:
     """Write the contract's columns of ``rows`` to a Parquet file at ``path``, for its owner only.
 
-    ``rows``: what stands behind FROM, read in the open transaction of ``connection``. Each column holds the
-    text that PostgreSQL writes for the value; None for NULL. ``fetched`` is called with the number of rows
-    that came, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
+    ``rows``: the SQL that follows FROM, read in the open transaction of ``connection``. Each column holds the
+    text that PostgreSQL writes for the value; None for NULL. ``fetched`` is called with the number of
+    rows received, some thousands at a time. Returns the number of rows. Raises psycopg2's errors.
     """
     expressions = _expressions(contract)
     schema = pa.schema([(name, pa.string()) for name, _ in expressions])
     listed = ", ".join(expression for _, expression in expressions)
     written = 0
-    # No failpoint: scratch that is removed, also that of a killed process, before it is made again.
+    # No failpoint: scratch, which is removed before it is made again, that of a killed process too.
     path.touch(mode=0o600)
     with pq.ParquetWriter(path, schema) as writer, connection.cursor() as cursor:
-        # Declared by hand: the driver's own refuses a transaction that was not begun by it.
+        # Not a named cursor of psycopg2, which refuses a transaction that psycopg2 has not begun.
         cursor.execute(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR SELECT {listed} FROM {rows}")
         while True:
             cursor.execute(f"FETCH {_ROWS_AT_ONCE} FROM {_CURSOR}")
@@ -78,13 +78,13 @@ def _expressions(contract: TableContract) -> list[tuple[str, str]]:
 
 
 def _text_of(column: str) -> str:
-    # concat writes by the type's output function, as the log does; a cast to text would spell out
-    # booleans and cut the padding of char(n).
+    # concat uses the type's output function, as the stream does; a cast to text writes booleans as words and
+    # cuts the padding of char(n).
     return f"CASE WHEN {column}::text IS NOT NULL THEN concat({column}) END"
 
 
 def server_checksum(connection: Connection, contract: TableContract, rows: str) -> RowChecksum:
-    """Return the checksum of the contract's columns of ``rows`` (what stands behind FROM).
+    """Return the checksum of the contract's columns of ``rows`` (the SQL that follows FROM).
 
     Read in the open transaction of ``connection``. Raises psycopg2's errors.
     """
@@ -105,8 +105,8 @@ _PAIRS_AT_ONCE = 48
 def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept: str) -> str:
     """Return SQL for the SHA-256 of each of ``rows`` (``row_checksum``), as hexadecimal ``digest``.
 
-    ``kept``: further columns by name, each with its SQL. Every value is written as text once: without OFFSET
-    the planner would have it written for each place where it is used.
+    ``kept``: further columns by name, each with its SQL. OFFSET 0 keeps the planner from converting a value
+    to text again for every place that uses it.
     """
     texts = [*(f"{sql} AS {name}" for name, sql in kept.items())]
     texts += [f"{_shown(column)} AS c{number}" for number, column in enumerate(columns)]
@@ -120,17 +120,17 @@ def hashed(connection: Connection, columns: Sequence[Column], rows: str, **kept:
         f"concat({', '.join(pairs[start : start + _PAIRS_AT_ONCE])})"
         for start in range(0, len(pairs), _PAIRS_AT_ONCE)
     )
-    # SHA-256 works on servers that have MD5 forbidden.
+    # SHA-256 also works on servers that forbid MD5.
     digest = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex') AS digest"
     return f"SELECT {', '.join([*kept, digest])} FROM ({inner}) AS texts OFFSET 0"
 
 
 def _shown(column: Column) -> str:
     name = identifier(column.name)
-    # concat writes by the type's output function, as the log does. A row of NULLs is no NULL.
+    # concat uses the type's output function, as the stream does. num_nulls: a row of NULLs is not NULL.
     text = f"concat({name})"
     if column.type.kind in ARRAYS:
-        # More dimensions or other bounds stand as exact text in the lake.
+        # The lake has arrays of more dimensions or other bounds as exact text.
         plain = f"coalesce(array_ndims({name}) = 1 AND array_lower({name}, 1) = 1, true)"
         text = f"CASE WHEN {plain} THEN to_json({name})::text ELSE {text} END"
     return f"CASE WHEN num_nulls({name}) = 0 THEN {text} END"
@@ -143,11 +143,11 @@ def row_number(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsAt:
-    """What was written: ``written`` of ``rows`` rows. ``live``: those of ``rows`` that are not softly
+class WrittenRows:
+    """The result of ``write_rows_at``: ``written`` of ``rows`` rows, of which ``live`` are not softly
     deleted.
 
-    ``below``: the sample is the rows whose ``key_hash`` is below it; None if every row was written.
+    ``below``: the sample is the rows whose ``key_hash`` is lower; None if every row was written.
     """
 
     rows: int
@@ -164,12 +164,12 @@ def write_rows_at(
     path: Path,
     *,
     sample: int | None = None,
-) -> RowsAt:
+) -> WrittenRows:
     """Write the contract's columns of the rows that ``snapshot`` sees to a Parquet file at ``path``.
 
-    Leaves out rows that ``publication`` does not send. ``sample``: about so many rows, chosen by the hash of
-    their key, so the same ones each time; None for every row. The session that exported ``snapshot`` must
-    still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
+    Leaves out rows that ``publication`` does not send. ``sample``: about how many rows to write, chosen by
+    the hash of their key, so the same rows each time; None for every row. The session that exported
+    ``snapshot`` must still be open. Raises ``SourceUnavailable``, or as ``read_relation``.
     """
     connection = connect(dsn)
     try:
@@ -186,7 +186,7 @@ def write_rows_at(
             written = write_text_rows(connection, contract, f"{table}{chosen}", path)
     finally:
         connection.close()
-    return RowsAt(rows, live, written, below)
+    return WrittenRows(rows, live, written, below)
 
 
 def hash_bound(sample: int | None, rows: int) -> str | None:
@@ -197,9 +197,7 @@ def hash_bound(sample: int | None, rows: int) -> str | None:
 
 
 def key_hash(contract: TableContract) -> str:
-    """Return SQL for eight hexadecimal digits of the hash of a row's key, in an order that no locale
-    changes.
-    """
+    """Return SQL for the first eight hexadecimal digits of the hash of a row's key, ordered by bytes."""
     key = ", ".join(identifier(name) for name in contract.key)
     text = f"convert_to(concat_ws(chr(31), {key}), 'UTF8')"
     return f"substr(encode(sha256({text}), 'hex'), 1, 8) COLLATE \"C\""

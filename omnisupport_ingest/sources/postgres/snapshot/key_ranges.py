@@ -1,9 +1,8 @@
-"""Cutting a table into ranges of its key, each about as many rows, and the ranges of keys that a person
-requests.
+"""Cutting a table into key ranges of about equally many rows, and the key ranges that a person requests.
 
-Keys are walked in the order of an index, so ranges are even whatever the distribution of the keys and without
-statistics: every step reads as many index entries as a chunk has rows. A table whose key has no index is cut
-by ``ctid``, because each range of keys would read all of it.
+Bounds are read in the order of an index, each one chunk of index entries above the last. So the ranges are
+even for any distribution of keys, without statistics. A table whose key has no index is cut by ``ctid``,
+because each key range would read the whole table.
 """
 
 from __future__ import annotations
@@ -35,10 +34,11 @@ _ROWS_PER_PAGE = 60
 def columns_to_cut_by(
     connection: Connection, name: TableName, key: Sequence[str], *, partitioned: bool
 ) -> tuple[str, ...]:
-    """Return the key's columns in the order of an index; ``ctid`` without one; none where neither will do.
+    """Return the key's columns in the order of an index; ``ctid`` without an index; empty for a partitioned
+    table without one.
 
-    Cutting by ctid is exact only if updates carry whole rows (replica identity FULL), or if there are none: a
-    row that moves to a page that was read already is known by its update alone.
+    Cutting by ctid is exact only if updates carry whole rows (replica identity FULL) or do not occur: of a
+    row that an update puts into a page that was read already, only the update is seen.
     """
     with source_errors(f"reading the indexes of {'.'.join(name)}"), connection.cursor() as cursor:
         cursor.execute(
@@ -77,8 +77,8 @@ def cut(
 ) -> Iterator[Bound]:
     """Yield the bounds between the chunks of the rows that meet ``conditions``; none if one chunk holds them.
 
-    Each is read when it is asked for, in the open transaction of ``connection``: those of a large table take
-    a while.
+    Bounds are read as the caller iterates, in the open transaction of ``connection``; for a large table this
+    takes a while.
     """
     by, rows = into.by, into.rows
     if not by:
@@ -87,7 +87,7 @@ def cut(
         yield from _pages(connection, table.table_name, rows)
         return
     listed = ", ".join(identifier(name) for name in by)
-    # With names of their own, or ORDER BY would mean the texts.
+    # Aliased, or ORDER BY would order by the texts.
     texts = ", ".join(f"{identifier(name)}::text AS bound_{n}" for n, name in enumerate(by))
     name = source_of_rows(table.table_name, relation)
     bound: Bound | None = None
@@ -105,8 +105,8 @@ def cut(
 
 
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
-    """Return the condition of the rows with one of ``keys``: JSON arrays of the texts of the contract's
-    key.
+    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of the contract's key
+    values).
     """
     listed = ", ".join(identifier(name) for name in table.key)
     rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
@@ -120,8 +120,8 @@ def where(
     end: Bound | None,
     others: Sequence[str] = (),
 ) -> str:
-    """Return the condition of a chunk: above ``start``, up to and with ``end`` (None: open), and the
-    ``others``.
+    """Return the WHERE clause of a chunk: keys above ``start``, up to and including ``end`` (None: open), and
+    the conditions ``others``.
     """
     key_columns = f"({', '.join(identifier(name) for name in by)})"
     conditions = [*others]
@@ -133,7 +133,7 @@ def where(
 
 
 def source_of_rows(table: TableName, relation: CatalogRelation) -> str:
-    """Return what stands behind FROM for the rows that the stream sends; conditions may name every column.
+    """Return the SQL that follows FROM for the rows that the stream sends; conditions may name every column.
 
     For a partitioned table these are the rows of its partitions. Rows of inheritance children are left out: a
     child is a table of its own in the stream.
@@ -141,7 +141,7 @@ def source_of_rows(table: TableName, relation: CatalogRelation) -> str:
     name = f"{'' if relation.partitioned else 'ONLY '}{qualified(*table)}"
     if relation.row_filter is None:
         return name
-    # Plain enough for the planner to read the table itself, by key, ctid or partition.
+    # A plain subquery: the planner still reads the table by key, ctid or partition.
     rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
     return f"({rows}) AS {identifier(table[1])}"
 
@@ -162,7 +162,7 @@ def _pages(connection: Connection, name: TableName, rows: int) -> Iterator[Bound
         pages, counted, of_pages = cursor.fetchone()
     per_page = counted / of_pages if counted > 0 and of_pages > 0 else _ROWS_PER_PAGE
     step = max(1, int(rows / per_page))
-    # Line numbers in a page count from 1, so no row stands at a bound.
+    # Tuples in a page are numbered from 1, so no row has the ctid of a bound.
     for page in range(step, pages, step):
         yield (f"({page},0)",)
 
@@ -172,7 +172,7 @@ _BYTE_ORDER = ("C", "POSIX")
 
 
 class NoKeyRange(IngestError):
-    """Raised when the requested keys are no range that the lake can tell from other keys."""
+    """Raised when the lake cannot tell which keys lie in the requested range."""
 
     exit_code = 2
 
@@ -255,7 +255,7 @@ def _canonical(
         of_type = _type(relation, column)
         try:
             with source_errors(f"reading a key of {table.full_name}"), connection.cursor() as cursor:
-                # A text that is too long for the column would be cut by a cast to its type with the length.
+                # Cast without the length, or a text that is too long for the column would be cut.
                 cursor.execute(f"SELECT CAST({literal(value)} AS {of_type.partition('(')[0]})::text")
                 texts.append(cursor.fetchone()[0])
         except psycopg2.DataError as error:
@@ -284,5 +284,5 @@ def by_bytes(connection: Connection, table: TableContract, column: str) -> bool:
     if collation is None:
         return False
     collate, provider = collation
-    # The collations that are built into the server order by code points; ICU has another order by any name.
+    # Collations built into the server order by code points; those of ICU never do, whatever their names.
     return provider == "b" or (provider == "c" and collate in _BYTE_ORDER)

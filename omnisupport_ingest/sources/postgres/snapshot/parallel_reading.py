@@ -1,10 +1,10 @@
 """Reading the chunks of planned snapshots, several at a time, each thread on a connection of its own.
 
 Rows whose keys changed while their table was being read are read again afterwards. A row whose key changes
-from a range that is still to be read to one that has been read is in neither chunk. The stream has it, but
-without the columns that the change did not send (unchanged TOAST): these were never seen. The same holds for
-a row that a change of its key takes into the publication's row filter: it is sent as an insert, with those
-columns unsent.
+from a range that is not read yet to one that has been read is in neither chunk. The stream has the row, but
+not the columns that the change did not send (unchanged TOAST), so nothing has read these. The same holds for
+a row whose key change makes it meet the publication's row filter: it is sent as an insert without those
+columns.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
-    Landing,
     PlannedChunk,
+    ReadContext,
     Stopped,
 )
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
 
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 """Seconds between two checks of the caller's stop while chunks are read."""
 
-_MOVED_COLUMNS = ["op", "commit_lsn", "source_schema", "source_table", "key", "unchanged"]
+_KEY_CHANGE_COLUMNS = ["op", "commit_lsn", "source_schema", "source_table", "key", "unchanged"]
 
 
 class ParallelReading:
@@ -47,12 +47,12 @@ class ParallelReading:
     def __init__(
         self,
         epoch: CapturedEpoch,
-        landing: Landing,
+        context: ReadContext,
         planned: Sequence[tuple[TableContract, SnapshotPlan]],
     ) -> None:
         """``planned``: each table with its plan."""
-        self._epoch, self._landing = epoch, landing
-        exists = landing.store.exists
+        self._epoch, self._context = epoch, context
+        exists = context.store.exists
         self._left = deque(
             PlannedChunk(table, plan, number)
             for table, plan in planned
@@ -63,7 +63,7 @@ class ParallelReading:
             plan.snapshot_id: sum(not exists(plan.batch_id(chunk)) for chunk in range(plan.chunks))
             for _, plan in planned
         }
-        # Tables whose last chunk landed just before an earlier process ended.
+        # Tables of which all chunks have landed, and an earlier process ended before it landed the end.
         self._ended = [(table, plan) for table, plan in planned if not self._missing[plan.snapshot_id]]
         self._threads = max(1, min(epoch.settings.snapshot_threads, len(self._left)))
         self._lock = threading.Lock()
@@ -72,9 +72,9 @@ class ParallelReading:
         self._high = Lsn(0)
 
     def run(self, stop: threading.Event) -> Lsn | None:
-        """Read all chunks; return the highest LSN that one saw, or None if ``stop`` came first.
+        """Read all chunks; return the highest LSN that a chunk saw, or None if ``stop`` came first.
 
-        Raises what the first thread that failed raised.
+        Raises the error of the first thread that failed.
         """
         keep_freed_memory()
         for table, plan in self._ended:
@@ -89,7 +89,7 @@ class ParallelReading:
             while worker.is_alive():
                 if stop.is_set():
                     self._over.set()
-                worker.join(_LOOK_SECONDS)
+                worker.join(_CHECK_SECONDS)
         if self._failure is not None:
             raise self._failure
         return None if self._over.is_set() else self._high
@@ -97,7 +97,7 @@ class ParallelReading:
     def _work(self) -> None:
         try:
             with closing(self._epoch.connect()) as connection:
-                reader = ChunkReader(connection, self._landing, self._over)
+                reader = ChunkReader(connection, self._context, self._over)
                 while (chunk := self._next()) is not None:
                     self._done(chunk, reader.read(chunk))
         except Stopped:
@@ -120,9 +120,9 @@ class ParallelReading:
             self._end(chunk.table, chunk.plan)
 
     def _end(self, table: TableContract, plan: SnapshotPlan) -> None:
-        """Land the snapshot end: every chunk has landed."""
-        landing = self._landing
-        landed = [landing.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
+        """Land the snapshot end of a table of which every chunk has landed."""
+        context = self._context
+        landed = [context.store.read(plan.batch_id(chunk)).chunk for chunk in range(plan.chunks)]
         chunks = [chunk for chunk in landed if chunk is not None]
         lowest = min(chunks, key=lambda chunk: chunk.low)
         high = max(chunk.high for chunk in chunks)
@@ -131,7 +131,7 @@ class ParallelReading:
             table.schema, table.table, None, None, None if plan.scope is None else plan.scope.text,
             None, None, None,
         )  # fmt: skip
-        with BatchWriter(landing.store, landing.grid, plan.epoch, plan.boundary_id) as writer:
+        with BatchWriter(context.store, context.grid, plan.epoch, plan.boundary_id) as writer:
             writer.add(event)
             span = ChunkSpan(
                 plan.snapshot_id,
@@ -150,7 +150,7 @@ class ParallelReading:
         self._epoch.landed(batch)
 
 
-class MovedReading:
+class KeyChangeReading:
     """Searches the stream of one epoch for key changes during a snapshot, and reads those rows again."""
 
     def __init__(self, epoch: CapturedEpoch) -> None:
@@ -164,7 +164,7 @@ class MovedReading:
         self,
         tables: Sequence[TableContract],
         plans: Sequence[SnapshotPlan],
-        landing: Callable[[], Landing],
+        context: Callable[[], ReadContext],
         stop: threading.Event,
     ) -> Lsn | None:
         """Read rows again whose keys changed during a snapshot (of ``plans``) that the stream has passed.
@@ -184,7 +184,7 @@ class MovedReading:
             return None
         chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(self._epoch))]
         try:
-            highs = [self._read(table, plan, chunks, landing, stop) for table, plan in passed]
+            highs = [self._read(table, plan, chunks, context, stop) for table, plan in passed]
         except Stopped:
             return None
         self.settled = all(plan.snapshot_id in self._searched for _, plan in unsearched)
@@ -212,7 +212,7 @@ class MovedReading:
         table: TableContract,
         plan: SnapshotPlan,
         landed: Sequence[Manifest],
-        landing: Callable[[], Landing],
+        context: Callable[[], ReadContext],
         stop: threading.Event,
     ) -> Lsn | None:
         chunks = [
@@ -226,7 +226,7 @@ class MovedReading:
         assert search is not None, "a snapshot that has landed has chunks"
         high = search.high
         if self._plans.searched(plan) == search:
-            # By a process before this one. Landing may have lost that stretch of the stream since.
+            # By an earlier process. Landing may have lost that stretch of the stream since.
             self._searched.add(plan.snapshot_id)
             return None
         epochs = {each.epoch: each for each in self._store.landed().epochs}
@@ -235,34 +235,34 @@ class MovedReading:
         again = [chunk for chunk in chunks if chunk.chunk >= plan.chunks]
         since = self._since(plan, chunks, again)
         batches = self._store.stream_between(self._epoch, since, high)
-        moved = _moved_rows(self._store, batches, table.table_name, since, high)
-        if not moved:
+        keys = _changed_keys(self._store, batches, table.table_name, since, high)
+        if not keys:
             self._plans.note_searched(plan, search)
             self._searched.add(plan.snapshot_id)
             return None
         with closing(self._of.connect()) as connection:
-            reader = ChunkReader(connection, landing(), stop)
-            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), moved, high)
+            reader = ChunkReader(connection, context(), stop)
+            batch = reader.read_keys(PlannedChunk(table, plan, plan.chunks + len(again)), keys, high)
         self._of.landed(batch)
         return None if batch.chunk is None else batch.chunk.high
 
     @staticmethod
     def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
-        """Return the LSN from which on only the stream may have seen a key change."""
+        """Return the LSN from which on the stream is searched: no chunk saw the key changes above it."""
         if again:
-            # Rows that were read again stand where the search before them ended.
+            # Rows that were read again have the position at which the search before them ended.
             return max(chunk.low for chunk in again)
-        # The row of the old key may be from before a gap: nothing of it is inherited.
+        # The row of the old key may be from before a gap, and the fold inherits nothing from it.
         return Lsn(0) if plan.compared else min(chunk.low for chunk in chunks)
 
 
-def _moved_rows(
+def _changed_keys(
     store: LandingStore, batches: Iterable[Manifest], table: TableName, since: Lsn, below: Lsn
 ) -> frozenset[str]:
-    """Return the new keys (JSON arrays, as events have them) of rows of ``table`` that came with columns
-    unsent.
+    """Return the new keys (JSON arrays, as in events) of key changes in ``table`` that left columns unsent.
 
-    ``batches``: of the epoch's stream. Only commits from ``since`` on, below ``below``, count.
+    ``batches``: of the epoch's stream. Only commits from ``since`` (inclusive) to ``below`` (exclusive)
+    count.
     """
     keys: set[str] = set()
     for batch in batches:
@@ -274,8 +274,8 @@ def _moved_rows(
         for file in batch.files:
             if ".".join(table) not in file.rows_per_table:
                 continue
-            rows = pq.read_table(store.path_of(file), columns=_MOVED_COLUMNS, partitioning=None)
-            moved = rows.filter(
+            rows = pq.read_table(store.path_of(file), columns=_KEY_CHANGE_COLUMNS, partitioning=None)
+            changed = rows.filter(
                 (pc.field("source_schema") == table[0])
                 & (pc.field("source_table") == table[1])
                 & (pc.field("op") == "c")
@@ -283,5 +283,5 @@ def _moved_rows(
                 & (pc.field("commit_lsn") >= since.value)
                 & (pc.field("commit_lsn") < below.value)
             )
-            keys.update(moved.column("key").to_pylist())
+            keys.update(changed.column("key").to_pylist())
     return frozenset(keys)

@@ -1,9 +1,8 @@
-"""Keeping the lake right about rows that came or left with their partition, which no change in the stream
-tells.
+"""Detecting partitions that were attached, detached, dropped or truncated, which the stream does not report.
 
-Rows of a new partition are read as one more chunk of the table's snapshot. Where rows may have left, the
-whole table is read again: only a snapshot end ends rows that nobody has deleted. Between the last look and
-that read the lake may differ from the source; that stretch is recorded first.
+The rows of a new partition are read as one more chunk of the table's snapshot. If rows may have left with a
+partition, the whole table is read again: only a snapshot end ends rows without a delete. Between the last
+check and that read the lake may differ from the source; this stretch is recorded first as missed changes.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
-    Landing,
     PlannedChunk,
+    ReadContext,
     Stopped,
 )
 from omnisupport_ingest.sources.postgres.snapshot.key_ranges import source_of_rows
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import (
     REMEMBER_SECONDS,
-    CatalogLooks,
+    CatalogWatermarks,
     read_high,
 )
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch
@@ -49,16 +48,16 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionWatch:
-    """Compares the partitions of the tables of one epoch with those at the last look."""
+    """Compares the partitions of the tables of one epoch with those at the last check."""
 
     def __init__(self, epoch: CapturedEpoch, tables: Sequence[TableContract]) -> None:
         self.needed = True
-        """Whether any of the tables was partitioned at the last look."""
+        """Whether any of the tables was partitioned at the last check."""
         self._epoch, self._store = epoch, epoch.store
         self._tables = {each.table_name: each for each in tables}
         self._records = PartitionRecords(epoch.store.folder, epoch.number)
         self._requests = SnapshotRequests(epoch.store.folder)
-        self._lost, self._looks = epoch.published.lost, CatalogLooks()
+        self._lost, self._watermarks = epoch.published.lost, CatalogWatermarks()
         self._certain, self._written = dict[str, Lsn](), dict[str, float]()
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
@@ -74,19 +73,19 @@ class PartitionWatch:
     def will_be_read(self, table: TableContract, partitions: Partitions | None) -> None:
         """Record ``partitions``: the plan of the snapshot that reads them is durable."""
         if partitions is not None:
-            # A later look is certain of at least as much as an earlier one.
+            # The next check reads a watermark; until then the older record's stays.
             self._records.write(table.name, self._known(table, partitions, Lsn(0)))
 
     def look(
         self,
         plans: Mapping[str, SnapshotPlan],
-        landing: Callable[[], Landing] | None,
+        context: Callable[[], ReadContext] | None,
         stop: threading.Event,
     ) -> Lsn | None:
-        """Compare, request what has to be read whole, and read new partitions.
+        """Compare; request tables that must be read whole, and read new partitions.
 
-        ``plans``: those of this epoch by table; a table without one is incomplete anyway. Without
-        ``landing``, new partitions are left to a later look. Returns the highest LSN that a read saw; None if
+        ``plans``: those of this epoch by table; a table without one is incomplete anyway. If ``context`` is
+        None, new partitions are left to a later check. Returns the highest LSN that a read saw; None if
         nothing was read or ``stop`` came.
         """
         tables = {name: each for name, each in self._tables.items() if each.name in plans}
@@ -94,21 +93,21 @@ class PartitionWatch:
             return None
         highs: list[Lsn] = []
         with closing(self._epoch.connect()) as connection:
-            certain = self._looks.begin(connection)
+            certain = self._watermarks.next(connection)
             trees = read_partitions(connection, tables)
-            looked = read_high(connection)
+            checked = read_high(connection)
             self.needed = bool(trees)
             for name, now in trees.items():
                 table = tables[name]
                 try:
-                    read = self._settle(connection, table, plans[table.name], now, landing, stop)
+                    read = self._settle(connection, table, plans[table.name], now, context, stop)
                 except Stopped:
                     return None
                 if read is None:
                     continue
                 highs += read
-                # Also for a partition that left again before its rows were read.
-                self._lost.was_mended(table.name, max(read, default=looked))
+                # Even if nothing was read, as when the partition left again before.
+                self._lost.was_mended(table.name, max(read, default=checked))
                 self._seen(table, self._known(table, now, certain))
         return max(highs, default=None)
 
@@ -128,7 +127,7 @@ class PartitionWatch:
         return known.followed_by(now, before, certain, read_to)
 
     def _seen(self, table: TableContract, now: KnownPartitions) -> None:
-        """Record that nothing is left to do for ``now``; an unchanged state is written only at intervals."""
+        """Record that ``now`` is settled; an unchanged state is written only at intervals."""
         self._certain[table.name] = now.certain
         known, written = self._records.read(table.name), self._written.get(table.name)
         if (
@@ -147,12 +146,12 @@ class PartitionWatch:
         table: TableContract,
         plan: SnapshotPlan,
         now: Partitions,
-        landing: Callable[[], Landing] | None,
+        context: Callable[[], ReadContext] | None,
         stop: threading.Event,
     ) -> list[Lsn] | None:
-        """Act on the difference between ``now`` and the record; None if something is left to do.
+        """Act on the difference between ``now`` and the record.
 
-        Returns the highest LSNs that the reads saw.
+        Returns the highest LSN that each read saw; None if a later check must go on.
         """
         known = self._records.read(table.name)
         changes = difference(now if known is None else known.partitions, now)
@@ -165,31 +164,31 @@ class PartitionWatch:
         highs = []
         for oid in changes.new:
             condition = rows_of(connection, oid)
-            if condition is None or not self._any(connection, table, condition):
+            if condition is None or not self._has_rows(connection, table, condition):
                 continue
             new = now[oid].name
             self._lost.add(
                 table.name, f"partition {new} came with rows", self._certain_of(table), whole=False
             )
-            if landing is None:
+            if context is None:
                 return None
             _log.info("reading partition %s, which is new in %s", new, table.full_name)
-            reader = ChunkReader(connection, landing(), stop)
-            chunk = PlannedChunk(table, plan, plan.chunks + self._read_more(plan))
+            reader = ChunkReader(connection, context(), stop)
+            chunk = PlannedChunk(table, plan, plan.chunks + self._added_chunks(plan))
             batch = reader.read_more(chunk, condition)
             self._epoch.landed(batch)
             if batch.chunk is not None:
                 highs.append(batch.chunk.high)
         return highs
 
-    def _read_more(self, plan: SnapshotPlan) -> int:
+    def _added_chunks(self, plan: SnapshotPlan) -> int:
         """Return how many chunks have been added to the snapshot since its end."""
         count = 0
         while self._store.exists(plan.batch_id(plan.chunks + count)):
             count += 1
         return count
 
-    def _any(self, connection: Connection, table: TableContract, condition: str) -> bool:
+    def _has_rows(self, connection: Connection, table: TableContract, condition: str) -> bool:
         relation = read_relation(connection, self._epoch.settings.publication, table)
         name = source_of_rows(table.table_name, relation)
         with source_errors(f"looking into a partition of {table.full_name}"), connection.cursor() as cursor:

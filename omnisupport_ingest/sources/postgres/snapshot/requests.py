@@ -1,7 +1,7 @@
-"""Requests for another snapshot of a table, or of a range of its keys, and which snapshots are due.
+"""Requests for another snapshot of a table or a key range, and the snapshots that are due.
 
-A request is a file in the home, which capture obeys once. What is due follows from the plans, the requests
-and what has landed; no server is asked.
+A request is a file in the home, which capture carries out once. Which snapshots are due follows from plans,
+requests and landing, without the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOLDER = "snapshot_requests"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A request for ``table`` (a contract's name), or for the keys of ``scope``. ``name``: of its file."""
+    """A request to read ``table`` (a contract's name), or its key range ``scope``. ``name``: of the file."""
 
     table: str
     scope: KeyRange | None
@@ -47,32 +47,33 @@ class _Content:
 
 
 class SnapshotRequests:
-    """The requests of one source, in its landing folder: one file for each table and each range."""
+    """The requests of one source, in its landing folder: a file per table or key range."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
         self._folder = folder / _FOLDER
 
     def write(self, table: str, reason: str, scope: KeyRange | None = None) -> bool:
-        """Request a snapshot of ``table`` (a contract's name), or of a range of its keys. Durable on return.
+        """Request a snapshot of ``table`` (a contract's name), or of its key range ``scope``. Durable on
+        return.
 
-        Returns False if the same was requested already.
+        Returns False if the same request exists already.
         """
-        # No failpoint: a folder: one that is there already is as good.
+        # No failpoint: a folder that exists already serves as well.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         content = _Content(reason, None if scope is None else scope.text, table, datetime.now(UTC))
         with failpoint("source.snapshot_request", table):
             return create_exclusively(self._folder / f"{_name(table, scope)}.json", encode(content))
 
     def read(self) -> list[SnapshotRequest]:
-        """Return the requests. A file that cannot be read requests all of its table, with an empty reason.
+        """Return the requests; a file that cannot be read requests all of its table, with an empty reason.
 
-        Folders and links are ignored.
+        Anything but a file is ignored.
         """
         if not self._folder.is_dir():
             return []
-        notes = (file for file in sorted(self._folder.glob("[!.]*.json")) if file.is_file())
-        return [_request(file) for file in notes]
+        files = (file for file in sorted(self._folder.glob("[!.]*.json")) if file.is_file())
+        return [_request(file) for file in files]
 
     def whole_tables(self) -> dict[str, str]:
         """Return the tables that are requested as a whole, with the reasons."""
@@ -92,16 +93,16 @@ class SnapshotRequests:
 
 
 def _name(table: str, scope: KeyRange | None) -> str:
-    # The name of a contract has no dot.
+    # A contract's name has no dot, so neither form can be another table's.
     return table if scope is None else f"{table}.{sha256(scope.text.encode()).hexdigest()[:16]}"
 
 
 def _request(file: Path) -> SnapshotRequest:
     table = file.stem.partition(".")[0]
     try:
-        note = read_note(_Content, file)
-        scope = None if note.scope is None else KeyRange.parse(note.scope)
-        return SnapshotRequest(table, scope, note.reason, file.stem)
+        content = read_note(_Content, file)
+        scope = None if content.scope is None else KeyRange.parse(content.scope)
+        return SnapshotRequest(table, scope, content.reason, file.stem)
     except (OSError, ValueError):
         return SnapshotRequest(table, None, "", file.stem)
 
@@ -111,9 +112,9 @@ FIRST_READ = "first read in this epoch"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A table to read: by ``plan`` if it has an unfinished one, else by a new one, for ``reason``.
+    """A snapshot that is due: by the unfinished ``plan``, or by a new plan for ``reason`` if that is None.
 
-    ``scope``: the range of its keys, None for all. ``answers``: the requests that a new plan answers.
+    ``scope``: its key range, None for the whole table. ``answers``: requests that a new plan fulfils.
     """
 
     table: TableContract
@@ -129,7 +130,7 @@ class DueSnapshots:
     def __init__(
         self, store: LandingStore, epoch: int, tables: Sequence[TableContract], *, first_reads: bool
     ) -> None:
-        """``first_reads``: whether a table that the epoch has not read is due."""
+        """``first_reads``: whether a table that was not read in the epoch is due."""
         self._store, self._epoch, self._first_reads = store, epoch, first_reads
         self._tables = tuple(tables)
         self._plans, self._requests = SnapshotPlans(store.folder), SnapshotRequests(store.folder)
@@ -139,8 +140,8 @@ class DueSnapshots:
         self._tables += tuple(tables)
 
     def now(self) -> list[Wanted]:
-        """Return the tables, and ranges of keys, that are begun and not finished, requested, or never
-        read.
+        """Return the snapshots of tables and key ranges that are unfinished or requested, and the first
+        reads.
         """
         plans = plans_in_force(self._plans.all(self._epoch))
         begun = [plan for plan in plans if not self._store.exists(plan.boundary_id)]
@@ -165,13 +166,15 @@ class DueSnapshots:
         requested: tuple[SnapshotRequest, ...],
         read: set[str],
     ) -> Wanted | None:
-        """Return what is due of all of a table. A new plan of that answers requests for ranges too."""
+        """Return the snapshot of the whole table that is due; a new plan for it answers requests for ranges
+        too.
+        """
         reasons = [request.reason for request in requested if request.scope is None]
         if reasons:
             return Wanted(table, None, reasons[0], answers=requested)
         plan = next((plan for plan in begun if plan.scope is None), None)
         if plan is not None and plan.compared:
-            # Its equal chunks hold no rows: they count only in a comparison that was finished.
+            # Equal chunks have landed without rows, which counts only if the comparison was finished.
             return Wanted(table, None, plan.reason, answers=requested)
         if plan is not None:
             return Wanted(table, plan, plan.reason)
@@ -180,7 +183,7 @@ class DueSnapshots:
         return None
 
     def _read_before(self) -> set[str]:
-        """Return the tables that need no first read: read in this epoch, or before it if a loss was
+        """Return the tables that need no first read: read in this epoch, or earlier if a loss was
         accepted.
         """
         accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None

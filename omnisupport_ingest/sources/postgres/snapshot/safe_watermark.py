@@ -1,11 +1,11 @@
-"""The safe low watermark of a snapshot's chunk: an LSN below which every commit is visible to its read.
+"""The safe low watermark of a read: an LSN such that every commit below it is visible to the read.
 
 The current end of the WAL is not safe. PostgreSQL writes a commit record first and makes the transaction
-visible later, after the flush and after a synchronous standby has answered; a read in between finds the old
-row, though the commit lies below the end of the WAL. A transaction gives up the lock on its own id only once
-it is visible. So: read an LSN, then list who still holds such a lock; the LSN is safe for every snapshot that
-sees all of those as finished. This needs no lock on a table and writes nothing at the source. It must be
-asked of the primary.
+visible later, after the flush and the answer of a synchronous standby. A read in between finds the old row,
+though the commit lies below the end of the WAL. A transaction releases the lock on its own id only when it is
+visible. So: read an LSN, then list the holders of such locks; the LSN is safe for every snapshot that sees
+all of them as finished. This takes no lock on a table and writes nothing at the source. It works on the
+primary only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from omnisupport_ingest.sources.postgres.session.errors import SourceRefused
 from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX
 
 _WAL_PAGE = 8192
+"""Bytes of a WAL page."""
+
 _PAGE_HEADERS = (24, 40)
-_KEPT = 64
+"""Bytes of the header of a WAL page: the short one, and the long one of a file's first page."""
+
+_KEPT_MARKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An LSN, the server's ``clock`` read with it, and the ids of the transactions under way after it.
+    """An LSN, the server's ``clock`` read with it, and the transactions that were open just after it.
 
-    ``holders``: ids of 64 bits, as ``pg_current_snapshot`` has them.
+    ``holders``: their 64-bit ids, as in ``pg_current_snapshot``.
     """
 
     lsn: Lsn
@@ -51,25 +55,24 @@ class Visibility:
     def unfinished(self, ids: Iterable[int]) -> frozenset[int]:
         """Return those of ``ids`` that may commit, or become visible, after this snapshot was taken.
 
-        Sub-transactions cannot be told from finished ones; their top transaction is always in the same
-        ``Mark``.
+        Sub-transactions look finished here; their top transaction is always in the same ``Mark``.
         """
         return frozenset(each for each in ids if each >= self.xmax or each in self.running)
 
 
 class SafeWatermarks:
-    """The marks read so far. Every read takes the newest that is safe for it. Thread-safe."""
+    """The marks read so far, of which every read takes the newest that is safe for it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._marks: deque[Mark] = deque(maxlen=_KEPT)
+        self._marks: deque[Mark] = deque(maxlen=_KEPT_MARKS)
         self._proven: Mark | None = None
 
     def offer(self, mark: Mark) -> tuple[Mark, ...]:
-        """Add a new mark; return the marks that a snapshot taken from now on may stand at.
+        """Add a new mark; return the marks that a snapshot taken from now on may use.
 
-        A mark that another read offers later may not be used: in between a transaction may commit, become
-        visible and release its id, without being seen by the earlier snapshot.
+        It may not use a mark that another read offers later: in between a transaction may commit, become
+        visible and release its id, and the earlier snapshot does not see it.
         """
         with self._lock:
             self._marks.append(mark)
@@ -78,8 +81,8 @@ class SafeWatermarks:
     def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
         """Return the newest of ``known`` that is safe for a snapshot of this ``visibility``; None if none is.
 
-        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark is always safe, so
-        while one long transaction keeps new marks from being safe, an older one stays in use.
+        ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark stays safe, so an
+        older mark is used while a long transaction makes the new ones unsafe.
         """
         safe = [mark for mark in known if not visibility.unfinished(mark.holders)]
         newest = max(safe, key=lambda mark: mark.lsn, default=None)
@@ -92,7 +95,7 @@ class SafeWatermarks:
 def read_mark(connection: Connection) -> Mark:
     """Read a new mark. ``connection`` is in autocommit. ``SourceRefused`` on a standby."""
     with source_errors("reading a watermark"), connection.cursor() as cursor:
-        # Separate statements: their order makes the mark exact.
+        # Separate statements: the mark depends on their order.
         try:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
         except sql_errors.ObjectNotInPrerequisiteState:
@@ -109,7 +112,9 @@ def read_mark(connection: Connection) -> Mark:
 
 
 def read_visibility(connection: Connection) -> Visibility:
-    """Return what the open transaction of ``connection`` sees; takes its snapshot if it has none yet."""
+    """Return what the snapshot of the open transaction of ``connection`` sees; takes it if there is
+    none yet.
+    """
     with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_snapshot_xmax(s)::text::bigint,"
@@ -129,7 +134,7 @@ def read_high(connection: Connection) -> Lsn:
 
 
 def widened(xid: int, near: int) -> int:
-    """Return the 64-bit id of the transaction whose last 32 bits are ``xid``, the one closest to ``near``."""
+    """Return the 64-bit transaction id closest to ``near`` whose lower 32 bits are ``xid``."""
     span = 1 << 32
     wide = near - near % span + xid
     if wide - near > span // 2:
@@ -138,33 +143,33 @@ def widened(xid: int, near: int) -> int:
 
 
 def page_end(insert: Lsn) -> Lsn:
-    """Return ``insert`` as the stream will report it: at the start of a WAL page, not behind the page's
+    """Return the insert position as the stream reports it: the start of a WAL page, not the end of its
     header.
 
-    Where the WAL ends with a page, the next record goes behind the header of a page that does not exist yet.
-    The stream never reports a position behind that header while nothing is written.
+    If the WAL ends with a full page, the insert position is behind the header of a page that does not exist
+    yet. The stream does not report that position until something is written there.
     """
     behind = insert.value % _WAL_PAGE
     return Lsn(insert.value - behind) if behind in _PAGE_HEADERS else insert
 
 
 REMEMBER_SECONDS = 60.0
-"""Seconds between two records that looks have found nothing new: more often would keep more history."""
+"""Seconds between two writes of a record in which only the watermark changed."""
 
 
-class CatalogLooks:
-    """Catalog snapshots of one server, one after the other."""
+class CatalogWatermarks:
+    """Safe watermarks of successive reads of one server's catalogs."""
 
     def __init__(self) -> None:
         self._marks = SafeWatermarks()
 
-    def begin(self, connection: Connection) -> Lsn:
-        """Return an LSN such that every statement from now on sees whatever committed below it; 0 if none is
-        known.
+    def next(self, connection: Connection) -> Lsn:
+        """Return an LSN such that statements from now on see everything that committed below it; 0 if
+        unknown.
 
         ``connection`` is in autocommit. ``SourceRefused`` on a standby.
         """
         known = self._marks.offer(read_mark(connection))
-        # Taken before the statements that look, which see no less.
+        # The statements that follow have newer snapshots, which see no less.
         mark = self._marks.newest_safe(known, read_visibility(connection))
         return Lsn(0) if mark is None else mark.lsn

@@ -1,13 +1,13 @@
 """Snapshots of tables: every row as an ``r`` event, read in chunks, in parallel and without locks.
 
-Each chunk is read by a short transaction of its own, and stands at its own safe low watermark
-(``safe_watermark``): whatever commits above it comes by the stream and overrides the row. So chunks need not
-be of one moment, the source goes on being written, and no old row version is held back there. The snapshot
-end of a table stands at the lowest of these watermarks and below all of its rows; it ends every older life
-that no chunk found.
+A short transaction of its own reads each chunk. The position of its rows is its own safe low watermark
+(``safe_watermark``): whatever commits above that comes by the stream and overrides the row. So chunks may be
+of different moments, the source may be written meanwhile, and vacuum there is not held back. The snapshot end
+of a table has the lowest of these watermarks, below all rows of the snapshot; it ends every older life that
+no chunk found.
 
-The plan and what has landed say what is still to be read: after a crash, a pause or a restart a snapshot goes
-on with the chunks that are missing.
+Plan and landing together say which chunks are missing: after a crash, a pause or a restart a snapshot goes on
+with those.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from omnisupport_ingest.sources.postgres.session.server import wal_clock
 from omnisupport_ingest.sources.postgres.slot.slot import flush_wal
 from omnisupport_ingest.sources.postgres.snapshot.chunk_reader import (
     ChunkReader,
-    Landing,
     Ordinals,
-    Pace,
+    RateLimit,
+    ReadContext,
     Stopped,
 )
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import ComparedReading, LakeRows, Recovered
@@ -59,7 +59,7 @@ from omnisupport_ingest.sources.postgres.snapshot.key_ranges import (
     cut,
     kinds_of,
 )
-from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import MovedReading, ParallelReading
+from omnisupport_ingest.sources.postgres.snapshot.parallel_reading import KeyChangeReading, ParallelReading
 from omnisupport_ingest.sources.postgres.snapshot.partition_watch import PartitionWatch
 from omnisupport_ingest.sources.postgres.snapshot.requests import DueSnapshots, SnapshotRequests, Wanted
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import SafeWatermarks, read_mark
@@ -78,7 +78,7 @@ class Snapshots:
         """``epoch.landed`` is called on the thread that read the batch."""
         self._of, self._tables = epoch, tuple(tables)
         self._epoch, self._store, self._settings = epoch.number, epoch.store, epoch.settings
-        self._moved = MovedReading(epoch)
+        self._key_changes = KeyChangeReading(epoch)
         self._partitions = PartitionWatch(epoch, self._tables)
         folder = epoch.store.folder
         self._plans, self._requests = SnapshotPlans(folder), SnapshotRequests(folder)
@@ -87,7 +87,7 @@ class Snapshots:
 
     @property
     def requested(self) -> bool:
-        """Whether a person has requested a snapshot that is not planned yet. Cheap."""
+        """Whether a person has requested a snapshot that is not planned yet. Reads a folder only."""
         requested = {request.table for request in self._requests.read()}
         return bool(requested & {table.name for table in self._tables})
 
@@ -102,73 +102,73 @@ class Snapshots:
     def take(self, stop: threading.Event) -> Lsn | None:
         """Read the snapshots that are due; return the LSN that the stream must pass for them to be complete.
 
-        None if nothing was due, or ``stop`` came first. Raises what reading or landing a chunk raises: the
+        None if nothing was due, or ``stop`` came first. Raises the errors of reading and landing a chunk;
         chunks that have landed stay.
         """
         wanted = self._due.now()
         if not wanted:
             return None
-        self._moved.settled = False
-        landing = self._landing()
+        self._key_changes.settled = False
+        context = self._context()
         planned = []
         with closing(self._of.connect()) as connection:
-            # Before the request is removed: an accepted table counts as published again.
+            # Before the requests are removed: an accepted table counts as published again.
             whole = {each.table.name for each in wanted if each.plan is None and each.scope is None}
             self._of.published.accept(connection, whole)
             self._of.schemas.accept(whole)
             for each in wanted:
-                plan = self._planned(connection, each, landing.ordinals, stop)
+                plan = self._planned(connection, each, context.ordinals, stop)
                 if plan is None:
                     return None
                 planned.append((each.table, plan))
-        high = ParallelReading(self._of, landing, planned).run(stop)
+        high = ParallelReading(self._of, context, planned).run(stop)
         if high is not None:
-            self._have_flushed(high)
+            self._flush(high)
         return high
 
     def recover(
         self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
     ) -> Recovered | None:
-        """Read only the rows of ``table`` that ``lake`` lacks; the lake has taken in all of the epochs
-        before.
+        """Read only the chunks of ``table`` in which ``lake`` differs; the lake has taken in all earlier
+        epochs.
 
         None if ``stop`` came first; the next ``take`` then reads the table whole, as after an error. Raises
         ``TableMissedChanges`` too, if a table has been published otherwise since the epoch began.
         """
-        landing = self._landing()
+        context = self._context()
         requests = tuple(each for each in self._requests.read() if each.table == table.name)
         wanted = Wanted(table, None, reason, answers=requests)
         with closing(self._of.connect()) as connection:
-            # Rows from the stream that a changed filter now leaves out would never be ended.
+            # With a changed row filter, rows of the stream that it now leaves out would never be ended.
             self._of.published.require_same(connection)
-            plan = self._planned(connection, wanted, landing.ordinals, stop, compared=True)
+            plan = self._planned(connection, wanted, context.ordinals, stop, compared=True)
             if plan is None:
                 return None
-            reader = ChunkReader(connection, landing, stop)
+            reader = ChunkReader(connection, context, stop)
             try:
-                recovered = ComparedReading(reader, landing, self._of.landed).run(table, plan, lake)
+                recovered = ComparedReading(reader, context, self._of.landed).run(table, plan, lake)
             except Stopped:
                 return None
         end = self._store.read(plan.boundary_id).chunk
         assert end is not None
-        self._have_flushed(end.high)
+        self._flush(end.high)
         return recovered
 
     @property
     def settled(self) -> bool:
         """Whether ``read_moved`` has nothing to do until ``take`` has read something."""
-        return self._moved.settled
+        return self._key_changes.settled
 
     def read_moved(self, stop: threading.Event) -> Lsn | None:
         """Read again rows whose key changed while their table was read, where the stream lacks columns.
 
-        For tables whose snapshot the stream has passed. Call it until it finds nothing. Returns and raises as
+        For tables whose snapshot the stream has passed. Call it until it returns None. Returns and raises as
         ``take`` does.
         """
         plans = plans_in_force(self._plans.all(self._epoch))
-        high = self._moved.run(self._tables, plans, self._landing, stop)
+        high = self._key_changes.run(self._tables, plans, self._context, stop)
         if high is not None:
-            self._have_flushed(high)
+            self._flush(high)
         return high
 
     @property
@@ -177,33 +177,33 @@ class Snapshots:
         return self._partitions.needed
 
     def look_at_partitions(self, stop: threading.Event) -> Lsn | None:
-        """Read what came with a partition as a chunk of its own; where rows left with one, request the whole
-        table.
+        """Read new partitions as chunks of their own; request the whole table if rows left with a partition.
 
         Returns and raises as ``take`` does.
         """
         plans = newest_of_each(self._plans.all(self._epoch))
-        # A chunk that is added before the search for moved rows is over would make it begin too late.
-        high = self._partitions.look(plans, self._landing if self._moved.settled else None, stop)
+        # A chunk that is added before the search for key changes ends would make that begin too late.
+        high = self._partitions.look(plans, self._context if self._key_changes.settled else None, stop)
         if high is not None:
             for plan in plans.values():
-                self._moved.search_again(plan.snapshot_id)
-            self._have_flushed(high)
+                self._key_changes.search_again(plan.snapshot_id)
+            self._flush(high)
         return high
 
-    def _have_flushed(self, high: Lsn) -> None:
+    def _flush(self, high: Lsn) -> None:
+        """Make the server flush its WAL up to ``high``, without which the stream does not pass it."""
         with closing(self._of.connect()) as connection:
             if wal_clock(connection).flushed < high:
                 flush_wal(self._of.dsn)
 
-    def _landing(self) -> Landing:
-        return Landing(
+    def _context(self) -> ReadContext:
+        return ReadContext(
             self._settings.publication,
             self._store,
             self._of.grid,
             SafeWatermarks(),
             Ordinals(self._store, self._epoch),
-            Pace(self._settings.snapshot_rows_per_second),
+            RateLimit(self._settings.snapshot_rows_per_second),
             self._settings.snapshot_fetch_bytes,
             self._settings.max_row_bytes,
             self._of.start,
@@ -258,7 +258,7 @@ class Snapshots:
         finally:
             with source_errors("ending a transaction"), connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
-        # Taken before any row's: the snapshot end must end older lives, not those of its rows.
+        # Taken before those of the rows: the snapshot end must not end the lives of its own rows.
         ordinal = ordinals.take()
         new_plan = SnapshotPlan(
             snapshot_id=f"{ordinal & 0xFFFFFFFFFFFF:012x}",
@@ -300,14 +300,14 @@ def _types(by: Sequence[str], relation: CatalogRelation) -> tuple[str, ...]:
 
 
 def _fits(scope: KeyRange, relation: CatalogRelation, table: TableContract) -> bool:
-    """Whether the columns that ``scope`` has values of are still those of the key, in the same order."""
+    """Whether the key still begins with columns of the kinds that ``scope`` has bounds for."""
     columns = table.key[: len(scope.kinds)]
     return set(columns) <= set(relation.columns) and kinds_of(relation, columns) == scope.kinds
 
 
 def _still_fits(plan: SnapshotPlan, relation: CatalogRelation, table: TableContract, storage: str) -> bool:
-    """Whether the table can still be cut as planned: by the same key, without NULLs, or by ctid if the table
-    was not rewritten since.
+    """Whether the table can still be cut as planned: by the same key with the same types, or by ctid if the
+    table was not rewritten since.
     """
     if plan.by == (CTID,) and plan.storage != storage:
         return False

@@ -1,8 +1,8 @@
-"""Checksums of key ranges, worked out by the server at one LSN: no row comes over the wire.
+"""Checksums of key ranges, computed by the server at one LSN, so that no row is sent.
 
-A read-only transaction takes over the snapshot that a temporary slot exports, and outlives the slot: so the
-server keeps no WAL for it, and ranges can be read again, smaller each time, at the same LSN. Each
-question reads its rows once, on one core.
+A read-only transaction imports the snapshot that a temporary slot exports, and outlives the slot. So the
+server keeps no WAL for it, and smaller and smaller ranges can be read at the same LSN. Each query reads its
+rows once, on one core.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BIGINTS = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True)
 class SourceAt:
-    """The source as it was at ``lsn``, ``at`` by its own clock. ``publication`` says which rows it sends."""
+    """The source at ``lsn``; ``at``: its clock then. ``publication`` decides which rows it sends."""
 
     connection: Connection
     publication: str
@@ -62,7 +62,7 @@ class SourceAt:
         first = contract.key[0]
         kind = kinds_of(relation, (first,))[0]
         ordered = kind in (INTEGER, UUID) or (kind == TEXT and by_bytes(self.connection, contract, first))
-        # Ordered otherwise than by its bytes, a column is compared by its text, for which it has no index.
+        # A column whose order the lake does not know is compared by its text, without an index.
         column = identifier(first) if ordered else f'concat({identifier(first)}) COLLATE "C"'
         if by_number(contract) and kind != INTEGER:
             # A domain over whole numbers.
@@ -72,23 +72,28 @@ class SourceAt:
         return SourceRanges(self.connection, contract, rows, column, cast)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """What is read inside leaves nothing behind: no lock, for which a change of the table would wait, and
-        no error, by which the server would refuse to read the next table."""
+    def savepoint(self) -> Iterator[None]:
+        """Return a context that reads within a savepoint, rolled back at its end.
+
+        So no lock remains that would block a change of the table, and after an error the next table can be
+        read.
+        """
         with self.connection.cursor() as cursor:
             cursor.execute("SAVEPOINT one_table")
             try:
                 yield
             finally:
-                # Of a connection that is gone, the next question tells.
+                # If the connection is gone, the next query raises the error.
                 with suppress(psycopg2.Error):
                     cursor.execute("ROLLBACK TO SAVEPOINT one_table")
 
 
 @contextmanager
 def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]:
-    """Open the source at the LSN of this moment. ``SlotNotMade`` if transactions that may write are still
-    under way after ``patience`` s, and as ``consistent_snapshot``.
+    """Open the source at its current LSN.
+
+    Raises ``SlotNotMade`` if transactions that may write are still open after ``patience`` seconds, and as
+    ``consistent_snapshot``.
     """
     stop = threading.Event()
     timer = threading.Timer(patience, stop.set)
@@ -116,7 +121,9 @@ def source_at(dsn: str, publication: str, patience: float) -> Iterator[SourceAt]
 
 @dataclass(frozen=True)
 class SourceRanges:
-    """The rows of one table. ``rows`` stands behind FROM, ``column`` is what spans are of, as ``cast``."""
+    """The rows of one table. ``rows``: the SQL that follows FROM; ``column``: the SQL that spans compare, of
+    type ``cast``.
+    """
 
     connection: Connection
     contract: TableContract
@@ -125,9 +132,9 @@ class SourceRanges:
     cast: str
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
-        """Return the checksum of each range between ``cuts``, which rise, of rows in one of ``spans``.
+        """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans``.
 
-        The first range lies below all cuts, the next one begins with the first cut.
+        The first range is below all cuts; the next begins with the first cut.
         """
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket(k, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
@@ -144,7 +151,7 @@ class SourceRanges:
         return self._numbers(self._where(spans))
 
     def numbers_of(self, keys: Collection[Key]) -> dict[Key, RowNumbers]:
-        """Return the numbers of the rows with ``keys``, as far as there are any."""
+        """Return the numbers of those rows with ``keys`` that exist."""
         numbers: dict[Key, RowNumbers] = {}
         for where in self._with_keys(keys):
             numbers |= self._numbers(where)
@@ -160,12 +167,12 @@ class SourceRanges:
         return files
 
     def _with_keys(self, keys: Collection[Key]) -> Iterator[str]:
-        """The conditions of the rows with ``keys``, some at a time."""
+        """Yield WHERE clauses for the rows with ``keys``, for a limited number of keys each."""
         wanted = [key for key in sorted(keys) if self._may_be(key)]
         names = self.contract.key
         for start in range(0, len(wanted), _KEYS_AT_ONCE):
             some = wanted[start : start + _KEYS_AT_ONCE]
-            # The value for the index, the texts for what the types of the contract do not tell.
+            # The first value uses the index; the texts compare the other columns, whatever their types.
             firsts = ", ".join(f"{literal(key[0])}::{self.cast}" for key in some)
             condition = f"{self._value} IN ({firsts})"
             if len(names) > 1:
@@ -208,7 +215,9 @@ class SourceRanges:
         return f" AND {identifier(mark)} IS NULL"
 
     def _may_be(self, key: Key) -> bool:
-        """Whether the server can compare ``key``: that of a withheld event may be none of the table's."""
+        """Whether the server can compare ``key``; the key of a withheld event may have values of
+        other types.
+        """
         form = _FORMS.get(self.cast)
         if len(key) != len(self.contract.key) or (form is not None and form.fullmatch(key[0]) is None):
             return False

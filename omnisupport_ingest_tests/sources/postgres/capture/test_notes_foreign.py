@@ -35,7 +35,7 @@ from omnisupport_ingest.sources.postgres.catalog.partitions import (
     Stay,
 )
 from omnisupport_ingest.sources.postgres.catalog.published import Published, PublishedTable, recorded_tables
-from omnisupport_ingest.sources.postgres.embedded.location import Location, LocationUnusable
+from omnisupport_ingest.sources.postgres.embedded.files import Location, LocationUnusable
 from omnisupport_ingest.sources.postgres.session.lease import is_captured, lease_holder
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeCopied, HomeIdentity
 from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent

@@ -23,7 +23,7 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import GapInSource, TableMissedChanges
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
-from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogLooks
+from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 from omnisupport_ingest_tests.sources.postgres.snapshot_facts import (
     COLUMNS,
     complete,
@@ -255,7 +255,7 @@ def test_transaction_that_is_under_way_leaves_what_is_certain_where_it_was(ticke
         cursor.execute("BEGIN; INSERT INTO other VALUES (2, 'under way')")
         began = current_wal_lsn(tickets.dsn)
         with tickets.connected() as another:
-            looks = CatalogLooks()
+            looks = CatalogWatermarks()
             assert looks.begin(another) == Lsn(0)
             tickets.sql("INSERT INTO other VALUES (3, 'meanwhile')")
             assert looks.begin(another) == Lsn(0)

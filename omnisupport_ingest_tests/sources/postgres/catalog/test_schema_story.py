@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from omnisupport_ingest.checks.quality_checks import schemas_as_contracted
 from omnisupport_ingest.cli.contracts_changes import propose, write
-from omnisupport_ingest.contracts.document_text import document_text
+from omnisupport_ingest.contracts.documents import document_text
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw

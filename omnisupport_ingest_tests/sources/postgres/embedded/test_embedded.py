@@ -16,10 +16,9 @@ import psutil
 import psycopg2
 import pytest
 
-from omnisupport_ingest.sources.postgres.embedded import binaries, location
+from omnisupport_ingest.sources.postgres.embedded import binaries, files
 from omnisupport_ingest.sources.postgres.embedded import server as embedded
-from omnisupport_ingest.sources.postgres.embedded.location import Location, LocationUnusable
-from omnisupport_ingest.sources.postgres.embedded.log import ServerLog
+from omnisupport_ingest.sources.postgres.embedded.files import Location, LocationUnusable, ServerLog
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres, EmbeddedPostgresError
 from omnisupport_ingest_tests.small_disk import small_disk
 from omnisupport_ingest_tests.waiting import PATIENCE
@@ -273,7 +272,7 @@ def test_a_copy_of_the_programs_is_the_servers_own_and_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Path("/tmp") / f"omnisupport-copies-{os.getpid()}"
-    monkeypatch.setattr(location, "SHARED_FOLDER", shared)
+    monkeypatch.setattr(files, "SHARED_FOLDER", shared)
     monkeypatch.setattr(binaries, "reachable", lambda path, uid: False)
     first, second = EmbeddedPostgres(tmp_path / "first"), EmbeddedPostgres(tmp_path / "second")
     before = os.umask(0o077)

@@ -12,8 +12,8 @@ from omnisupport_ingest.sources.postgres.session.server import SlotFacts, SlotRe
 from omnisupport_ingest.sources.postgres.slot.retention import (
     Forecast,
     Level,
-    Room,
     Thresholds,
+    WalLimits,
     WalMark,
     forecast,
     wal_rate,
@@ -25,10 +25,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 UNREAD = SlotFacts("s", "pgoutput", "db", None, Lsn(0), Lsn(0), "reserved", GB, 3 * GB)
 READ = replace(UNREAD, active_pid=1, reader=SlotReader(1, "app", "me", None))
 MUCH = Thresholds(warning=5 * GB, alarm=10 * GB)
-LIMITED, UNLIMITED = Room(4 * GB, None), Room(None, None)
+LIMITED, UNLIMITED = WalLimits(4 * GB, None), WalLimits(None, None)
 
 
-def _warned(slot: SlotFacts, room: Room, rate: float | None) -> list[str]:
+def _warned(slot: SlotFacts, room: WalLimits, rate: float | None) -> list[str]:
     ahead = forecast(slot, room, rate)
     return [each.problem for each in warnings(slot, room, ahead, "Start it.", MUCH)]
 
@@ -46,12 +46,12 @@ def test_rate_is_known_only_over_a_minute_or_more() -> None:
     ("room", "expected"),
     [
         (LIMITED, Forecast(GB, "max_slot_wal_keep_size", 3 * GB, 3.0)),
-        (Room(4 * GB, 2 * GB), Forecast(GB, "disk", 2 * GB, 2.0)),
-        (Room(4 * GB, 9 * GB), Forecast(GB, "max_slot_wal_keep_size", 3 * GB, 3.0)),
+        (WalLimits(4 * GB, 2 * GB), Forecast(GB, "disk", 2 * GB, 2.0)),
+        (WalLimits(4 * GB, 9 * GB), Forecast(GB, "max_slot_wal_keep_size", 3 * GB, 3.0)),
         (UNLIMITED, Forecast(GB, None, None, None)),
     ],
 )
-def test_the_nearest_end_is_told(room: Room, expected: Forecast) -> None:
+def test_the_nearest_end_is_told(room: WalLimits, expected: Forecast) -> None:
     slot = UNREAD if room.limit else replace(UNREAD, safe_bytes=None)
     assert forecast(slot, room, float(GB)) == expected
 
@@ -67,7 +67,7 @@ def test_nothing_written_means_no_end() -> None:
         (READ, LIMITED, float(GB), None),
         (UNREAD, LIMITED, 1.0, None),
         (UNREAD, LIMITED, 3 * GB / 3600, "max_slot_wal_keep_size is reached in 1.0 hours"),
-        (UNREAD, Room(4 * GB, GB), GB / 7200, "the disk is full in 2.0 hours"),
+        (UNREAD, WalLimits(4 * GB, GB), GB / 7200, "the disk is full in 2.0 hours"),
         (replace(READ, safe_bytes=GB // 2), LIMITED, None, "12% of max_slot_wal_keep_size is left"),
         (replace(READ, safe_bytes=-5, wal_status="unreserved"), LIMITED, None, "next checkpoint"),
         (replace(UNREAD, safe_bytes=None), UNLIMITED, None, "nothing limits the WAL"),
@@ -75,7 +75,7 @@ def test_nothing_written_means_no_end() -> None:
     ],
 )
 def test_warned_before_the_danger_and_not_without_one(
-    slot: SlotFacts, room: Room, rate: float | None, told: str | None
+    slot: SlotFacts, room: WalLimits, rate: float | None, told: str | None
 ) -> None:
     found = _warned(slot, room, rate)
     assert (found == []) if told is None else (len(found) == 1 and told in found[0])
@@ -105,7 +105,7 @@ def test_remedy_starts_the_reader_or_names_what_holds_it_back_and_gives_room() -
     ],
 )
 def test_alarm_is_raised_where_changes_are_soon_lost(
-    slot: SlotFacts, room: Room, rate: float | None, level: Level
+    slot: SlotFacts, room: WalLimits, rate: float | None, level: Level
 ) -> None:
     (found,) = warnings(slot, room, forecast(slot, room, rate), "Start it.", MUCH)
     assert found.level is level

@@ -11,13 +11,13 @@ import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
-from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import RowsAt, write_rows_at
+from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import WrittenRows, write_rows_at
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 
 def written(
     source: SourceUnderTest, table: TableContract, path: Path, *, sample: int | None = None
-) -> tuple[RowsAt, list[dict[str, str | None]]]:
+) -> tuple[WrittenRows, list[dict[str, str | None]]]:
     with consistent_snapshot(source.dsn) as (_, snapshot):
         rows = write_rows_at(source.dsn, source.slot, snapshot, table, path, sample=sample)
     return rows, pq.read_table(path).to_pylist()
@@ -47,7 +47,7 @@ def test_a_sample_is_what_the_same_hash_chooses_in_the_lake(source: SourceUnderT
 def test_a_small_table_is_read_whole(source: SourceUnderTest, tmp_path: Path) -> None:
     source.sql("CREATE TABLE notes (id int PRIMARY KEY)", "INSERT INTO notes VALUES (1), (2)")
     told, rows = written(source, contract("notes", ["id"]), tmp_path / "rows.parquet", sample=2)
-    assert told == RowsAt(rows=2, live=2, written=2, below=None)
+    assert told == WrittenRows(rows=2, live=2, written=2, below=None)
     assert {row["id"] for row in rows} == {"1", "2"}
 
 

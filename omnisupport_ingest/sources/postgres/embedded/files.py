@@ -1,4 +1,6 @@
-"""The folders of one embedded server, for its data and its socket: chosen once, then recorded."""
+"""The files of one embedded server: its folders for data and socket, chosen once and recorded, and
+its log.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
@@ -46,9 +49,8 @@ class _Record:
 
 @dataclass(frozen=True)
 class Location:
-    """``base`` holds the data folder and the configuration; ``socket`` is the socket's folder.
-
-    ``shared`` is this server's own part of the folder that only root writes.
+    """The folders of one server. ``base`` holds the data folder and the configuration; ``socket``: the folder
+    of the socket; ``shared``: this server's part of the folder that only root writes.
     """
 
     base: Path
@@ -155,3 +157,59 @@ def make_private_folder(path: Path, uid: int) -> None:
                 f"{path} is there, but is not a folder that only user id {uid} can enter.",
                 fix=f"Find out what made it; then remove it: rm -r {shlex.quote(str(path))}",
             ) from None
+
+
+_MAX_BYTES = 10 * 1024 * 1024
+_OLDER_PARTS = 3
+_TAIL_BYTES = 2000
+
+
+class ServerLog:
+    """The server's log, of bounded size: the file at ``path``, and older parts ``path.1`` (newest) to
+    ``path.3``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> BinaryIO:
+        """Open the log for appending, owner-only; the server keeps this file open for its whole life."""
+        # No failpoint: logs.
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+    def rotate(self) -> None:
+        """Move a log above 10 MiB to ``.1`` by copying, then empty it.
+
+        The server still has the file open and appends at the new end. A line written between copy and
+        emptying is lost, as the server is not restarted. If the copy fails, for example on a full disk, the
+        log stays as it is: a log must not keep the server from starting.
+        """
+        with suppress(OSError):
+            self._rotate()
+
+    def _rotate(self) -> None:
+        if not self.path.exists() or self.path.stat().st_size <= _MAX_BYTES:
+            return
+        for number in range(_OLDER_PARTS, 1, -1):
+            newer = self._part(number - 1)
+            if newer.exists():
+                # No failpoint: logs.
+                newer.replace(self._part(number))
+        try:
+            shutil.copy(self.path, self._part(1))
+        except OSError:
+            # A partial copy would take the space that is missing.
+            self._part(1).unlink(missing_ok=True)
+            raise
+        os.truncate(self.path, 0)
+
+    def tail(self) -> str:
+        """Return the last lines of the log, about 2,000 bytes."""
+        if not self.path.exists():
+            return ""
+        content = self.path.read_bytes()[-_TAIL_BYTES:]
+        return content.decode(errors="replace").strip()
+
+    def _part(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")

@@ -1,7 +1,8 @@
-"""Is a database that several slots share out divided so that each table comes by one slot alone?
+"""Whether sources that share one database capture each table by one slot alone.
 
-A table that two publications publish would land by both chains, as would one that moved to another slot and
-is still in the publication of the first. With another database the watermark that they share would be wrong.
+A table in two publications would land in both chains; so would one that was moved to another slot and is
+still in the publication of the first. If the sources read different databases, their shared watermark would
+be wrong.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.server import server_facts
 
 
-def divided_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
-    """Return what two sources of one database have in common and one may have; none for a source that shares
-    none. ``SourceRefused`` or ``SourceUnavailable``.
+def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...]:
+    """Return a finding for each thing that only one of the sources of a database may have, and two have.
 
-    ``settings``: those of the log that ``dsn`` connects to.
+    Empty for a source without a shared database. ``settings``: of the source that ``dsn`` connects to. Raises
+    ``SourceRefused`` or ``SourceUnavailable``.
     """
     database, contracts = _database(settings)
     if database is None:
@@ -77,13 +78,13 @@ def _database(settings: Settings) -> tuple[Database | None, Contracts]:
 
 
 def _elsewhere(dsn: str, settings: Settings, database: Database) -> Iterator[Finding]:
-    """Yield a finding for each input that captures another database than the one of ``dsn``."""
+    """Yield a finding for each source that captures another database than the one of ``dsn``."""
     here = None
     for other in database.others(settings.source):
         try:
             epoch = LandingStore(settings.home.expanduser() / "landing", other.name).current_epoch()
         except (IngestError, OSError):
-            # Its own start says what is wrong with its landing.
+            # The other source reports a fault of its landing when it starts.
             continue
         if epoch is None or epoch.facts is None:
             continue
