@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from random import Random
 
@@ -37,7 +37,7 @@ from omnisupport_ingest_tests.cdc.test_kernel_fold import (
 )
 from omnisupport_ingest_tests.cdc.test_kernel_update import Held
 from omnisupport_ingest_tests.examples import examples
-from omnisupport_ingest_tests.oracle.histories import SHAPE
+from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE
 from omnisupport_ingest_tests.oracle.model import Event, Position
 
 STAGES = 3
@@ -97,8 +97,8 @@ def windows_of(rng: Random, events: list[Event]) -> dict[tuple[int, int], str]:
 
 
 def fuller(rng: Random, events: list[Event]) -> list[Event]:
-    """Let most updates and creations carry every column, as those of a database do."""
-    whole = [rng.random() < 0.85 for _ in events]
+    """Let most updates and creations carry every column, as those of a database do; few key changes do."""
+    whole = [rng.random() < (0.85 if event.moved_from is None else 0.3) for event in events]
     bare = (replace(event, key=None, moved_from=None, before=None) for event in events)
     images = typed([replace(e, after=dict.fromkeys(SHAPE.columns, f"v {n}")) for n, e in enumerate(bare)])
     return [
@@ -243,6 +243,48 @@ def test_a_dimension_goes_on_in_place_where_its_net_changes_lost_rows(rng: Rando
         for name in (*TABLE.types, "_cdc_op", "_cdc_source_ts", "_cdc_updated_at"):
             assert row[name] == due[key][name]
         assert sorted(row["_cdc_unresolved"] or ()) == sorted(due[key]["_cdc_unresolved"] or ())  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("second", "moved"),
+    [(Position(1, 5, 0), Position(1, 3, 0)), (Position(2, 5, 0), Position(1, 9, 0))],
+    ids=["released", "older epoch"],
+)
+def test_a_key_change_that_may_come_between_two_rows_keeps_the_lower_one(
+    second: Position, moved: Position
+) -> None:
+    """It waits for a person in a window that is not sealed, or an older epoch lands it late."""
+    key, other = KEYS[0], KEYS[1]
+    first, start = Position(1, 1, 0), datetime(2026, 11, 1, tzinfo=UTC)
+    images = (dict.fromkeys(SHAPE.columns, f"v {number}") for number in (1, 2))
+    made = [
+        Event(at, "c", SHAPE.name, key, start, after=image)
+        for at, image in zip((first, second), images, strict=True)
+    ]
+    left_key = Event(moved, "d", SHAPE.name, key, start)
+    partial = Event(
+        moved._replace(ordinal=1),
+        "c",
+        SHAPE.name,
+        other,
+        start,
+        after={"status": "v 3"},
+        unchanged=frozenset(SHAPE.columns) - {"status"},
+        moved_from=key,
+    )
+    *made, left_key, partial = typed([*made, left_key, partial])
+    windows = {first[:2]: "w0", second[:2]: "w1", moved[:2]: "w2"}
+    rows = {
+        windows[each.at[:2]]: kernels.fold(kernels.events_table([each], TABLE, windows), TABLE)
+        for each in made
+    }
+    late = kernels.fold(kernels.events_table([left_key, partial], TABLE, windows), TABLE)
+    thin = left(rows, {"w0", "w1"}, {1: moved} if second.epoch == 1 else {})
+    assert thin["w0"].num_rows == 1
+    assert current({**thin, "w2": late}) == current({**rows, "w2": late})
+    assert not current({**thin, "w2": late})[kernels.key_text(partial.key) or ""]["_cdc_unresolved"]
+    if second.epoch == 1:
+        assert left(rows, {"w0", "w1"}, {})["w0"].num_rows == 0
 
 
 @pytest.mark.full
