@@ -38,8 +38,9 @@ def show(source: str | None, as_json: bool) -> None:
     """List how long every layer is kept, and which contract decides it.
 
     Contracts say it in x-cdc.retention, as ISO 8601 durations after the end of a window (of a version in the
-    history: after its own end): landing, raw, quarantine (values of withheld events),
-    history and old_files. Without them, old files are kept for a day and all else forever.
+    history: after its own end): landing, raw, quarantine (values of withheld events), net_changes (rows that
+    later rows supersede), history and old_files. Without them, old files are kept for a day and all else
+    forever.
 
     \b
     Example:
@@ -73,7 +74,7 @@ def plan(source: str | None, table: str | None, as_json: bool) -> None:
     Age is counted by the watermark of the source, not by the clock. Landing loses the data files of batches;
     their manifests stay. A window whose events leave raw is sealed: it is not replayed any more, and events
     that still arrive for it go to quarantine. There withheld events lose their values and stay. Versions that
-    leave a history are not made again.
+    leave a history are not made again. The net changes of sealed windows lose rows that later ones supersede.
 
     \b
     Example:
@@ -94,7 +95,7 @@ def apply(source: str | None, table: str | None, by: str | None, yes: bool, as_j
     """Remove what `retention plan` shows. Without --yes it is shown only.
 
     The record of what goes is written first; a removal that was interrupted is finished by the next call. The
-    platform may run meanwhile. Files of raw and of histories are on disk until they are old files.
+    platform may run meanwhile. Files of raw, net changes and histories are on disk until they are old files.
 
     \b
     Example:
@@ -162,6 +163,7 @@ def _document(planned: RetentionPlan, old: list[OldFiles]) -> dict[str, Any]:
             asdict(each) | {"keep": duration_text(each.keep), "landed_until": iso(each.landed_until)}
             for each in planned.values
         ],
+        "superseded_rows": [asdict(each) | {"keep": duration_text(each.keep)} for each in planned.rows],
         "refused": [{"layer": e.layer, "window": e.window, "why": e.why} for e in planned.refused],
         "unfinished": [{"layer": e.layer, "window": e.window, "table": e.table} for e in planned.unfinished],
         "old_files": [asdict(each) | {"keep": duration_text(each.keep)} for each in old],
@@ -207,6 +209,13 @@ def _print_of_tables(document: dict[str, Any]) -> None:
             f"{some([each['window'] for each in each_window])}"
         )
     _print_refused(document, "quarantine")
+    for each in document["superseded_rows"]:
+        going = counted(each["rows"], "superseded row")
+        click.echo(
+            f"  net changes of {each['table']}, kept {each['keep']}: {going} to go, "
+            f"about {size(each['bytes'])}: {some(each['windows'])}"
+        )
+    _print_refused(document, "net_changes")
     for each in document["old_versions"]:
         versions = counted(each["versions"], "version")
         click.echo(

@@ -243,9 +243,9 @@ def _delayed_merge(path: Path, delay: dict[str, Any] | None) -> DelayedMerge | N
 
 
 def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> RetentionPolicy:
-    landing, raw, quarantine, history, old_files = (
+    landing, raw, quarantine, net_changes, history, old_files = (
         _duration(path, f"retention.{name}", policy.get(name))
-        for name in ("landing", "raw", "quarantine", "history", "old_files")
+        for name in ("landing", "raw", "quarantine", "net_changes", "history", "old_files")
     )
     if raw is not None and (landing is None or landing > raw):
         raise refused(
@@ -268,6 +268,13 @@ def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> R
             "is shorter than raw, from which the events would be quarantined again",
             "Keep raw no longer than quarantine: give both, raw the shorter time.",
         )
+    if net_changes is not None and (raw is None or raw > net_changes):
+        raise refused(
+            path,
+            "x-cdc.retention.net_changes",
+            "is shorter than raw, from which a window is judged again",
+            "Keep raw no longer than net_changes: give both, raw the shorter time.",
+        )
     if history is not None and history < max_lateness:
         raise refused(
             path,
@@ -282,7 +289,7 @@ def _retention(path: Path, policy: dict[str, Any], max_lateness: timedelta) -> R
             "is shorter than PT1H, and a run that is in progress needs its files",
             "Keep them for an hour at least, and longer than the longest run takes.",
         )
-    return RetentionPolicy(landing, raw, quarantine, history, old_files)
+    return RetentionPolicy(landing, raw, quarantine, net_changes, history, old_files)
 
 
 def _check_key(path: Path, key: list[str], columns: tuple[Column, ...]) -> None:

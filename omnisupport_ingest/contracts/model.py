@@ -125,13 +125,15 @@ class RetentionPolicy:
 
     ``landing`` and ``raw`` hold the events of all tables of a source, so they are kept for as long as the
     table that wants them longest. ``quarantine``: the values of the table's withheld events, in windows whose
-    events left raw. ``history``: versions, counted from their own end. ``old_files``: how long a file of the
-    lake stays that no version of its table holds any more; null: the default.
+    events left raw. ``net_changes``: rows in such windows that later rows supersede. ``history``: versions,
+    counted from their own end. ``old_files``: how long a file of the lake stays that no version of its table
+    holds any more; null: the default.
     """
 
     landing: timedelta | None = None
     raw: timedelta | None = None
     quarantine: timedelta | None = None
+    net_changes: timedelta | None = None
     history: timedelta | None = None
     old_files: timedelta | None = None
 

@@ -117,6 +117,7 @@ def change_for(
         companions=tuple(sorted(outcome.companions)),
         versions=upstream.versions,
         compacted_units=kept.compacted_units if kept is not None else {},
+        carried=kept.carried if kept is not None else "",
     )
     return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
 

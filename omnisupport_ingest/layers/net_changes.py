@@ -71,6 +71,9 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "net_changes"
 
+THINNED = "thinned"
+"""What the state of a window carries that lost superseded rows (``retention.superseded_rows``)."""
+
 
 @dataclass(frozen=True)
 class _Job(WindowJob):
@@ -145,7 +148,7 @@ class _Update(WindowUpdate[_Job]):
         if self.snapshot.retyped:
             asked = replace(asked, replay=True)
         job = _job(self.snapshot, self._files, self._contract, window, asked)
-        if self._may_hide(job) and window in self._sealed:
+        if self._lacks_rows(job) or (self._may_hide(job) and window in self._sealed):
             return _job(self.snapshot, self._files, self._contract, window, replace(asked, replay=True))
         return job
 
@@ -154,6 +157,16 @@ class _Update(WindowUpdate[_Job]):
         """The windows that are sealed. Read after the deduped events: what these withhold of a window because
         it is sealed, they withhold after that was recorded."""
         return Removed.open(self.run.workspace, self.run.source).sealed
+
+    def _lacks_rows(self, job: _Job) -> bool:
+        """Whether events are to be appended to a window that lost superseded rows: beside these events they
+        may matter again, so the window is folded again from all of its events."""
+        news = bool(job.accepted or withheld_of(job.withheld, self._contract))
+        return job.plan.work is Work.APPEND and news and self._is_thinned(job.window)
+
+    def _is_thinned(self, window: str) -> bool:
+        state = self.snapshot.state(window)
+        return state is not None and state.carried == THINNED
 
     def _may_hide(self, job: _Job) -> bool:
         """Whether appending to a sealed window may hide events of a life that a key change ended.
@@ -205,7 +218,8 @@ class _Update(WindowUpdate[_Job]):
         late = {each.batch_id for each in self._lateness.late_parts(parts)}
         why = reasons(before, job.upstream, job.batches, late, self._deduped.state(job.window))
         rules = tuple(each for each in why if each in RULES)
-        keys = partial(changed.of, job.window)
+        # Rows that were superseded are back, and their keys have the state that they had.
+        keys = None if self._is_thinned(job.window) else partial(changed.of, job.window)
         return Replaced(before.checkpoint.content_hash, why, keys, unseen=rules)
 
 

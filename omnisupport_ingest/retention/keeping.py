@@ -13,7 +13,7 @@ from datetime import timedelta
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers.removed import LANDING, QUARANTINE, RAW
 
-OLD_FILES = "old_files"
+NET_CHANGES, OLD_FILES = "net_changes", "old_files"
 
 DEFAULT_OLD_FILES = timedelta(days=1)
 """How long files stay that no version of their table holds any more, where no contract says it."""
@@ -29,10 +29,7 @@ class Kept:
     why: str
 
 
-_FOR_EVER = (
-    ("deduped_events", "history, as-of and net changes are made from it"),
-    ("net_changes", "a dimension is the fold of the net changes of all windows, tombstones included"),
-)
+_FOR_EVER = (("deduped_events", "history, as-of and net changes are made from it"),)
 
 
 def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
@@ -50,6 +47,13 @@ def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
             else "values of withheld events leave sealed windows; the events stay"
         )
         found.append(Kept(QUARANTINE, contract.full_name, keep, why))
+        keep = contract.retention.net_changes
+        why = (
+            "a dimension is the fold of the net changes of all windows, tombstones included"
+            if keep is None
+            else "rows leave sealed windows that later rows supersede: about one per key stays"
+        )
+        found.append(Kept(NET_CHANGES, contract.full_name, keep, why))
         shown = contract.purge_deleted_after
         why = f"x-cdc.events.purge_deleted_after is {'' if shown else 'not '}set; in the dimension alone"
         found.append(Kept("tombstones", contract.full_name, shown, why))

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.sweep import freed_by
@@ -43,6 +44,12 @@ from omnisupport_ingest.retention.rules import (
     judge_landing,
     judge_raw,
 )
+from omnisupport_ingest.retention.superseded_rows import (
+    NOTHING_SETTLED,
+    NeverJudgedAgain,
+    SupersededRows,
+    superseded_rows,
+)
 from omnisupport_ingest.retention.withheld_values import WithheldValues, refused_values, withheld_values
 from omnisupport_ingest.review.quarantined import Filter, quarantined
 from omnisupport_ingest.storage import LOCAL, storage_of
@@ -69,7 +76,8 @@ class RetentionPlan:
     """What would go, what is refused, and removals of before that were not carried out to the end.
 
     ``keep``: how long landing and raw are kept, None without end; ``watermark``: by which age is counted.
-    ``versions``: of the histories, what their contracts give up; ``values``: the same of quarantine.
+    ``versions``: of the histories, what their contracts give up; ``values``: the same of quarantine, ``rows``
+    of net changes, by which ``settled`` windows.
     """
 
     source: str
@@ -78,6 +86,8 @@ class RetentionPlan:
     doomed: tuple[Doomed, ...] = ()
     versions: tuple[OldVersions, ...] = ()
     values: tuple[WithheldValues, ...] = ()
+    rows: tuple[SupersededRows, ...] = ()
+    settled: NeverJudgedAgain = NOTHING_SETTLED
     refused: tuple[Verdict, ...] = ()
     unfinished: tuple[Removal, ...] = ()
 
@@ -93,12 +103,16 @@ def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
     found = (old_versions(workspace, each, looked.watermark) for each in contracts)
     versions = tuple(each for each in found if each is not None)
     values, kept = looked.withheld_values()
+    rows, whole = looked.superseded_rows()
+    kept += whole
     plan = RetentionPlan(
         source,
         keep,
         looked.watermark,
         versions=versions,
         values=values,
+        rows=rows,
+        settled=looked.settled,
         refused=kept,
         unfinished=looked.removed.unfinished,
     )
@@ -178,7 +192,6 @@ class _Looked:
         files = QuarantineFiles.newest(self.workspace, self.source) if given_up else None
         if files is None or self._judged is None or self.watermark is None:
             return (), ()
-        unfinished = {each.window for each in self.removed.unfinished if each.layer == RAW}
         for window in self._judged.windows():
             if window == OUT_OF_RANGE or not named_by(files.state(window)):
                 continue
@@ -192,11 +205,42 @@ class _Looked:
                     break
                 if values is None:
                     continue
-                if window in self.removed.sealed - unfinished:
+                if window in self._sealed:
                     found.append(values)
                 else:
                     refused.append(refused_values(window, contract.full_name))
         return tuple(found), tuple(refused)
+
+    def superseded_rows(self) -> tuple[tuple[SupersededRows, ...], tuple[Verdict, ...]]:
+        """The net changes that contracts give up by now, and the windows that keep all of theirs and why."""
+        found: list[SupersededRows] = []
+        refused: list[Verdict] = []
+        for contract in self._giving_up_rows:
+            rows, whole = superseded_rows(self.workspace, contract, self.settled, self.watermark)
+            found += [rows] if rows is not None else []
+            refused += whole
+        return tuple(found), tuple(refused)
+
+    @cached_property
+    def settled(self) -> NeverJudgedAgain:
+        """The sealed windows, and the lowest position of each epoch in all others, that of events out of
+        range included, which a person may release. Nothing is looked for where no contract asks."""
+        above: dict[int, tuple[int, int, int]] = {}
+        for window in self._store.windows() if self._giving_up_rows else ():
+            for part in self._store.parts(window) if window not in self._sealed else ():
+                first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
+                above[part.epoch] = min(first, above.get(part.epoch, first))
+        return NeverJudgedAgain(self._sealed, above)
+
+    @cached_property
+    def _giving_up_rows(self) -> list[TableContract]:
+        contracts = self.workspace.contracts.of_source(self.source)
+        return [each for each in contracts if each.retention.net_changes is not None]
+
+    @cached_property
+    def _sealed(self) -> frozenset[str]:
+        """The windows whose events have left raw, to the end."""
+        return self.removed.sealed - {each.window for each in self.removed.unfinished if each.layer == RAW}
 
     def doomed(self, verdict: Verdict) -> Doomed:
         parts = self._store.parts(verdict.window)

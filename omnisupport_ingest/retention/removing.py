@@ -4,7 +4,8 @@ So whoever dies in between leaves a record of what was begun, and the next call 
 is missing that no record names. Landing deletes exactly the data files that raw has taken; manifests stay,
 and with them the chain, the arrival facts of every batch and the index. Raw loses its files by one commit,
 which keeps the state of the window: what it has taken is known for good. A history loses its old versions by
-one commit too.
+one commit too, and so do net changes their superseded rows, of which nothing is recorded before: they can be
+folded again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from omnisupport_ingest.layers.ledgers import RETENTION_TYPE
 from omnisupport_ingest.layers.plan import units_of
 from omnisupport_ingest.layers.removed import BEGUN, DONE, HISTORY, LANDING, QUARANTINE, RAW, Removal, Removed
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.keeping import NET_CHANGES
 from omnisupport_ingest.retention.old_versions import OldVersions, remove_versions
 from omnisupport_ingest.retention.plan import RetentionPlan
+from omnisupport_ingest.retention.superseded_rows import NeverJudgedAgain, SupersededRows, remove_superseded
 from omnisupport_ingest.retention.withheld_values import WithheldValues, remove_values
 from omnisupport_ingest.storage import storage_of
 
@@ -45,7 +48,7 @@ _AT_ONCE = 200
 @dataclass(frozen=True, slots=True)
 class Carried:
     """What left a layer: ``files`` of ``windows`` (of histories: of so many tables), and the ``bytes`` that
-    they alone have on disk. Those of raw and histories are there until a sweep."""
+    they alone have on disk. Those of raw, net changes and histories are there until a sweep."""
 
     layer: str
     windows: int
@@ -80,6 +83,7 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
         for start in range(0, len(removals), _AT_ONCE):
             begun = remover.begin(removals[start : start + _AT_ONCE])
             carried.append(remover.finish(layer, begun))
+    carried += [remover.thin(each, plan.settled, removed_by) for each in plan.rows]
     begun = remover.begin([_of_values(each, removed_by) for each in plan.values])
     carried.append(remover.finish(QUARANTINE, begun))
     begun = remover.begin([_of_versions(each, removed_by) for each in plan.versions])
@@ -147,6 +151,14 @@ class _Remover:
         files, size = leave[layer](mine)
         self.workspace.removals(self.source).append(lambda _: _rows(mine, DONE))
         return Carried(layer, len(mine), files, size)
+
+    def thin(self, rows: SupersededRows, settled: NeverJudgedAgain, removed_by: str) -> Carried:
+        """Take superseded rows out of the net changes of a table, by one commit."""
+        if rows.table not in self._contracts:
+            return Carried(NET_CHANGES, 0, 0, 0)
+        contract = self._contracts[rows.table]
+        files, size = remove_superseded(self.workspace, contract, settled, rows, removed_by)
+        return Carried(NET_CHANGES, len(rows.windows) if files else 0, files, size)
 
     def _leave_landing(self, removals: Sequence[Removal]) -> tuple[int, int]:
         raw, store = self.workspace.raw(self.source).open(), self.workspace.landing(self.source)
@@ -265,7 +277,7 @@ def _rows(removals: Iterable[Removal], step: str) -> pa.Table:
 
 
 def _summed(carried: Iterable[Carried]) -> list[Carried]:
-    sums = {layer: Carried(layer, 0, 0, 0) for layer in _LAYERS}
+    sums = {layer: Carried(layer, 0, 0, 0) for layer in (*_LAYERS, NET_CHANGES)}
     for each in carried:
         of = sums[each.layer]
         sums[each.layer] = Carried(

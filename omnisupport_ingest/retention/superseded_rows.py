@@ -1,0 +1,276 @@
+"""Net changes of sealed windows that later rows supersede, and their removal: about one row per key stays.
+
+Windows keep their names, their states and all other rows. What leaves could be folded again from the deduped
+events, and is, where such a window has to be made again (``layers.net_changes``): a late event that it
+withholds, another contract. So no record of it is written beforehand; the commit itself says who made it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.cdc.life import Position
+from omnisupport_ingest.cdc.superseded import ASKED, SUPERSEDED, find_superseded, taken_away_in
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.staging import stage_folders
+from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.layers.net_changes import LAYER, THINNED
+from omnisupport_ingest.layers.odd_keys import odd_files
+from omnisupport_ingest.layers.plan import idempotency_key
+from omnisupport_ingest.layers.versions import of_contract
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.rules import Answer, Verdict
+from omnisupport_ingest.windows import OUT_OF_RANGE
+
+_WORTH = 2
+"""A window is written again once one row in so many is superseded: so rarely, and it never holds twice what
+it needs."""
+
+_ROWS_AT_ONCE = 200_000
+_MEMORY = "512MB"
+
+
+@dataclass(frozen=True, slots=True)
+class SupersededRows:
+    """``rows`` of the net changes of ``table`` in sealed ``windows``, kept for ``keep``, that later rows
+    supersede. ``files`` are written again without them; ``bytes``: about their share of these."""
+
+    table: str
+    keep: timedelta
+    windows: tuple[str, ...]
+    files: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class NeverJudgedAgain:
+    """The ``sealed`` windows of a source, and ``above``: by epoch the lowest position of an event of all
+    others, any of which may still be judged otherwise."""
+
+    sealed: frozenset[str]
+    above: Mapping[int, Position]
+
+
+NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
+
+
+def superseded_rows(
+    workspace: Workspace, contract: TableContract, settled: NeverJudgedAgain, watermark: datetime | None
+) -> tuple[SupersededRows | None, tuple[Verdict, ...]]:
+    """What of the net changes of ``contract`` would leave now; the old windows that keep all, and why."""
+    keep, snapshot = contract.retention.net_changes, workspace.net_changes(contract).look()
+    if keep is None or watermark is None or snapshot is None:
+        return None, ()
+    old = [
+        window
+        for window in snapshot.windows()
+        if window != OUT_OF_RANGE and workspace.grid.end_of(window) + keep <= watermark
+    ]
+    told = {window: _why_whole(snapshot, contract, settled, window) for window in old}
+    refused = tuple(
+        Verdict(LAYER, window, Answer.REFUSED, f"{why} ({contract.full_name})")
+        for window, why in told.items()
+        if why is not None
+    )
+    going = [window for window, why in told.items() if why is None]
+    if not going:
+        return None, refused
+    with _found(snapshot, contract, settled) as connection:
+        rows = _worth_it(snapshot, connection, going)
+    if not rows:
+        return None, refused
+    files = [file for window in rows for file in snapshot.files(window)]
+    size = sum(
+        file.bytes * rows[file.window] // max(1, sum(each.rows for each in snapshot.files(file.window)))
+        for file in files
+    )
+    return SupersededRows(contract.name, keep, tuple(rows), len(files), sum(rows.values()), size), refused
+
+
+def remove_superseded(
+    workspace: Workspace,
+    contract: TableContract,
+    settled: NeverJudgedAgain,
+    planned: SupersededRows,
+    run_id: str,
+) -> tuple[int, int]:
+    """Write the ``planned`` windows again without the rows that are superseded, in one commit.
+
+    Returns how many files were written again or left, and how many bytes fewer they have. A second call
+    changes nothing. The files of before are on disk until they are old files.
+    """
+    left = [0, 0]
+
+    def attempt(snapshot: TableSnapshot) -> None:
+        left[:] = [0, 0]
+        going = [w for w in planned.windows if _why_whole(snapshot, contract, settled, w) is None]
+        if not going:
+            return
+        with _found(snapshot, contract, settled) as connection:
+            going = list(_worth_it(snapshot, connection, going))
+            changes = _changes(snapshot, contract, connection, going) if going else []
+        if changes:
+            before = [file for window in going for file in snapshot.files(window)]
+            after = [file for change in changes for file in change.add]
+            snapshot.commit(changes, run_id=run_id)
+            left[:] = [len(before), sum(f.bytes for f in before) - sum(f.bytes for f in after)]
+
+    retrying(attempt, workspace.net_changes(contract))
+    return left[0], left[1]
+
+
+def _why_whole(
+    snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain, window: str
+) -> str | None:
+    """Why ``window`` keeps all of its rows; None if superseded ones may leave."""
+    state = snapshot.state(window)
+    if window not in settled.sealed:
+        return "raw has its events, and it may be judged again"
+    if state is None or not state.closed:
+        return "it is not closed"
+    if state.versions != of_contract(contract) or snapshot.retyped:
+        return "it was made by another contract"
+    if not all(Path(file.uri).exists() for file in snapshot.files(window)):
+        return "a file of its net changes is gone from disk"
+    return None
+
+
+@contextmanager
+def _found(
+    snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the table ``SUPERSEDED`` of the sealed windows."""
+    windows = [w for w in snapshot.windows() if _why_whole(snapshot, contract, settled, w) is None]
+    files = [file for window in windows for file in snapshot.files(window)]
+    with (
+        tempfile.TemporaryDirectory(prefix="omnisupport-superseded-") as scratch,
+        # No failpoint: scratch files, which leave with the folder.
+        duckdb.connect(f"{scratch}/rows.duckdb", config={"threads": 1}) as connection,
+    ):
+        connection.execute(f"SET memory_limit = '{_MEMORY}'")
+        window_of = pa.table(
+            {"path": [each.uri for each in files], "window": [each.window for each in files]}
+        )
+        connection.register("window_of", window_of)
+        columns = ", ".join(f"rows.{name}" for name in ASKED)
+        _view(
+            connection, "net_rows", f"window_of.window, {columns}", files, "JOIN window_of ON path = filename"
+        )
+        # A key change of any window, however young, takes from the rows of all.
+        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(snapshot.all_files()))
+        connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
+        find_superseded(connection, settled.above)
+        yield connection
+
+
+def _view(
+    connection: duckdb.DuckDBPyConnection, name: str, columns: str, files: Sequence[LakeFile], more: str = ""
+) -> None:
+    """Make the view ``name`` of ``columns`` of ``files``; without files it has no rows."""
+    if not files:
+        empty = pa.schema([("window", pa.string()), *((each, pa.string()) for each in ASKED)]).empty_table()
+        connection.register(name, empty)
+        return
+    # No failpoint: a view of a scratch database.
+    paths = ", ".join("'" + each.uri.replace("'", "''") + "'" for each in files)
+    connection.execute(
+        f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM "
+        f"read_parquet([{paths}], filename = true, hive_partitioning = false, union_by_name = true) AS rows "
+        f"{more}"
+    )
+
+
+def _worth_it(
+    snapshot: TableSnapshot, connection: duckdb.DuckDBPyConnection, windows: Collection[str]
+) -> dict[str, int]:
+    """Those of ``windows`` that are worth writing again, in order, each with how many rows leave it."""
+    counted = connection.execute(
+        f'SELECT rows."window", count(*) FROM net_rows AS rows JOIN {SUPERSEDED} AS gone '
+        'ON gone."window" = rows."window" AND gone.key = rows._cdc_key GROUP BY 1 ORDER BY 1'
+    ).fetchall()
+    return {
+        window: rows
+        for window, rows in counted
+        if window in windows and rows * _WORTH >= sum(file.rows for file in snapshot.files(window))
+    }
+
+
+def _changes(
+    snapshot: TableSnapshot,
+    contract: TableContract,
+    connection: duckdb.DuckDBPyConnection,
+    windows: Sequence[str],
+) -> list[WindowChange]:
+    changes = []
+    for window in windows:
+        state = snapshot.state(window)
+        assert state is not None, "a window without a state keeps its rows"
+        query = f'SELECT key FROM {SUPERSEDED} WHERE "window" = ?'
+        gone = connection.sql(query, params=[window])
+        assert gone is not None, "a SELECT has a result"
+        add = _staged(snapshot, contract, window, gone.to_arrow_table()["key"].combine_chunks())
+        checkpoint = replace(state.checkpoint, rows=sum(file.rows for file in add))
+        thinned = replace(state, checkpoint=checkpoint, compacted_units={}, carried=THINNED)
+        # No fold changes, so whoever has read these files has read the new ones.
+        changes.append(WindowChange(window, add, (), thinned, replaces=True, same_rows=True))
+    return changes
+
+
+def _staged(
+    snapshot: TableSnapshot, contract: TableContract, window: str, keys: pa.Array
+) -> tuple[StagedFile, ...]:
+    """The files of ``window`` without the rows of ``keys``, in their final place."""
+    table, state, files = snapshot.table, snapshot.state(window), snapshot.files(window)
+    assert state is not None, "a window without a state keeps its rows"
+    unit = idempotency_key(
+        layer=LAYER,
+        table=contract.full_name,
+        window=window,
+        inputs=["thinned", *(file.path for file in files)],
+        versions=state.versions,
+    )
+    draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    # No failpoint: a draft that no table names yet.
+    try:
+        for file in files:
+            _write(draft, file, keys)
+        return stage_folders(table, [str(draft)], unit=unit, generation={window: state.generation}).of(window)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(draft: Path, file: LakeFile, keys: pa.Array) -> None:
+    """Write ``file`` below ``draft`` without the rows of ``keys``; nothing where none is left."""
+    folder = draft.joinpath(*(f"{name}={value}" for name, value in file.partition))
+    # No failpoint: a draft that no table names yet.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = folder / f"part-{uuid.uuid4().hex}.parquet"
+    written = 0
+    with (
+        pq.ParquetFile(file.uri, pre_buffer=False) as held,
+        pq.ParquetWriter(target, held.schema_arrow, compression="snappy") as writer,
+    ):
+        for batch in held.iter_batches(_ROWS_AT_ONCE):
+            gone = pc.fill_null(pc.is_in(batch["_cdc_key"], value_set=keys), False)
+            stay = batch.filter(pc.invert(gone))
+            if stay.num_rows:
+                writer.write_batch(stay)
+                written += stay.num_rows
+    if not written:
+        target.unlink()
