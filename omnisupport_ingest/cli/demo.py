@@ -196,6 +196,7 @@ def run(demo: Demo) -> int:
     """All steps in order; the exit code is 0 only if the comparison found no difference."""
     try:
         demo = start_the_cluster(demo)
+        services.launch_spark(demo.supervisor, demo.settings, demo.home)
         start_the_source(demo)
         start_capture(demo)
         services.start_spark(demo.supervisor, demo.settings, demo.home, click.echo)

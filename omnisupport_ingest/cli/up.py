@@ -74,6 +74,7 @@ def up(rate: float | None) -> None:
         captures = Captures(settings, home)
         with Supervisor(home, report=click.echo) as supervisor:
             try:
+                services.launch_spark(supervisor, settings, home)
                 captures.start(supervisor)
                 if rate is not None:
                     supervisor.start(services.workload(settings, rate))

@@ -31,17 +31,26 @@ assert session(Settings()).range(1).count() == 1
 """
 
 
-def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> ConnectAddress:
-    """Start the server and return once it has done a first job.
+def launch_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> None:
+    """Launch the server, and do not wait for it: it takes seconds in which other services can start.
 
-    Its address is in ``home.run``, from where ``runtime.spark.session`` takes it in every process.
-    Raises ``JavaMissing`` or ``NoScratch`` before it starts, ``ServiceFailed`` if it does not become ready.
+    Raises ``JavaMissing`` or ``NoScratch``.
     """
     # What is missing is said here, where a person reads it, and not in the log of a service.
     find_java(home.run)
     Scratch.take(settings).remove()
     ConnectAddress.forget(home.run)
     supervisor.start(connect_service(settings))
+
+
+def start_spark_connect(supervisor: Supervisor, settings: Settings, home: Home) -> ConnectAddress:
+    """Launch the server if it is not, and return once it has done a first job.
+
+    Its address is in ``home.run``, from where ``runtime.spark.session`` takes it in every process.
+    Raises what ``launch_spark_connect`` raises, ``ServiceFailed`` if it does not become ready.
+    """
+    if NAME not in supervisor.names:
+        launch_spark_connect(supervisor, settings, home)
     recorded: list[ConnectAddress] = []
 
     def ready() -> bool:

@@ -7,7 +7,7 @@ first run, so a pass that finds nothing new takes seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ class OnePass:
     progress: Progress
     left_out: IngestError | None = field(default=None, init=False)
     """What is wrong with the tables that the last capture left out."""
+    _spark_launched: bool = field(default=False, init=False)
     _spark_started: bool = field(default=False, init=False)
     _session: SparkSession | None = field(default=None, init=False)
     _runs: IngestRuns = field(init=False)
@@ -79,9 +80,12 @@ class OnePass:
             services.start_source(self.supervisor, self.settings, self.home, self.say)
         connect(source_dsn(source, self.home)).close()
 
-    def capture(self, source: Settings, workspace: Workspace, until: Lsn) -> list[Manifest]:
+    def capture(
+        self, source: Settings, workspace: Workspace, until: Lsn, *, then_run: bool = False
+    ) -> list[Manifest]:
         """Land everything of the log of ``source`` that committed below ``until``, snapshots first.
 
+        ``then_run``: a run follows, so Spark starts beside capture once a batch has landed.
         Returns the batches. A table that cannot be followed is left out, and named in ``left_out``.
         """
         from omnisupport_ingest.sources.postgres.capture.capture import capture_once
@@ -91,6 +95,8 @@ class OnePass:
         def landed(batch: Manifest) -> None:
             batches.append(batch)
             self.progress.landed(batch)
+            if then_run and not self._spark_launched:
+                self._launch_spark()
 
         self.left_out = capture_once(source, self.home, workspace.contracts, until, landed)
         return batches
@@ -172,10 +178,16 @@ class OnePass:
         self.say(f"Running ingest_{source} for {request.span}, {waiting} …")
         return self._runs.run(request, batches=pending.batches)
 
+    def _launch_spark(self) -> None:
+        self._spark_launched = True
+        # What is missing is raised by the run, when everything has landed.
+        with suppress(IngestError):
+            services.launch_spark(self.supervisor, self.settings, self.home)
+
     def _start_spark(self) -> None:
         if not self._spark_started:
             services.start_spark(self.supervisor, self.settings, self.home, self.say)
-            self._spark_started = True
+            self._spark_launched = self._spark_started = True
 
 
 @contextmanager
@@ -226,7 +238,7 @@ def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced
     the_pass.start_source(settings)
     until = current_wal_lsn(source_dsn(settings, the_pass.home))
     the_pass.say(f"Capturing {settings.source} up to {until} …")
-    landed = the_pass.capture(settings, workspace, until)
+    landed = the_pass.capture(settings, workspace, until, then_run=True)
     # Before the comparison, which waits for every open transaction of the server in order to be exact.
     runs = the_pass.materialize(workspace)
     proof = None
@@ -235,7 +247,7 @@ def sync_log(the_pass: OnePass, workspace: Workspace, comparison: str) -> Synced
         the_pass.say(f"Reading rows of the source to compare with: {'all' if sample is None else 'a sample'}")
 
         def advance(lsn: Lsn) -> None:
-            landed.extend(the_pass.capture(settings, workspace, lsn))
+            landed.extend(the_pass.capture(settings, workspace, lsn, then_run=True))
             runs.extend(the_pass.materialize(workspace))
 
         proof = prove(workspace, the_pass.spark, advance=advance, sample=sample)

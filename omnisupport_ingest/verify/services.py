@@ -86,6 +86,14 @@ def check_source(settings: Settings, home: Home, warn: Say) -> None:
         warn(f"{error.problem} Capture tries again until it answers.")
 
 
+def launch_spark(supervisor: Supervisor, settings: Settings, home: Home) -> None:
+    """Launch what ``start_spark`` waits for, so that it starts beside the services that come before it."""
+    if settings.spark_remote is None:
+        from omnisupport_ingest.runtime.spark_connect import launch_spark_connect
+
+        launch_spark_connect(supervisor, settings, home)
+
+
 def start_spark(supervisor: Supervisor, settings: Settings, home: Home, say: Say) -> None:
     """Start the warm Spark Connect server of the home, unless the settings name one that runs elsewhere."""
     if settings.spark_remote is not None:
