@@ -1,7 +1,10 @@
-"""Job and schedule ``retention``: does what ``retention apply --yes`` does, and removes Dagster's old runs.
+"""Jobs that remove what is old, with their schedules.
 
-The schedule is off until a person turns it on. Without ``x-cdc.retention`` in the contracts it only removes
-old files of the lake. Runs are removed only if a setting gives their age in days; then the checkpoints in the
+``sweep`` deletes replaced files of the lake once they are older than a contract keeps them. It runs every
+hour, as a table of which many rows change replaces its own size within minutes.
+
+``retention`` does what ``retention apply --yes`` does, and removes Dagster's old runs. Its schedule is off
+until a person turns it on. Runs are removed only if a setting gives their age in days; then the checkpoints in the
 tables' own logs are reported again, so no partition loses its checkpoint.
 """
 
@@ -19,13 +22,14 @@ from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 
 JOB = "retention"
+SWEEP = "sweep"
 
 _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _AT_ONCE = 100
 
 
 def build_retention() -> dg.Definitions:
-    """Return the job of the home, and its schedule, which is off by default."""
+    """Return the jobs of the home and their schedules; that of ``retention`` is off by default."""
 
     @dg.op(
         name="remove_what_is_old",
@@ -69,7 +73,49 @@ def build_retention() -> dg.Definitions:
         description="Removes what contracts give up by age, every night at 03:17 UTC. Off until somebody "
         "turns it on.",
     )
-    return dg.Definitions(jobs=[retention], schedules=[nightly])
+    sweeping, hourly = _sweep()
+    return dg.Definitions(jobs=[retention, sweeping], schedules=[nightly, hourly])
+
+
+def _sweep() -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    @dg.op(
+        name="sweep_old_files",
+        description="Deletes files that no version of a table has held for as long as its contract keeps "
+        "them, and what a crash left.",
+        out=dg.Out(dg.Nothing),
+    )
+    def sweep_files(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
+        swept = {
+            f"{source}_old_files": dg.MetadataValue.int(sweep_old_files(workspace, source))
+            for source in workspace.contracts.sources()
+        }
+        context.add_output_metadata(swept)
+
+    @dg.job(
+        name=SWEEP,
+        description="Deletes replaced files of the lake that are older than x-cdc.retention.old_files (a day "
+        "by default), as `omnisupport-ingest sweep` does. No row and no event goes.",
+        executor_def=run_executor,
+    )
+    def sweep_job() -> None:
+        sweep_files()
+
+    @dg.schedule(
+        name="hourly_sweep",
+        job_name=SWEEP,
+        cron_schedule="50 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Deletes replaced files of the lake at minute 50 of every hour, once they are older than "
+        "their contract keeps them.",
+    )
+    def hourly_sweep(
+        _context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.RunRequest | dg.SkipReason:
+        if any(workspace.landing(source).landed().count for source in workspace.contracts.sources()):
+            return dg.RunRequest()
+        return dg.SkipReason("Nothing has landed yet.")
+
+    return sweep_job, hourly_sweep
 
 
 def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: datetime) -> int:
