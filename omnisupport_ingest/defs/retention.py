@@ -4,8 +4,8 @@
 hour, as a table of which many rows change replaces its own size within minutes.
 
 ``retention`` does what ``retention apply --yes`` does, and removes Dagster's old runs. Its schedule is off
-until a person turns it on. Runs are removed only if a setting gives their age in days; then the checkpoints in the
-tables' own logs are reported again, so no partition loses its checkpoint.
+until a person turns it on. Runs are removed only if a setting gives their age in days; then the checkpoints
+in the tables' own logs are reported again, so no partition loses its checkpoint.
 """
 
 from datetime import UTC, datetime, timedelta
