@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f/]{3,17}):(-?[0-9]{1,19})")
+_POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}):(-?[0-9]{1,19})")
 _LSN_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -60,4 +60,5 @@ class Position:
         match = _POSITION_TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"not a position: {text[:60]!r} (expected a form like 1:16/B374D848:4)")
-        return cls(int(match[1]), Lsn.parse(match[2]), int(match[3]))
+        epoch, high, low, ordinal = match.groups()
+        return cls(int(epoch), Lsn(int(high, 16) << 32 | int(low, 16)), int(ordinal))

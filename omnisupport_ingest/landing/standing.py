@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
@@ -27,6 +28,9 @@ LandingOrder = tuple[int, int, str, str]
 
 _BY_TIME = "time"
 """Order of files whose positions are not from a log."""
+
+_REMEMBERED = 10_000
+"""Data files that a process remembers parsed, about 1 KB each: those of windows that runs work on."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -173,11 +177,15 @@ class LandedPart:
         begins = None if self.begins is None else self.begins.value
         return json.dumps([*facts, self.rows_per_table, *times, begins], separators=(",", ":"))
 
-    @classmethod
-    def from_text(cls, window: str, batch_id: str, text: str) -> LandedPart:
-        """Parse what ``to_text`` wrote of a file of ``batch_id`` in ``window``."""
+    @staticmethod
+    @lru_cache(_REMEMBERED)
+    def from_text(window: str, batch_id: str, text: str) -> LandedPart:
+        """Parse what ``to_text`` wrote of a file of ``batch_id`` in ``window``.
+
+        The result is shared: each layer of a run asks for all files of its window.
+        """
         epoch, path, rows, first, last, ordered, tables, landed_at, mark, before, begins = json.loads(text)
-        return cls(
+        return LandedPart(
             *(batch_id, epoch, window, path, rows, Position.parse(first), Position.parse(last), ordered),
             tables,
             datetime.fromisoformat(landed_at),

@@ -252,7 +252,8 @@ def _job(
     if files_to_read(paths, stands_for, plan.read) is None:
         plan = WindowPlan(window, Work.REPLACE, upstream.units, snapshot.version + 1)
     batches = raw_state.batches if raw_state else ()
-    parts = [part for part in landing.parts(window) if part.batch_id in frozenset(batches)]
+    held = frozenset(batches)
+    parts = [part for part in landing.parts(window) if part.batch_id in held]
     judged = frozenset(state.batches) if state and plan.work is Work.APPEND else frozenset()
     new = [name for name in batches if name not in judged]
     last = Position.parse(state.checkpoint.cursor) if state and judged and state.checkpoint.cursor else None

@@ -20,6 +20,6 @@ def test_a_line_that_was_cut_off_stays_one_of_its_own(tmp_path: Path) -> None:
         note_export(tmp_path, "desk.orders", exported, 2)
         known = ["desk.customers", *(["desk.customers"] if cut == len(whole) - 1 else []), "desk.orders"]
         assert [each.table for each in exported_files(tmp_path)] == known
-    ledger.write_bytes(whole.replace(b'"rows": 1', b'"rows": x') + whole)
+    ledger.write_bytes(whole.replace(b'"rows":1', b'"rows":x') + whole)
     with pytest.raises(ExportLedgerUnreadable):
         exported_files(tmp_path)
