@@ -103,7 +103,7 @@ def state_path(window: str, generation: int, content: str, partition_by: tuple[s
 
 def is_state(path: str) -> bool:
     """Return whether the file at ``path`` holds a window's state and no rows."""
-    return _STATE.fullmatch(PurePosixPath(path).name) is not None
+    return _STATE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def unit_of(path: str) -> str | None:

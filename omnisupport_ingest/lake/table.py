@@ -214,7 +214,7 @@ class TableSnapshot:
             None if indexed is None else VersionInIndex(table.root.absolute(), table.spec.path, indexed)
         )
         self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
-        self._by_window: dict[str, tuple[LakeFile, ...]] = {}
+        self._by_window: dict[str, tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]] = {}
 
     def renewed(self) -> TableSnapshot:
         """Return a new snapshot of the same version, on which one can commit; the log is not read again.
@@ -269,7 +269,7 @@ class TableSnapshot:
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
         """Return the data files of ``window``, sorted by path; none if the window is unknown."""
-        return tuple(file for file in self._files_of(window) if not layout.is_state(file.path))
+        return self._divided(window)[0]
 
     def all_files(self) -> tuple[LakeFile, ...]:
         """Return the data files of every window, sorted by window, then path."""
@@ -400,13 +400,17 @@ class TableSnapshot:
         return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
 
     def _states_of(self, window: str) -> tuple[LakeFile, ...]:
-        return tuple(file for file in self._files_of(window) if layout.is_state(file.path))
+        return self._divided(window)[1]
 
-    def _files_of(self, window: str) -> tuple[LakeFile, ...]:
-        """Return all files of ``window``, state files included, sorted by path."""
+    def _divided(self, window: str) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]:
+        """Return the data files of ``window`` and its state files, each sorted by path."""
         found = self._by_window.get(window)
         if found is None:
-            found = self._by_window[window] = self._listing.files(window)
+            files: list[LakeFile] = []
+            states: list[LakeFile] = []
+            for file in self._listing.files(window):
+                (states if layout.is_state(file.path) else files).append(file)
+            found = self._by_window[window] = tuple(files), tuple(states)
         return found
 
 

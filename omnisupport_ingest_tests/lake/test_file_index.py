@@ -93,7 +93,7 @@ def test_snapshots_of_any_age_hold_what_their_version_holds_while_others_commit(
         assert by_index(kept[-1]) == by_library(table, kept[-1].version)
     for snapshot in kept:
         expected = by_library(table, snapshot.version)
-        assert {window: snapshot._files_of(window) for window in snapshot.windows()} == expected
+        assert {window: snapshot._listing.files(window) for window in snapshot.windows()} == expected
 
 
 def test_a_snapshot_that_is_older_than_the_list_tells_of_asks_the_library(
@@ -104,7 +104,7 @@ def test_a_snapshot_that_is_older_than_the_list_tells_of_asks_the_library(
     old = table.open()
     for number in range(6):
         put(table, W1, f"r{number}", number, replaces=True)
-    assert old._files_of(W1) == by_library(table, old.version)[W1]
+    assert old._listing.files(W1) == by_library(table, old.version)[W1]
     with sqlite3.connect(index_file(table)) as db:
         (kept,) = db.execute("SELECT count(*) FROM file").fetchone()
     db.close()
@@ -231,7 +231,7 @@ def test_a_list_that_is_missing_or_damaged_is_made_anew(table: LakeTable, harm: 
         db.close()
     lake_table._opened.clear()
     snapshot, expected = table.open(), by_library(table, 3)
-    assert {window: snapshot._files_of(window) for window in snapshot.windows()} == expected
+    assert {window: snapshot._listing.files(window) for window in snapshot.windows()} == expected
     lake_table._opened.clear()
     assert by_index(table.open()) == expected
 
