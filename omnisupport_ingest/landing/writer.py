@@ -348,9 +348,12 @@ class BatchWriter:
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
         # Every event passes here, so personal values are encrypted here, if the contract says so.
         as_landed = self._store.as_landed
-        self._threads.write(
-            lambda: row_group(window, as_landed(table()), self.batch_id), self._write_group, self.meanwhile
-        )
+
+        def made() -> RowGroup:
+            self._require_all_written()
+            return row_group(window, as_landed(table()), self.batch_id)
+
+        self._threads.write(made, self._write_group, self.meanwhile)
 
     def _write_group(self, group: Future[RowGroup]) -> None:
         try:

@@ -64,7 +64,7 @@ def test_several_threads_read_more_manifests_than_are_remembered(store: LandingS
     few, names = LandingStore(store.folder.parent, store.source, remembered=2), store.batch_ids()
 
     def read(step: int) -> None:
-        for number in range(1000):
+        for number in range(3000):
             few.read(names[number * step % len(names)])
 
     often = sys.getswitchinterval()
