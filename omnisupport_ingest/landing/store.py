@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -244,8 +245,9 @@ class LandingStore:
             return parsed[1]
         manifest = self._parse(batch_id)
         while len(self._parsed) >= self._remembered:
-            # The one that was read first. Another thread may have taken it away.
-            self._parsed.pop(next(iter(self._parsed), ""), None)
+            # The one that was read first. Another thread may take it away, or add one, at any moment.
+            with suppress(RuntimeError):
+                self._parsed.pop(next(iter(self._parsed), ""), None)
         self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
         return manifest
 

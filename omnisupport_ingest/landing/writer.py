@@ -92,6 +92,10 @@ class Covered:
     max_clock_skew: timedelta = timedelta(0)
 
 
+class _GivenUp(Exception):
+    """Ends the work that waits for the threads of a writer whose batch was given up."""
+
+
 class _Buffer:
     """Events of one window that are not written yet; of those in ``tables`` there are ``table_rows``."""
 
@@ -280,11 +284,12 @@ class BatchWriter:
 
     def abandon(self) -> None:
         """Give the batch up and delete what it wrote. Does nothing after ``seal`` or ``abandon``."""
-        if self._lock is None:
-            return
-        self._threads.drop()
-        if not self._has_landed():
-            self._parts.remove()
+        if self._lock is not None:
+            # The batch may wait for the threads behind its row groups: it must not land without one of them.
+            self._failure = self._failure or _GivenUp()
+            self._threads.settle()
+            if not self._has_landed():
+                self._parts.remove()
         self._close()
 
     def __enter__(self) -> Self:
@@ -343,17 +348,26 @@ class BatchWriter:
     def _write(self, window: str, table: Callable[[], pa.Table]) -> None:
         # Every event passes here, so personal values are encrypted here, if the contract says so.
         as_landed = self._store.as_landed
-        self._threads.write(
-            lambda: row_group(window, as_landed(table()), self.batch_id), self._write_group, self.meanwhile
-        )
+
+        def made() -> RowGroup:
+            self._require_all_written()
+            return row_group(window, as_landed(table()), self.batch_id)
+
+        self._threads.write(made, self._write_group, self.meanwhile)
 
     def _write_group(self, group: Future[RowGroup]) -> None:
         try:
+            self._require_all_written()
             with self._disk_errors():
                 self._parts.write(group.result())
         except BaseException as failure:
             self._failure = failure
             raise
+
+    def _require_all_written(self) -> None:
+        """Raise what an earlier row group was not written for."""
+        if self._failure is not None:
+            raise self._failure
 
     def _spill_all(self) -> None:
         for window in sorted(self._buffers):
@@ -362,8 +376,7 @@ class BatchWriter:
 
     def _finish_files(self) -> tuple[DataFile, ...]:
         """Finish the files, on the thread that writes."""
-        if self._failure is not None:
-            raise self._failure
+        self._require_all_written()
         if self._finished is not None:
             return self._finished
         with self._disk_errors():

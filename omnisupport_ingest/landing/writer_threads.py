@@ -47,14 +47,12 @@ class WriterThreads:
         """Have ``work`` done on the thread that writes, behind everything that is to be written."""
         return self._writer.submit(work)
 
-    def drop(self) -> None:
-        """Have no more written; wait for what has begun."""
-        for each in self._queued:
-            each.cancel()
-        self._queued.clear()
+    def settle(self) -> None:
+        """Wait for all that was asked for; what it raises, only its own writer hears."""
         # The writer first: it waits for what the maker is working on.
         for pool in (self._writer, self._maker):
             pool.submit(_nothing).result()
+        self._queued.clear()
 
     def close(self) -> None:
         """End the threads, once all is done."""

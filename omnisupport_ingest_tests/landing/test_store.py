@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,25 @@ def test_store_of_a_long_run_remembers_only_so_many_manifests(store: LandingStor
     of_both = held()
     del few
     assert of_both - held() <= 5
+
+
+def test_several_threads_read_more_manifests_than_are_remembered(store: LandingStore) -> None:
+    """Snapshots and stream of a capture land on threads of their own."""
+    for end in range(10, 15):
+        land(store, end, end + 1, at=None)
+    few, names = LandingStore(store.folder.parent, store.source, remembered=2), store.batch_ids()
+
+    def read(step: int) -> None:
+        for number in range(3000):
+            few.read(names[number * step % len(names)])
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(read, (1, 2, 3)))
+    finally:
+        sys.setswitchinterval(often)
 
 
 def test_landing_one_more_batch_lists_no_names(store: LandingStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,34 @@ def test_data_of_a_batch_that_landed_survives_an_error_right_after(
     store.verify(batch)
 
 
+class Interrupted(Exception):
+    """What ends a wait: a stop of the process, or a source that has gone."""
+
+
+def test_batch_that_is_given_up_while_row_groups_wait_never_lands_without_them(
+    store: LandingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_threads, "MEANWHILE_SECONDS", 0.05)
+    let_go, write = threading.Event(), parts.PartFiles.write
+
+    def written(self: parts.PartFiles, group: parts.RowGroup) -> None:
+        assert let_go.wait(PATIENCE)
+        write(self, group)
+
+    def interrupt() -> None:
+        threading.Timer(0.2, let_go.set).start()
+        raise Interrupted
+
+    monkeypatch.setattr(parts.PartFiles, "write", written)
+    with pytest.raises(Interrupted), open_writer(store, 8, limits=SMALL) as writer:
+        for ordinal in range(30):
+            writer.add(event(9, ordinal))
+        writer.meanwhile = interrupt
+        writer.seal(stream=span(8, 20))
+    assert [batch.rows for batch in store.landed().batches] in ([], [30])
+    assert len(list((store.folder / "data").iterdir())) == len(store.batch_ids())
+
+
 @pytest.fixture
 def threads() -> Iterator[WriterThreads]:
     made = WriterThreads()

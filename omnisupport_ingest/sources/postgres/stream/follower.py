@@ -276,14 +276,17 @@ class Follower:
             self._settle()
 
     def _take_transactions(self, transactions: Transactions) -> None:
-        """Take in whole transactions as ``_begin``, their row changes and ``_commit`` would, one by one."""
+        """Take in whole transactions as ``_begin``, their row changes and ``_commit`` would, one by one.
+
+        What follows the goal is left: each transaction would land alone.
+        """
         lowest, batches = int(transactions.commit_lsns.min()), self._batches
         if lowest < batches.last_end.value:
             raise below_the_chain(Lsn(lowest), batches.last_end)
         batches.begin(begin_of(transactions, 0))
         for window, some in list(by_window(transactions, batches.window_of)):
             rest = some
-            while rest.total:
+            while rest.total and not self._at_goal:
                 batches.begin(begin_of(rest, 0))
                 count = batches.fitting(rest, self._events.collected_bytes, self._until)
                 self._take_of_window(window, rest.between(0, count))
@@ -424,7 +427,7 @@ class Follower:
             self._seal()
         if at_commit and not self._passing_over and self._tables.any_waiting:
             self._tables.take(self._add_tables)
-        if self._until is not None and batches.end >= self._until and self._unproved_below is None:
+        if self._at_goal:
             return True
         if stop.is_set() and self._may_stop():
             return True
@@ -432,6 +435,10 @@ class Follower:
         if now >= self._next_ask:
             self._ask(now, idle=idle, at_commit=at_commit)
         return False
+
+    @property
+    def _at_goal(self) -> bool:
+        return self._until is not None and self._batches.end >= self._until and self._unproved_below is None
 
     def _may_stop(self) -> bool:
         batches = self._batches

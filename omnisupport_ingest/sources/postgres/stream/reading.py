@@ -65,7 +65,8 @@ def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: E
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Reads the stream of ``epoch``; ``epoch.landed`` gets each batch once it is durable and confirmed.
+    """Reads the stream of ``epoch``; ``epoch.landed`` gets each batch once it is durable (and confirmed; not
+    if the source has gone).
 
     Adds the ``tables`` that are handed over meanwhile. ``connection``: for SQL on the side. ``scratch``: a
     folder on a disk with room for transactions in progress. ``proved`` is set as soon as the stream is seen

@@ -19,6 +19,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture.capture import Capture
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest.sources.postgres.stream import follower
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
@@ -155,3 +156,16 @@ def test_a_batch_that_is_landing_when_the_source_goes_away_counts(held: Held) ->
     assert [each.rows for each in held.passed_on if each.rows] == [1]
     assert not held.unlanded
     assert_all_landed_once(held.source)
+
+
+def test_what_follows_the_goal_in_the_same_buffer_is_left(source: SourceUnderTest) -> None:
+    source.sql("CREATE TABLE tickets (id int PRIMARY KEY, v text)")
+    source.tables.append(contract("tickets", COLUMNS))
+    source.catch_up()
+    source.sql(*(f"INSERT INTO tickets VALUES ({number}, 'a')" for number in range(20)))
+    goal = current_wal_lsn(source.dsn)
+    source.sql(*(f"INSERT INTO tickets VALUES ({number}, 'b')" for number in range(20, 120)))
+    source.capture().run(goal, threading.Event())
+    assert 20 <= len(source.changes()) <= 21
+    source.catch_up()
+    assert folded(source.events(), "tickets") == source.rows("tickets", COLUMNS)
