@@ -113,11 +113,12 @@ class Contents:
             return identities
         places: list[str | None] = identities.to_pylist()
         few = events.select(_PLACED).take(pa.array(rows)).to_pylist()
+        known = self._keys_in([event[name] for event in few] for name in _IMAGES)
         for row, event in zip(rows.tolist(), few, strict=True):
-            places[row] = self._place(event)
+            places[row] = self._place(event, known)
         return pa.array(places, pa.string())
 
-    def _place(self, event: dict[str, Any]) -> str:
+    def _place(self, event: dict[str, Any], known: dict[bytes, SubjectKey]) -> str:
         table: TableName = (event["source_schema"], event["source_table"])
         identity: str = event["identity"]
         start = json.dumps(table, ensure_ascii=False, separators=(",", ":"))[:-1]
@@ -126,7 +127,7 @@ class Contents:
                 return identity
             # Of what is readable now, whether it landed plain, encrypted, or by another contract.
             unsent = sorted(event["unchanged"] or ())
-            shown = [self._shown_in(table, event[name], unsent) for name in _IMAGES]
+            shown = [self._shown_in(table, event[name], unsent, known) for name in _IMAGES]
             text = json.dumps([*shown, unsent, event["source_ts"].isoformat()])
             return f"{identity[:_BEFORE_DIGEST]}{hashlib.sha256(text.encode()).hexdigest()}"
         delivered = event["envelope"]
@@ -135,7 +136,9 @@ class Contents:
         # It landed plain. Now it would land encrypted, and with this identity.
         return keyed_identity(identity, self._digest_key)
 
-    def _shown_in(self, table: TableName, image: str | None, unsent: Collection[str]) -> str | None:
+    def _shown_in(
+        self, table: TableName, image: str | None, unsent: Collection[str], known: dict[bytes, SubjectKey]
+    ) -> str | None:
         """What is readable of an image, decrypted only if that is not readable at rest."""
         if image is None:
             return None
@@ -143,7 +146,7 @@ class Contents:
             head = read_image(without_values(image, (), None)) or {}
             if not self._readable.get(table, _NOTHING).difference(head, unsent):
                 return self._shown(table, head)
-        return self._of_image(table, image, unsent, self._keys_in([[image]])).readable
+        return self._of_image(table, image, unsent, known).readable
 
     def _images(self, events: pa.RecordBatch) -> dict[str, list[_Image]]:
         images = {name: events.column(name).to_pylist() for name in _IMAGES}

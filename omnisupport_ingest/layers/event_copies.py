@@ -134,10 +134,13 @@ def _identity_numbers(file: LakeFile, rows: Rows) -> Rows:
     """A number for the identity of each of ``rows``, the same whatever form the event landed in."""
     found = [np.zeros(0, np.int64)]
     for batch in rows_at(file.uri, pa.schema([_RAW.field("identity")]), rows):
-        texts = pc.replace_substring_regex(batch.column(0), EARLIER_IDENTITY, r"\1]")
-        texts = pc.replace_substring_regex(pc.fill_null(texts, ""), DIGEST, "")
+        texts = pc.replace_substring_regex(pc.fill_null(_of_today(batch.column(0)), ""), DIGEST, "")
         found.append(np.fromiter(map(hash, texts.to_pylist()), np.int64, len(batch)))
     return np.concatenate(found)
+
+
+def _of_today(identities: pa.Array) -> pa.Array:
+    return pc.replace_substring_regex(identities, EARLIER_IDENTITY, r"\1]")
 
 
 def _position_numbers(file: LakeFile) -> Rows:
@@ -161,8 +164,11 @@ def _narrow(
             numbers = pa.array(rows[start : start + len(batch)])
             start += len(batch)
             file_column = pa.repeat(pa.scalar(number, pa.int32()), len(batch))
-            places = {"identity": contents.place_of(batch)}
-            narrow = [places.get(name, batch.column(name)) for name in _NARROW]
+            if contents.keys is not None:
+                place = batch.schema.get_field_index("identity")
+                batch = batch.set_column(place, "identity", _of_today(batch.column("identity")))
+                batch = batch.set_column(place, "identity", contents.place_of(batch))
+            narrow = [batch.column(name) for name in _NARROW]
             yield pa.RecordBatch.from_arrays(
                 [*narrow, *contents.of(batch), file_column, numbers], schema=schema
             )

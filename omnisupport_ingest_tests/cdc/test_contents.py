@@ -220,6 +220,17 @@ def test_an_event_with_content_in_its_identity_is_the_same_whatever_form_it_land
     ]
 
 
+def test_an_identity_of_an_earlier_version_is_the_same_where_values_land_encrypted(
+    keys: SubjectKeys, spark: SparkSession, tmp_path: Path
+) -> None:
+    one = event(1, "people", json.dumps(IMAGE, separators=(",", ":")), op="u", envelope="{}")
+    start = '["public","people","[\\"1\\"]","u"'
+    before = events_table([one._replace(identity=f'{start},"0123456789abcdef"]')])
+    now = _encrypted(keys, PEOPLE, events_table([one._replace(identity=f"{start}]")]))
+    rows = _raw([before, now])
+    assert _marked_both_ways(keys, rows, spark, tmp_path) == [(0, 1, False), (1, 2, False)]
+
+
 def test_a_key_that_is_missing_and_was_not_destroyed_is_a_loss(keys: SubjectKeys, tmp_path: Path) -> None:
     rows = raw_events(keys, [("encrypted", IMAGE)])
     others = SubjectKeys(tmp_path / "others" / "keys" / "subjects.sqlite")
