@@ -80,7 +80,7 @@ class QueryState:
                 self._base = sqlite3.connect(self.path, isolation_level=None)
                 self.path.chmod(0o600)
                 self._base.execute("PRAGMA synchronous = FULL")
-                # What is forgotten is overwritten: from the hash of a plain image its values could be guessed.
+                # What is forgotten is overwritten: by the hash of a plain image its values can be guessed.
                 self._base.execute("PRAGMA secure_delete = ON")
                 self._base.execute(
                     "CREATE TABLE IF NOT EXISTS progress (name TEXT PRIMARY KEY, told TEXT NOT NULL)"
