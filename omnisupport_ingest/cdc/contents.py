@@ -3,13 +3,18 @@
 Landed bytes do not do: the same event may land plain, encrypted, and without the values of a subject that was
 erased meanwhile. So its images are compared decrypted, whatever the order of their members. Where one copy at
 a position was of a destroyed key, nobody can say what it held: then all of them are compared by the columns
-that are readable at rest, and the erased event that comes again is a duplicate.
+that are readable at rest, and the erased event that comes again is a duplicate. Where that copy does not even
+show all of these, as its contract encrypted more, their images are not compared at all.
+
+An identity may hold a hash of what was delivered. That differs by the form the event landed in too, so
+``place_of`` says which one tells events apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +28,8 @@ from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKey, SubjectKeys, keyed_identity
 
 HASHED = (
     *("epoch", "commit_lsn", "ordinal", "op", "source_schema", "source_table", "key", "before", "after"),
@@ -31,14 +37,31 @@ HASHED = (
 )
 """The columns of an event that are its content."""
 
-CONTENT, SHOWN, ERASED = "content", "shown", "erased"
-"""The columns that ``with_contents`` adds: the hash of the content, the hash of what is readable at rest, and
-whether a key of the event was destroyed."""
+PLACE, CONTENT, SHOWN, BARE, ERASED = "place", "content", "shown", "bare", "erased"
+"""The columns that ``with_contents`` adds: the identity that tells events of one position apart; the hashes
+of the content, of what is readable at rest, and of all but the images; and by which of these the copies of a
+position are compared, if one says so (``BY_CONTENT``, ``BY_SHOWN``, ``BY_BARE``: the highest counts)."""
 
-ADDED = pa.schema([(CONTENT, pa.int64()), (SHOWN, pa.int64()), (ERASED, pa.bool_())])
+BY_CONTENT, BY_SHOWN, BY_BARE = 0, 1, 2
+
+UNSORTED = "f-"
+"""Begins the names of batches that do not sort as they landed (``landing.names.file_batch_id``)."""
+
+ADDED = pa.schema([*((name, pa.int64()) for name in (CONTENT, SHOWN, BARE)), (ERASED, pa.int8())])
 
 _IMAGES = ("before", "after")
+_PLACED = ["source_schema", "source_table", *_IMAGES, "unchanged", "source_ts", "identity", "envelope"]
+_BEFORE_DIGEST = -len('"0123456789abcdef"]')
 _NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """The ``whole`` of an image, what of it is ``readable`` at rest, and by what its copies are compared."""
+
+    whole: str | None
+    readable: str | None
+    compared: int
 
 
 @dataclass(frozen=True)
@@ -52,49 +75,118 @@ class Contents:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns of an event that ``of`` reads."""
-        return ("event_hash",) if self.keys is None else (*HASHED, "event_hash")
+        return ("event_hash",) if self.keys is None else (*HASHED, "event_hash", "identity", "envelope")
 
     def of(self, events: pa.RecordBatch) -> list[pa.Array]:
         """The columns ``ADDED`` of ``events``; ``SubjectKeysUnreadable`` if a key is missing that was not
         destroyed."""
-        landed, none = events.column("event_hash"), pa.array(np.zeros(len(events), np.bool_))
+        landed, none = events.column("event_hash"), pa.array(np.zeros(len(events), np.int8))
         if self.keys is None:
-            return [landed, landed, none]
+            return [landed, landed, landed, none]
         rows = np.flatnonzero([each not in self._plain for each in _tables(events)])
         if not len(rows):
-            return [landed, landed, none]
+            return [landed, landed, landed, none]
         few = events.take(pa.array(rows))
-        images = {name: few.column(name).to_pylist() for name in _IMAGES}
-        known = self._keys_in(images.values())
-        erased = np.zeros(len(events), np.bool_)
-        content: dict[str, list[str | None]] = {}
-        shown: dict[str, list[str | None]] = {}
-        for name in _IMAGES:
-            content[name], shown[name] = [], []
-            for row, (table, image) in enumerate(zip(_tables(few), images[name], strict=True)):
-                whole, readable, is_erased = self._of_image(table, image, known)
-                content[name].append(whole)
-                shown[name].append(readable)
-                erased[rows[row]] |= is_erased
+        found = self._images(few)
+        erased = np.zeros(len(events), np.int8)
+        erased[rows] = np.max([[each.compared for each in images] for images in found.values()], axis=0)
         mask = np.zeros(len(events), np.bool_)
         mask[rows] = True
+        of_few: tuple[dict[str, list[str | None]], ...] = (
+            {name: [each.whole for each in images] for name, images in found.items()},
+            {name: [each.readable for each in images] for name, images in found.items()},
+            {name: [None] * len(few) for name in found},
+        )
         return [
-            *(pc.replace_with_mask(landed, pa.array(mask), _hashes(few, each)) for each in (content, shown)),
+            *(pc.replace_with_mask(landed, pa.array(mask), _hashes(few, each)) for each in of_few),
             pa.array(erased),
         ]
 
-    @cached_property
-    def _plain(self) -> frozenset[tuple[str, str]]:
-        """The tables of which nothing lands encrypted, or did."""
-        return frozenset(
-            (each.schema, each.table) for each in self.contracts if not maybe_encrypted_columns(each)
-        )
+    def place_of(self, events: pa.RecordBatch) -> pa.Array:
+        """The identities that tell ``events`` of one position apart."""
+        identities = events.column("identity")
+        if self.keys is None or identities.null_count == len(identities):
+            return identities
+        holds = np.asarray(pc.fill_null(pc.match_substring_regex(identities, DIGEST), False))
+        rows = np.flatnonzero(holds & [each not in self._as_they_landed for each in _tables(events)])
+        if not len(rows):
+            return identities
+        places: list[str | None] = identities.to_pylist()
+        few = events.select(_PLACED).take(pa.array(rows)).to_pylist()
+        known = self._keys_in([event[name] for event in few] for name in _IMAGES)
+        for row, event in zip(rows.tolist(), few, strict=True):
+            places[row] = self._place(event, known)
+        return pa.array(places, pa.string())
+
+    def _place(self, event: dict[str, Any], known: dict[bytes, SubjectKey]) -> str:
+        table: TableName = (event["source_schema"], event["source_table"])
+        identity: str = event["identity"]
+        start = json.dumps(table, ensure_ascii=False, separators=(",", ":"))[:-1]
+        if identity.startswith(f"{start},"):
+            if table not in self._encrypted:
+                return identity
+            # Of what is readable now, whether it landed plain, encrypted, or by another contract.
+            unsent = sorted(event["unchanged"] or ())
+            shown = [self._shown_in(table, event[name], unsent, known) for name in _IMAGES]
+            text = json.dumps([*shown, unsent, event["source_ts"].isoformat()])
+            return f"{identity[:_BEFORE_DIGEST]}{hashlib.sha256(text.encode()).hexdigest()}"
+        delivered = event["envelope"]
+        if delivered is None or delivered.startswith(f"{{{MARK}"):
+            return identity
+        # It landed plain. Now it would land encrypted, and with this identity.
+        return keyed_identity(identity, self._digest_key)
+
+    def _shown_in(
+        self, table: TableName, image: str | None, unsent: Collection[str], known: dict[bytes, SubjectKey]
+    ) -> str | None:
+        """What is readable of an image, decrypted only if that is not readable at rest."""
+        if image is None:
+            return None
+        if MARK in image:
+            head = read_image(without_values(image, (), None)) or {}
+            if not self._readable.get(table, _NOTHING).difference(head, unsent):
+                return self._shown(table, head)
+        return self._of_image(table, image, unsent, known).readable
+
+    def _images(self, events: pa.RecordBatch) -> dict[str, list[_Image]]:
+        images = {name: events.column(name).to_pylist() for name in _IMAGES}
+        known = self._keys_in(images.values())
+        return {
+            name: [
+                self._of_image(table, image, unsent or (), known)
+                for table, image, unsent in zip(
+                    _tables(events), images[name], events.column("unchanged").to_pylist(), strict=True
+                )
+            ]
+            for name in _IMAGES
+        }
 
     @cached_property
-    def _readable(self) -> dict[tuple[str, str], frozenset[str]]:
+    def _digest_key(self) -> bytes:
+        assert self.keys is not None, "the home has keys"
+        return self.keys.digest_key()
+
+    @cached_property
+    def _encrypted(self) -> frozenset[TableName]:
+        """The tables of which the contract says encrypted."""
+        return frozenset(each.table_name for each in self.contracts if each.subject is not None)
+
+    @cached_property
+    def _as_they_landed(self) -> frozenset[TableName]:
+        """The tables of which identities land as they are: all, if no contract says encrypted."""
+        every = frozenset(each.table_name for each in self.contracts)
+        return every - self._encrypted
+
+    @cached_property
+    def _plain(self) -> frozenset[TableName]:
+        """The tables of which nothing lands encrypted, or did."""
+        return frozenset(each.table_name for each in self.contracts if not maybe_encrypted_columns(each))
+
+    @cached_property
+    def _readable(self) -> dict[TableName, frozenset[str]]:
         """The columns of each table that land as they are, whatever its contract says of the others."""
         return {
-            (each.schema, each.table): frozenset(column.name for column in each.source_columns).difference(
+            each.table_name: frozenset(column.name for column in each.source_columns).difference(
                 maybe_encrypted_columns(each)
             )
             for each in self.contracts
@@ -106,23 +198,24 @@ class Contents:
         return dict(self.keys.by_id(each for each in ids if each is not None))
 
     def _of_image(
-        self, table: tuple[str, str], image: str | None, known: dict[bytes, SubjectKey]
-    ) -> tuple[str | None, str | None, bool]:
-        """The whole of an image, what of it is readable at rest, and whether its key is destroyed."""
+        self, table: TableName, image: str | None, unsent: Collection[str], known: dict[bytes, SubjectKey]
+    ) -> _Image:
         if image is None:
-            return None, None, False
+            return _Image(None, None, BY_CONTENT)
         text = image
         if MARK in image:
             each = key_id(image)
             key = None if each is None else known[each]
             if key is None or key.secret is None:
-                shown = self._shown(table, read_image(without_values(image, (), None)))
-                return shown, shown, True
+                head = read_image(without_values(image, (), None)) or {}
+                shown = self._shown(table, head)
+                lacks = self._readable.get(table, _NOTHING).difference(head, unsent)
+                return _Image(shown, shown, BY_BARE if lacks else BY_SHOWN)
             text = decrypted(image, key, ".".join(table).encode())
         row = read_image(text)
-        return text if row is None else _canonical(row), self._shown(table, row), False
+        return _Image(text if row is None else _canonical(row), self._shown(table, row), BY_CONTENT)
 
-    def _shown(self, table: tuple[str, str], row: dict[str, Any] | None) -> str:
+    def _shown(self, table: TableName, row: dict[str, Any] | None) -> str:
         readable = self._readable.get(table, _NOTHING)
         return _canonical({name: value for name, value in (row or {}).items() if name in readable})
 
@@ -132,14 +225,15 @@ AS_LANDED = Contents()
 
 
 def with_contents(batches: Iterable[pa.RecordBatch], contents: Contents) -> Iterator[pa.RecordBatch]:
-    """``batches`` of events with the columns ``ADDED``."""
+    """``batches`` of events with the columns ``ADDED`` and ``PLACE``."""
     for batch in batches:
         yield pa.RecordBatch.from_arrays(
-            [*batch.columns, *contents.of(batch)], names=[*batch.schema.names, *ADDED.names]
+            [*batch.columns, *contents.of(batch), contents.place_of(batch)],
+            names=[*batch.schema.names, *ADDED.names, PLACE],
         )
 
 
-def _tables(events: pa.RecordBatch) -> Iterator[tuple[str, str]]:
+def _tables(events: pa.RecordBatch) -> Iterator[TableName]:
     columns = (events.column(name).to_pylist() for name in ("source_schema", "source_table"))
     return zip(*columns, strict=True)
 

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from omnisupport_ingest.cdc import contents as of_contents
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.cdc.contents import AS_LANDED, CONTENT, SHOWN, Contents, with_contents
-from omnisupport_ingest.cdc.contents import ERASED as OF_ERASED
+from omnisupport_ingest.cdc.contents import AS_LANDED, Contents, with_contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE, event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
@@ -42,9 +42,12 @@ JUDGED_TYPE = T.StructType([*RAW_TYPE.fields, *_ADDED])
 
 
 _CONTENT_TYPE = (
-    T.StructField(CONTENT, T.LongType()),
-    T.StructField(SHOWN, T.LongType()),
-    T.StructField(OF_ERASED, T.BooleanType()),
+    *(
+        T.StructField(name, T.LongType())
+        for name in (of_contents.CONTENT, of_contents.SHOWN, of_contents.BARE)
+    ),
+    T.StructField(of_contents.ERASED, T.ByteType()),
+    T.StructField(of_contents.PLACE, T.StringType()),
 )
 
 
@@ -53,21 +56,35 @@ def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED) -> DataFrame:
 
     Dedupe is local to a window, so it costs one shuffle by window and position.
     """
-    position = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity")
-    content = "event_hash"
+    content, identity = "event_hash", "identity"
     events = raw
-    if contents.keys is not None:
-        described = T.StructType([*raw.schema.fields, *_CONTENT_TYPE])
-        events = raw.mapInArrow(partial(with_contents, contents=contents), described)
-        erased = F.max(OF_ERASED).over(position)
-        content = CONTENT
-        events = events.withColumn(CONTENT, F.when(erased, F.col(SHOWN)).otherwise(F.col(CONTENT)))
     # The landing clock may go back. So may the watermark, where an epoch begins with a snapshot: the first
     # batch of its stream still has the watermark of the epoch before. Names of capture's batches sort as they
     # landed. Names of files do not: there the watermark orders, and if it is equal, copies are judged alike.
-    captured = F.when(F.col("file_row").isNull(), F.col("batch_id"))
-    arrival = Window.partitionBy("window", "epoch", "commit_lsn", "ordinal", "identity", content).orderBy(
-        "newest_epoch_before", captured, "watermark_before", "landed_at", "batch_id", "file_row"
+    sorts = F.col("file_row").isNull()
+    if contents.keys is not None:
+        described = T.StructType([*raw.schema.fields, *_CONTENT_TYPE])
+        events = raw.mapInArrow(partial(with_contents, contents=contents), described)
+        content, identity = of_contents.CONTENT, of_contents.PLACE
+        # Nor do those of a reading by cursor, of which a copy in another form may be judged otherwise.
+        sorts &= ~F.col("batch_id").startswith(of_contents.UNSORTED)
+    place = ("window", "epoch", "commit_lsn", "ordinal", identity)
+    position = Window.partitionBy(*place)
+    if contents.keys is not None:
+        compared = F.max(of_contents.ERASED).over(position)
+        told = (
+            F.when(compared == of_contents.BY_BARE, F.col(of_contents.BARE))
+            .when(compared == of_contents.BY_SHOWN, F.col(of_contents.SHOWN))
+            .otherwise(F.col(content))
+        )
+        events = events.withColumn(content, told)
+    arrival = Window.partitionBy(*place, content).orderBy(
+        "newest_epoch_before",
+        F.when(sorts, F.col("batch_id")),
+        "watermark_before",
+        "landed_at",
+        "batch_id",
+        "file_row",
     )
     return events.select(
         *raw.columns,

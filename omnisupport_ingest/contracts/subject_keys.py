@@ -44,6 +44,9 @@ that two of 100 million subjects share an id has the odds of one in a million.""
 NONCE_BYTES = 12
 """As AES-GCM has it (NIST SP 800-38D, 8.2)."""
 
+DIGEST = r'"[0-9a-f]{16}"\]$'
+"""The end of an identity that holds a hash of what was delivered. A regular expression for Python and RE2."""
+
 _KEY_BYTES = 32
 _NOTE_BYTES = 16
 _SECRET_BYTES = 2 * _KEY_BYTES
@@ -282,6 +285,12 @@ def digest(text: str, key: bytes) -> str:
     """16 hexadecimal digits for ``text``, which nobody can try values against who has not got the ``key``
     (``SubjectKeys.digest_key``)."""
     return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
+
+
+def keyed_identity(identity: str, key: bytes) -> str:
+    """``identity``, which ends in a hash of what was delivered (``DIGEST``), with the ``digest`` of that."""
+    start, end = -len('0123456789abcdef"]'), -len('"]')
+    return f'{identity[:start]}{digest(identity[start:end], key)}"]'
 
 
 def row_subject(table: str) -> str:

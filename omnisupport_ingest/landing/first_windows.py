@@ -67,7 +67,9 @@ class FirstWindows:
     Close it, or use it in ``with``.
     """
 
-    def __init__(self, identity_as_landed: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, identity_as_landed: Callable[[LandedEvent], str | None] = lambda event: event.identity
+    ) -> None:
         self._as_landed = identity_as_landed
         # With an empty name SQLite makes a temporary file that ends with the connection.
         self._base = sqlite3.connect("", isolation_level=None)
@@ -105,7 +107,7 @@ class FirstWindows:
         only."""
         row = self._base.execute(
             'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
-            (event.commit_lsn, event.ordinal, self._as_landed(event.identity or "")),
+            (event.commit_lsn, event.ordinal, self._as_landed(event) or ""),
         ).fetchone()
         return None if row is None else str(row[0])
 

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from omnisupport_ingest.cdc.contents import ADDED, AS_LANDED, Contents
+from omnisupport_ingest.cdc.contents import ADDED, AS_LANDED, UNSORTED, Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.contracts.subject_keys import DIGEST
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
@@ -59,12 +60,12 @@ WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY
 together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
     AND events.commit_lsn = shared.commit_lsn AND events.ordinal = shared.ordinal
     AND events.identity IS NOT DISTINCT FROM shared.identity),
-told AS (SELECT * REPLACE (CASE WHEN bool_or(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
-    THEN shown ELSE content END AS content) FROM together),
+told AS (SELECT * REPLACE (CASE max(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
+    WHEN 2 THEN bare WHEN 1 THEN shown ELSE content END AS content) FROM together),
 marked AS (SELECT file, row,
     row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, content
         ORDER BY newest_epoch_before NULLS FIRST,
-        CASE WHEN file_row IS NULL THEN batch_id END NULLS FIRST,
+        CASE WHEN file_row IS NULL AND NOT starts_with(batch_id, $unsorted) THEN batch_id END NULLS FIRST,
         watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST
     )::INTEGER AS copy,
     min(content) OVER place <> max(content) OVER place AS collision
@@ -81,7 +82,7 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
     Says how many there are.
     """
     schema, count = pa.schema([*_COMPARED, *_ROW]), 0
-    compared = _rows_to_compare([file for _, file in files])
+    compared = _rows_to_compare([file for _, file in files], by_identity=contents.keys is not None)
     if not any(len(rows) for rows in compared):
         return "0"
     narrow = _narrow(files, compared, contents, schema)
@@ -90,7 +91,9 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
         # No failpoint: scratch files, which the next command removes if this process is killed.
         connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
-        found = connection.query(_MARKS)
+        # Where nothing lands encrypted all names count, as they always did: copies are alike there.
+        unsorted = "/" if contents.keys is None else UNSORTED
+        found = connection.query(_MARKS, params={"unsorted": unsorted})
         assert found is not None, "a SELECT has a result"
         for batch in found.to_arrow_reader(_ROWS_AT_ONCE):
             output.put_aside(pa.Table.from_batches([batch]))
@@ -98,19 +101,46 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
     return str(count)
 
 
-def _rows_to_compare(files: Sequence[LakeFile]) -> list[Rows]:
+def _rows_to_compare(files: Sequence[LakeFile], *, by_identity: bool) -> list[Rows]:
     """For each of ``files`` the numbers of the events that may share their position with another one.
 
-    An event that is not among them is the only one of its position; one that is may be too.
+    An event that is not among them is the only one of its position; one that is may be too. ``by_identity``:
+    looks at identities too, where a comparison costs much: all rows of a snapshot may have one position.
     """
     if sum(file.rows for file in files) > MOST_NUMBERED:
         return [np.arange(file.rows) for file in files]
     numbers = [_position_numbers(file) for file in files]
-    every = np.sort(np.concatenate(numbers))
-    shared = every[1:][every[1:] == every[:-1]]
+    shared = _shared(numbers)
     if not len(shared):
         return [np.zeros(0, np.int64) for _ in files]
-    return [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
+    found = [np.flatnonzero(np.isin(of_file, shared)) for of_file in numbers]
+    if not by_identity:
+        return found
+    numbers = [
+        of_file[rows] * _ODD + _identity_numbers(file, rows)
+        for file, rows, of_file in zip(files, found, numbers, strict=True)
+    ]
+    shared = _shared(numbers)
+    return [rows[np.isin(of_file, shared)] for rows, of_file in zip(found, numbers, strict=True)]
+
+
+def _shared(numbers: Sequence[Rows]) -> Rows:
+    every: Rows = np.sort(np.concatenate(numbers))
+    shared: Rows = every[1:][every[1:] == every[:-1]]
+    return shared
+
+
+def _identity_numbers(file: LakeFile, rows: Rows) -> Rows:
+    """A number for the identity of each of ``rows``, the same whatever form the event landed in."""
+    found = [np.zeros(0, np.int64)]
+    for batch in rows_at(file.uri, pa.schema([_RAW.field("identity")]), rows):
+        texts = pc.replace_substring_regex(pc.fill_null(_of_today(batch.column(0)), ""), DIGEST, "")
+        found.append(np.fromiter(map(hash, texts.to_pylist()), np.int64, len(batch)))
+    return np.concatenate(found)
+
+
+def _of_today(identities: pa.Array) -> pa.Array:
+    return pc.replace_substring_regex(identities, EARLIER_IDENTITY, r"\1]")
 
 
 def _position_numbers(file: LakeFile) -> Rows:
@@ -134,6 +164,10 @@ def _narrow(
             numbers = pa.array(rows[start : start + len(batch)])
             start += len(batch)
             file_column = pa.repeat(pa.scalar(number, pa.int32()), len(batch))
+            if contents.keys is not None:
+                place = batch.schema.get_field_index("identity")
+                batch = batch.set_column(place, "identity", _of_today(batch.column("identity")))
+                batch = batch.set_column(place, "identity", contents.place_of(batch))
             narrow = [batch.column(name) for name in _NARROW]
             yield pa.RecordBatch.from_arrays(
                 [*narrow, *contents.of(batch), file_column, numbers], schema=schema

@@ -44,6 +44,9 @@ _MOVED = "moved_from_key"
 _DELIVERED = "envelope"
 _READ = ["source_schema", "source_table", "key", *_IMAGES, _DELIVERED, _MOVED]
 
+_NO_TABLE = "?.?"
+"""The table of a line that nothing places."""
+
 _KEY_ID = "key_id"
 _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(bytes(ID_BYTES))) - 1}}})"
 """What names the key in an encrypted image."""
@@ -139,6 +142,17 @@ def by_other_keys(
     others = workspace.subjects.living({*workspace.subjects.ids_of(wanted)} - {*ids})
     counts: dict[tuple[str, Path], int] = {}
     for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others):
+        counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
+    return _holdings(workspace, counts)
+
+
+def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
+    """What landed encrypted and says neither a subject nor a row: lines that could not be read, as they were
+    delivered. The key of their table has all of them, so it is not destroyed with a subject."""
+    names = [_NO_TABLE, *(each.full_name for each in workspace.contracts.of_source(source))]
+    ids = workspace.subjects.ids_of([(source, row_subject(each), "") for each in names])
+    counts: dict[tuple[str, Path], int] = {}
+    for layer, path, _, _, events in _encrypted_by(workspace, source, workspace.subjects.living(ids)):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
     return _holdings(workspace, counts)
 

@@ -39,6 +39,7 @@ from omnisupport_ingest.read.subject_traces import (
     cells_above_raw,
     cells_left_over,
     key_ids_of_row,
+    of_nobody,
     tables_of,
     traced,
 )
@@ -288,6 +289,12 @@ def _remains(
         [each.path for each in remaining.by_other_keys],
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
+    )
+    add(
+        "lines that could not be read and say of nobody whose they are",
+        [each.path for each in of_nobody(workspace, contract.source)],
+        "they may have its values, encrypted by the key of their table; retention of landing and raw deletes "
+        "them",
     )
     add(
         "files as they were delivered",

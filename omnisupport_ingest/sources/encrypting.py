@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,17 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import Split, encrypt_images, encrypt_whole
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.subject_keys import FILE, SubjectKey, SubjectKeys, digest, row_subject
+from omnisupport_ingest.contracts.subject_keys import (
+    DIGEST,
+    FILE,
+    SubjectKey,
+    SubjectKeys,
+    keyed_identity,
+    row_subject,
+)
 from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.rows import UNREAD
+from omnisupport_ingest.landing.rows import UNREAD, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 
 _IMAGES = ("before", "after")
@@ -42,9 +50,6 @@ _NOTHING = Split(frozenset(), "")
 
 _MOST_KEYS = 20_000
 """Keys kept in memory, about 2 KB each."""
-
-_DIGEST = re.compile(r'"([0-9a-f]{16})"\]\Z')
-"""The end of an identity that holds a hash of what was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class EncryptedLanding:
 
     Where one contract says encrypted, images that no contract describes, and logical messages, are encrypted
     whole, by a key of their row or table: of these nobody knows what is personal. The hash in an identity
-    becomes one that nobody can try values against without the home's keys. The threads that write batches may
-    call it together.
+    becomes one that nobody can try values against without the home's keys. What lands of a table whose
+    contract says plain stays as it is. The threads that write batches may call it together.
     """
 
     def __init__(
@@ -74,17 +79,12 @@ class EncryptedLanding:
         self._digest_key: bytes | None = None
         self._lock = threading.Lock()
 
-    @property
-    def encrypts(self) -> bool:
-        """Whether a contract says encrypted by now."""
-        return any(each.subject is not None for each in self._contracts())
-
     def __call__(self, events: pa.Table) -> pa.Table:
         """``events`` (a table with the columns of ``EVENT_SCHEMA``) as they land."""
         contracts = {each.full_name: each for each in self._contracts()}
         if all(each.subject is None for each in contracts.values()):
             return events
-        events = self._with_identities(self._with_envelopes(events, contracts))
+        events = self._with_identities(self._with_envelopes(events, contracts), contracts)
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
         for full_name in named.unique().to_pylist():
             contract = contracts.get(full_name)
@@ -98,24 +98,34 @@ class EncryptedLanding:
                 events = self._encrypted(events, pc.equal(named, full_name), table)
         return events
 
-    def identity(self, text: str) -> str:
-        """``text``, the identity of an event, as it lands."""
-        found = _DIGEST.search(text)
-        if found is None or not self.encrypts:
-            return text
+    def identity(self, event: LandedEvent) -> str | None:
+        """The ``identity`` of ``event`` as it lands."""
+        contracts = {each.full_name: each for each in self._contracts()}
+        if all(each.subject is None for each in contracts.values()):
+            return event.identity
+        contract = contracts.get(f"{event.source_schema}.{event.source_table}")
+        plain = event.identity is None or (contract is not None and contract.subject is None)
+        return event.identity if plain else self._keyed(event.identity or "")
+
+    def _keyed(self, identity: str) -> str:
+        if not re.search(DIGEST, identity):
+            return identity
         with self._lock:
             if self._digest_key is None:
                 self._digest_key = self._keys.digest_key()
-        return f'{text[: found.start(1)]}{digest(found[1], self._digest_key)}"]'
+        return keyed_identity(identity, self._digest_key)
 
-    def _with_identities(self, events: pa.Table) -> pa.Table:
+    def _with_identities(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
         column = events.column("identity")
         if column.null_count == len(column):
             return events
-        mask = pc.fill_null(pc.match_substring_regex(column, r'"[0-9a-f]{16}"\]\z'), False).combine_chunks()
+        mask = pc.fill_null(pc.match_substring_regex(column, DIGEST), False)
+        plain = [name for name, each in contracts.items() if each.subject is None]
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        mask = pc.and_not(mask, pc.is_in(named, pa.array(plain, pa.string()))).combine_chunks()
         if not mask.true_count:
             return events
-        made = [self.identity(each) for each in column.filter(mask).to_pylist()]
+        made = [self._keyed(each) for each in column.filter(mask).to_pylist()]
         return _with(events, "identity", pc.replace_with_mask(column.combine_chunks(), mask, pa.array(made)))
 
     def _with_envelopes(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
@@ -203,12 +213,25 @@ def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
 def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:
     """Whose an event is of which what was delivered could not be read: what that or an image says in the
     column ``subject``, else its row."""
-    for name in ("after", "before", "envelope") if subject is not None else ():
+    for name in ("after", "before", "envelope"):
         try:
-            row = texts_only(event[name] or "")
+            told = texts_only(event[name] or "")
         except Unreadable:
             continue
-        value = row.get(subject) if isinstance(row, dict) else None
-        if isinstance(value, str):
-            return True, value
+        for row in _rows_in(told):
+            value = row.get(subject) if subject is not None else None
+            if isinstance(value, str):
+                return True, value
     return False, event["key"] or ""
+
+
+def _rows_in(told: Any) -> Iterator[dict[str, Any]]:
+    """What may be a row in what was delivered: all of it, or the images of a change, with a schema or not."""
+    if not isinstance(told, dict):
+        return
+    yield told
+    for change in (told, told.get("payload")):
+        if isinstance(change, dict):
+            yield from (each for name in ("after", "before") if isinstance(each := change.get(name), dict))
+            if change is not told:
+                yield change

@@ -386,6 +386,11 @@ def test_a_subject_is_erased_and_nothing_that_comes_again_brings_it_back(way: Wa
 
     first = way.erase("1")
     assert not first["complete"] and first["images_encrypted"] >= 2
+    # Lines that could not be read and say of nobody: who erases has to know of them.
+    of_nobody = [
+        each["where"] for each in first["remains"] if each["what"].startswith("lines that could not")
+    ]
+    assert bool(of_nobody) == isinstance(way, AsFiles)
     # Before what was made of it is gone, and after.
     way.again()
     way.fold()

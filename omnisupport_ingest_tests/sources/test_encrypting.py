@@ -182,12 +182,41 @@ def test_an_identity_is_found_as_it_landed(keys: SubjectKeys, tmp_path: Path) ->
     ]
     events = [event(number, "customers", None, identity=name) for number, name in enumerate(names)]
     found = landing(events_table(events)).column("identity").to_pylist()
-    assert found == [landing.identity(name) for name in names]
+    assert found == [landing.identity(each) for each in events]
     assert found[2:] == names[2:] and found[0] != names[0] and len(found[1]) == len(names[1])
     others = EncryptedLanding("desk", SubjectKeys(tmp_path / "b" / "keys" / "k.sqlite"), lambda: (CUSTOMERS,))
-    assert others.identity(ODD) != landing.identity(ODD), "each home has a secret of its own"
+    assert others.identity(events[0]) != landing.identity(events[0]), "each home has a secret of its own"
     plain = EncryptedLanding("desk", keys, lambda: (PLAIN,))
-    assert plain.identity(ODD) == ODD
+    assert plain.identity(events[0]) == ODD
+
+
+def test_an_identity_of_a_table_that_lands_plain_stays_as_it_is(keys: SubjectKeys) -> None:
+    """Else what landed before another contract said encrypted would come again as another event."""
+    identity = '["public","plans","[\\"1\\"]","r","0123456789abcdef"]'
+    one = event(1, "plans", {"id": "1", "name": "n"}, op="r", identity=identity, envelope="{}")
+    odd = event(2, "plans", None, op="u", identity=ODD, envelope="half a line")
+    landing = EncryptedLanding("desk", keys, lambda: (CUSTOMERS, PLAIN))
+    found = landing(events_table([one, odd]))
+    assert found.column("identity").to_pylist() == [identity, ODD]
+    assert [landing.identity(each) for each in (one, odd)] == [identity, ODD]
+
+
+@pytest.mark.parametrize(
+    "delivered",
+    [
+        {"owner": 7},
+        {"op": "u", "before": None, "after": {"owner": 7, "address": "x"}},
+        {"op": "d", "before": {"owner": "7"}, "after": None},
+        {"schema": {}, "payload": {"op": "u", "before": None, "after": {"owner": "7"}}},
+        {"schema": {}, "payload": {"owner": "7", "__op": "u"}},
+    ],
+)
+def test_what_cannot_be_read_is_of_the_subject_that_it_says_wherever_it_does(
+    keys: SubjectKeys, delivered: dict[str, Any]
+) -> None:
+    odd = event(1, "orders", None, op="u", key=None, identity=ODD, envelope=json.dumps(delivered))
+    text = landed(keys, odd).column("envelope")[0].as_py()
+    assert key_id(text) == keys.ids_of([("desk", "customer", "7")])[0]
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

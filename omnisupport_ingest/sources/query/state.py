@@ -8,7 +8,7 @@ every table is read whole once more.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -80,6 +80,8 @@ class QueryState:
                 self._base = sqlite3.connect(self.path, isolation_level=None)
                 self.path.chmod(0o600)
                 self._base.execute("PRAGMA synchronous = FULL")
+                # What is forgotten is overwritten: by the hash of a plain image its values can be guessed.
+                self._base.execute("PRAGMA secure_delete = ON")
                 self._base.execute(
                     "CREATE TABLE IF NOT EXISTS progress (name TEXT PRIMARY KEY, told TEXT NOT NULL)"
                 )
@@ -113,11 +115,18 @@ class QueryState:
             self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
 
     def save(
-        self, table: str, progress: Progress, seen: Iterable[Seen] = (), below: int | None = None
+        self,
+        table: str,
+        progress: Progress,
+        seen: Sequence[Seen] = (),
+        below: int | None = None,
+        *,
+        replaced: bool = False,
     ) -> None:
         """Save the progress of ``table`` and the landed versions ``seen``, in one transaction.
 
-        ``below``: versions with a lower cursor are forgotten.
+        ``below``: versions with a lower cursor are forgotten. ``replaced``: other images of the versions
+        ``seen`` are forgotten: the same row lands in another form now.
         """
         with failpoint("query.state", table):
             self._base.execute("BEGIN IMMEDIATE")
@@ -125,6 +134,11 @@ class QueryState:
                 self._base.execute(
                     "INSERT OR REPLACE INTO progress VALUES (?, ?)", (table, encode_line(progress))
                 )
+                if replaced:
+                    self._base.executemany(
+                        "DELETE FROM seen WHERE name = ? AND key = ? AND cursor = ?",
+                        ((table, each.key, each.cursor) for each in seen),
+                    )
                 self._base.executemany(
                     "INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?)",
                     ((table, each.key, each.cursor, each.image) for each in seen),

@@ -373,7 +373,9 @@ class _Page:
 
     def _save(self, reading: UnfinishedReading, known: Known) -> None:
         self.reading, self.progress = reading, replace(self.progress, reading=reading)
-        self._one._state.save(self._table.full_name, self.progress, known.new)
+        # What landed plain of a version is no longer what lands of it, and its hash says something of values.
+        encrypted = self._table.subject is not None
+        self._one._state.save(self._table.full_name, self.progress, known.new, replaced=encrypted)
 
 
 @dataclass(frozen=True, slots=True)
