@@ -256,11 +256,11 @@ def test_transaction_that_is_under_way_leaves_what_is_certain_where_it_was(ticke
         began = current_wal_lsn(tickets.dsn)
         with tickets.connected() as another:
             looks = CatalogWatermarks()
-            assert looks.begin(another) == Lsn(0)
+            assert looks.next(another) == Lsn(0)
             tickets.sql("INSERT INTO other VALUES (3, 'meanwhile')")
-            assert looks.begin(another) == Lsn(0)
+            assert looks.next(another) == Lsn(0)
             cursor.execute("COMMIT")
-            until(lambda: looks.begin(another) > began)
+            until(lambda: looks.next(another) > began)
 
 
 def test_looks_that_a_transaction_of_another_database_held_back_are_certain_once_it_is_over(
