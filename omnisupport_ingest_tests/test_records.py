@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omnisupport_ingest.sources.postgres.embedded.location import Location
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.defs.sensors import SensorCursor
@@ -40,6 +39,7 @@ from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseReq
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecord, LastError
 from omnisupport_ingest.sources.postgres.catalog.partitions import PartitionRecords, Stay
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
+from omnisupport_ingest.sources.postgres.embedded.files import Location
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.storage import recorded_storage
 from omnisupport_ingest.windows import WindowSize
