@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest.defs.source_health import HealthCursor
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.json_values import FieldProblem
@@ -36,7 +38,12 @@ from omnisupport_ingest.review.erasing import ErasureRefused
 from omnisupport_ingest.review.subject_erasure import _FORMAT as CERTIFICATE
 from omnisupport_ingest.review.subject_erasure import _read as read_certificate
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
-from omnisupport_ingest.sources.postgres.capture.state import CaptureRecord, LastError
+from omnisupport_ingest.sources.postgres.capture.state import (
+    CaptureRecord,
+    CaptureRecords,
+    LastError,
+    recorded,
+)
 from omnisupport_ingest.sources.postgres.catalog.partitions import PartitionRecords, Stay
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
 from omnisupport_ingest.sources.postgres.embedded.files import Location
@@ -91,6 +98,21 @@ def test_what_is_written_comes_back(sample: Sample) -> None:
     assert FORMAT.decode(encode(sample)) == sample
     assert decode_note(Sample, encode_line(sample)) == sample
     assert "\n" not in encode_line(sample)
+
+
+def test_a_text_that_is_no_utf_8_keeps_no_record_from_being_written_or_read(tmp_path: Path) -> None:
+    reason = os.fsdecode(b"for \xff")
+    assert PauseRequest(tmp_path).write(reason).reason == "for ?" and PauseRequest(tmp_path).present
+    assert decode_note(Holder, encode_line(Holder(reason))) == Holder("for ?")
+    failed = IngestError(f"/home/{reason} cannot be read.", fix="Restore it.")
+    with (
+        pytest.raises(IngestError) as raised,
+        recorded(CaptureRecords(tmp_path), follows=True, last_landed=lambda: None),
+    ):
+        raise failed
+    assert raised.value is failed
+    record = CaptureRecords(tmp_path).read()
+    assert record and record.last_error and record.last_error.problem == "/home/for ? cannot be read."
 
 
 def test_a_document_is_upgraded_from_its_own_version_on() -> None:
