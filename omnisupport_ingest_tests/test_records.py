@@ -36,6 +36,7 @@ from omnisupport_ingest.records import (
 )
 from omnisupport_ingest.review.erasing import ErasureRefused
 from omnisupport_ingest.review.subject_erasure import _FORMAT as CERTIFICATE
+from omnisupport_ingest.review.subject_erasure import _delivered as delivered
 from omnisupport_ingest.review.subject_erasure import _read as read_certificate
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.capture.state import (
@@ -283,6 +284,17 @@ def test_a_certificate_of_an_earlier_version_is_continued(tmp_path: Path) -> Non
     assert (earlier.asked.by, earlier.asked.at, earlier.swept) == ("me", NOON, ("lake/b",))
     assert [(each.place, each.count) for each in earlier.before] == [("landing", 2)]
     assert CERTIFICATE.decode(encode(json.loads(CERTIFIED))) == earlier
+
+
+def test_a_certificate_names_delivered_files_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    home = Home.open(tmp_path, WindowSize(60), now=NOON)
+    file = home.inbox / "s" / "refused" / os.fsdecode(b"a\xff.jsonl")
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert delivered(home, "t") == []
+    assert json.loads(encode({"where": tuple(delivered(home, "s"))})) == {
+        "where": ["inbox/s/refused/a\\xff.jsonl"]
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[]", CERTIFIED[:-5], CERTIFIED.replace('"swept"', '"kept"')])
