@@ -30,13 +30,22 @@ _VERSION = "format_version"
 
 
 def encode(record: object) -> bytes:
-    """Return the document of ``record``, a dataclass or members by name, as a file has it."""
-    return json.dumps(to_plain(record), indent=1, ensure_ascii=False).encode() + b"\n"
+    """Return the document of ``record``, a dataclass or members by name, as a file has it.
+
+    What is no character (a byte of a name or of an argument that is not UTF-8) becomes ``?``: it keeps no
+    record from being written, nor from being read.
+    """
+    text = json.dumps(to_plain(record), indent=1, ensure_ascii=False)
+    return text.encode(errors="replace") + b"\n"
 
 
 def encode_line(record: object) -> str:
-    """Return the document of ``record``, a dataclass, as one line without its end, as ledgers have it."""
-    return json.dumps(to_plain(record), ensure_ascii=False, separators=(",", ":"))
+    """Return the document of ``record``, a dataclass, as one line without its end, as ledgers have it.
+
+    What is no character becomes ``?``, as in ``encode``.
+    """
+    text = json.dumps(to_plain(record), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace").decode()
 
 
 def read_note(kind: type[T], path: Path) -> T:

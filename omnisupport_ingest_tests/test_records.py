@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omnisupport_ingest.sources.postgres.embedded.location import Location
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest.defs.source_health import HealthCursor
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.json_values import FieldProblem
@@ -35,11 +36,18 @@ from omnisupport_ingest.records import (
 )
 from omnisupport_ingest.review.erasing import ErasureRefused
 from omnisupport_ingest.review.subject_erasure import _FORMAT as CERTIFICATE
+from omnisupport_ingest.review.subject_erasure import _delivered as delivered
 from omnisupport_ingest.review.subject_erasure import _read as read_certificate
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
-from omnisupport_ingest.sources.postgres.capture.state import CaptureRecord, LastError
+from omnisupport_ingest.sources.postgres.capture.state import (
+    CaptureRecord,
+    CaptureRecords,
+    LastError,
+    recorded,
+)
 from omnisupport_ingest.sources.postgres.catalog.partitions import PartitionRecords, Stay
 from omnisupport_ingest.sources.postgres.catalog.published import recorded_tables
+from omnisupport_ingest.sources.postgres.embedded.files import Location
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.storage import recorded_storage
 from omnisupport_ingest.windows import WindowSize
@@ -91,6 +99,21 @@ def test_what_is_written_comes_back(sample: Sample) -> None:
     assert FORMAT.decode(encode(sample)) == sample
     assert decode_note(Sample, encode_line(sample)) == sample
     assert "\n" not in encode_line(sample)
+
+
+def test_a_text_that_is_no_utf_8_keeps_no_record_from_being_written_or_read(tmp_path: Path) -> None:
+    reason = os.fsdecode(b"for \xff")
+    assert PauseRequest(tmp_path).write(reason).reason == "for ?" and PauseRequest(tmp_path).present
+    assert decode_note(Holder, encode_line(Holder(reason))) == Holder("for ?")
+    failed = IngestError(f"/home/{reason} cannot be read.", fix="Restore it.")
+    with (
+        pytest.raises(IngestError) as raised,
+        recorded(CaptureRecords(tmp_path), follows=True, last_landed=lambda: None),
+    ):
+        raise failed
+    assert raised.value is failed
+    record = CaptureRecords(tmp_path).read()
+    assert record and record.last_error and record.last_error.problem == "/home/for ? cannot be read."
 
 
 def test_a_document_is_upgraded_from_its_own_version_on() -> None:
@@ -261,6 +284,17 @@ def test_a_certificate_of_an_earlier_version_is_continued(tmp_path: Path) -> Non
     assert (earlier.asked.by, earlier.asked.at, earlier.swept) == ("me", NOON, ("lake/b",))
     assert [(each.place, each.count) for each in earlier.before] == [("landing", 2)]
     assert CERTIFICATE.decode(encode(json.loads(CERTIFIED))) == earlier
+
+
+def test_a_certificate_names_delivered_files_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    home = Home.open(tmp_path, WindowSize(60), now=NOON)
+    file = home.inbox / "s" / "refused" / os.fsdecode(b"a\xff.jsonl")
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert delivered(home, "t") == []
+    assert json.loads(encode({"where": tuple(delivered(home, "s"))})) == {
+        "where": ["inbox/s/refused/a\\xff.jsonl"]
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[]", CERTIFIED[:-5], CERTIFIED.replace('"swept"', '"kept"')])

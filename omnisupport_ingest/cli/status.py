@@ -212,6 +212,7 @@ def _source(
 ) -> dict[str, Any]:
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
+    from omnisupport_ingest.sources.postgres.session.server import SourceAnswer
 
     if isinstance(probe, SourceAnswer):
         reach = probe

@@ -25,7 +25,8 @@ from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
 from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import Unreadable, read_file
+from omnisupport_ingest.foreign import Unreadable, printable, read_file
+from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.quarantine_files import named_anywhere
@@ -298,11 +299,7 @@ def _remains(
     )
     add(
         "files as they were delivered",
-        [
-            each.relative_to(workspace.home.path).as_posix()
-            for each in (workspace.home.inbox / contract.source).rglob("*")
-            if each.is_file()
-        ],
+        _delivered(workspace.home, contract.source),
         "they may have its values, as records of a topic may; delete them",
     )
     tables = _tables(workspace, contract, of_subject)
@@ -357,6 +354,12 @@ def _remains(
             "their keys/ has the key: give the same command there; their copies of files go with `sweep`",
         )
     return tuple(remains)
+
+
+def _delivered(home: Home, source: str) -> list[str]:
+    """Return the files in the inbox of ``source``. One whose name is not UTF-8 was refused, and is there."""
+    files = (each for each in (home.inbox / source).rglob("*") if each.is_file())
+    return [printable(each.relative_to(home.path)) for each in files]
 
 
 def _after(

@@ -58,6 +58,7 @@ def test_page_dashboard_and_alerts_name_just_the_metrics_that_there_are() -> Non
     dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     assert set(re.findall(rf"{PREFIX}\w+", asked)) <= names
+    of_a_source = {f"{PREFIX}{each.name}" for each in METRICS if "source" in each.labels}
     alerts = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yaml").read_text())
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]
     for rule in rules:
@@ -66,5 +67,7 @@ def test_page_dashboard_and_alerts_name_just_the_metrics_that_there_are() -> Non
         for line in rule["annotations"]["action"].split("; "):
             program, command, *_ = line.split()
             assert program == "omnisupport-ingest" and command in cli.commands, rule["alert"]
+        if used & of_a_source:
+            assert "{{ $labels.source }}" in rule["annotations"]["action"], rule["alert"]
     assert len(rules) == len({rule["alert"] for rule in rules})
     assert len(dashboard["panels"]) == len({panel["id"] for panel in dashboard["panels"]})
