@@ -28,7 +28,9 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import stage_folders
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.net_changes import LAYER, THINNED
 from omnisupport_ingest.layers.odd_keys import odd_files
 from omnisupport_ingest.layers.plan import idempotency_key
@@ -42,6 +44,10 @@ _WORTH = 2
 it needs."""
 
 _ROWS_AT_ONCE = 200_000
+
+_FILE = "_cdc_file"
+"""Column with the path of a row's file, called as no column of a contract may be."""
+
 _MEMORY = "512MB"
 
 
@@ -70,6 +76,12 @@ class NeverJudgedAgain:
 NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
 
 
+def lower(above: dict[int, Position], part: LandedPart) -> None:
+    """Let ``above`` have by epoch the lowest position also of the events of ``part``."""
+    first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
+    above[part.epoch] = min(first, above.get(part.epoch, first))
+
+
 def superseded_rows(
     workspace: Workspace, contract: TableContract, settled: NeverJudgedAgain, watermark: datetime | None
 ) -> tuple[SupersededRows | None, tuple[Verdict, ...]]:
@@ -91,7 +103,7 @@ def superseded_rows(
     going = [window for window, why in told.items() if why is None]
     if not going:
         return None, refused
-    with _found(snapshot, contract, settled) as connection:
+    with _found(workspace, snapshot, contract, settled) as connection:
         rows = _worth_it(snapshot, connection, going)
     if not rows:
         return None, refused
@@ -122,7 +134,7 @@ def remove_superseded(
         going = [w for w in planned.windows if _why_whole(snapshot, contract, settled, w) is None]
         if not going:
             return
-        with _found(snapshot, contract, settled) as connection:
+        with _found(workspace, snapshot, contract, settled) as connection:
             going = list(_worth_it(snapshot, connection, going))
             changes = _changes(snapshot, contract, connection, going) if going else []
         if changes:
@@ -144,16 +156,44 @@ def _why_whole(
         return "raw has its events, and it may be judged again"
     if state is None or not state.closed:
         return "it is not closed"
-    if state.versions != of_contract(contract) or snapshot.retyped:
+    if not _is_of(snapshot, contract, state):
         return "it was made by another contract"
-    if not all(Path(file.uri).exists() for file in snapshot.files(window)):
+    if not _has_files(snapshot, window):
         return "a file of its net changes is gone from disk"
     return None
 
 
+def _above(
+    workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
+) -> Mapping[int, Position]:
+    """``settled.above``, with what sealed windows have of the table and its net changes do not show as the
+    contract folds it: any of it may turn out as a key change that takes columns from just below itself.
+
+    So it is with windows that wait to be folded, for the first time or by this contract, and where a file is
+    gone.
+    """
+    above, store = dict(settled.above), workspace.landing(contract.source)
+    for window in settled.sealed:
+        state = snapshot.state(window)
+        shown = state is not None and _is_of(snapshot, contract, state) and _has_files(snapshot, window)
+        taken = frozenset(state.batches) if shown and state is not None else frozenset()
+        for part in () if store.has_just(window, taken) else store.parts(window):
+            if part.batch_id not in taken and contract.full_name in part.rows_per_table:
+                lower(above, part)
+    return above
+
+
+def _is_of(snapshot: TableSnapshot, contract: TableContract, state: WindowState) -> bool:
+    return state.versions == of_contract(contract) and not snapshot.retyped
+
+
+def _has_files(snapshot: TableSnapshot, window: str) -> bool:
+    return all(Path(file.uri).exists() for file in snapshot.files(window))
+
+
 @contextmanager
 def _found(
-    snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
+    workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the table ``SUPERSEDED`` of the sealed windows."""
     windows = [w for w in snapshot.windows() if _why_whole(snapshot, contract, settled, w) is None]
@@ -169,13 +209,13 @@ def _found(
         )
         connection.register("window_of", window_of)
         columns = ", ".join(f"rows.{name}" for name in ASKED)
-        _view(
-            connection, "net_rows", f"window_of.window, {columns}", files, "JOIN window_of ON path = filename"
-        )
+        named = f"JOIN window_of ON window_of.path = rows.{_FILE}"
+        _view(connection, "net_rows", f"window_of.window, {columns}", files, named)
         # A key change of any window, however young, takes from the rows of all.
-        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(snapshot.all_files()))
+        there = [file for file in snapshot.all_files() if Path(file.uri).exists()]
+        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(there))
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
-        find_superseded(connection, settled.above)
+        find_superseded(connection, _above(workspace, snapshot, contract, settled))
         yield connection
 
 
@@ -191,8 +231,8 @@ def _view(
     paths = ", ".join("'" + each.uri.replace("'", "''") + "'" for each in files)
     connection.execute(
         f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM "
-        f"read_parquet([{paths}], filename = true, hive_partitioning = false, union_by_name = true) AS rows "
-        f"{more}"
+        f"read_parquet([{paths}], filename = '{_FILE}', hive_partitioning = false, union_by_name = true) "
+        f"AS rows {more}"
     )
 
 
