@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.life import Position
-from omnisupport_ingest.cdc.superseded import ASKED, SUPERSEDED, find_superseded, taken_away_in
+from omnisupport_ingest.cdc.superseded import ASKED, POSITIONS, SUPERSEDED, find_superseded, taken_away_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
@@ -47,6 +48,13 @@ _ROWS_AT_ONCE = 200_000
 
 _FILE = "_cdc_file"
 """Column with the path of a row's file, called as no column of a contract may be."""
+
+_NO_ROWS = pa.schema(
+    [
+        ("window", pa.string()),
+        *((name, columnar.POSITION if name in POSITIONS else pa.string()) for name in ASKED),
+    ]
+).empty_table()
 
 _MEMORY = "512MB"
 
@@ -224,8 +232,7 @@ def _view(
 ) -> None:
     """Make the view ``name`` of ``columns`` of ``files``; without files it has no rows."""
     if not files:
-        empty = pa.schema([("window", pa.string()), *((each, pa.string()) for each in ASKED)]).empty_table()
-        connection.register(name, empty)
+        connection.register(name, _NO_ROWS)
         return
     # No failpoint: a view of a scratch database.
     paths = ", ".join("'" + each.uri.replace("'", "''") + "'" for each in files)

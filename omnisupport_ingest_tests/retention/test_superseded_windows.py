@@ -124,3 +124,10 @@ def test_rows_stay_below_a_file_that_is_gone_from_disk(tmp_path: Path) -> None:
     assert planned(desk) is not None
     file.unlink()
     assert planned(desk) is None
+
+
+def test_windows_without_a_row_of_the_table_are_no_fault(tmp_path: Path) -> None:
+    desk = ThreeTables(tmp_path, retention=KEPT)
+    desk.land_of(1, "tags")
+    desk.take_in(FIRST, closed=True)
+    assert planned(desk) is None
