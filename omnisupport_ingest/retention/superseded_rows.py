@@ -27,6 +27,7 @@ from omnisupport_ingest.cdc.superseded import ASKED, POSITIONS, SUPERSEDED, find
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.file_rows import batches_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import stage_folders
 from omnisupport_ingest.lake.state import WindowState
@@ -43,8 +44,6 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 _WORTH = 2
 """A window is written again once one row in so many is superseded: so rarely, and it never holds twice what
 it needs."""
-
-_ROWS_AT_ONCE = 200_000
 
 _FILE = "_cdc_file"
 """Column with the path of a row's file, called as no column of a contract may be."""
@@ -309,11 +308,9 @@ def _write(draft: Path, file: LakeFile, keys: pa.Array) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     written = 0
-    with (
-        pq.ParquetFile(file.uri, pre_buffer=False) as held,
-        pq.ParquetWriter(target, held.schema_arrow, compression="snappy") as writer,
-    ):
-        for batch in held.iter_batches(_ROWS_AT_ONCE):
+    schema = pq.read_schema(file.uri)
+    with pq.ParquetWriter(target, schema, compression="snappy") as writer:
+        for batch in batches_of(file.uri, schema, {}):
             gone = pc.fill_null(pc.is_in(batch["_cdc_key"], value_set=keys), False)
             stay = batch.filter(pc.invert(gone))
             if stay.num_rows:

@@ -15,8 +15,10 @@ import pytest
 
 from omnisupport_ingest.cdc.columnar import POSITION
 from omnisupport_ingest.lake.commit import WindowChange
-from omnisupport_ingest.lake.layout import StagedFile, partition_in, unit_folder
+from omnisupport_ingest.lake.file_rows import BYTES_OF_A_BATCH
+from omnisupport_ingest.lake.layout import LakeFile, StagedFile, partition_in, unit_folder
 from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.retention import superseded_rows as superseded_rows_of_table
 from omnisupport_ingest.retention.superseded_rows import (
     NeverJudgedAgain,
     SupersededRows,
@@ -131,3 +133,24 @@ def test_windows_without_a_row_of_the_table_are_no_fault(tmp_path: Path) -> None
     desk.land_of(1, "tags")
     desk.take_in(FIRST, closed=True)
     assert planned(desk) is None
+
+
+def test_wide_rows_are_written_again_within_bounded_memory(tmp_path: Path) -> None:
+    """Half a megabyte on disk, for one text is in every row: 200 MB of rows."""
+    count = 20_000
+    keys = [f'["{number}"]' for number in range(count)]
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int8()), ["x" * 10_000])
+    held = tmp_path / "held.parquet"
+    pq.write_table(pa.table({"_cdc_key": keys, "body": text.cast(pa.string())}), held)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    file = LakeFile("held.parquet", str(held), FIRST, (("window", FIRST),), count, held.stat().st_size)
+    pa.set_memory_pool(pool)
+    try:
+        superseded_rows_of_table._write(tmp_path / "draft", file, pa.array(keys[::2]))
+    finally:
+        pa.set_memory_pool(before)
+    (written,) = (tmp_path / "draft").rglob("*.parquet")
+    assert (
+        pq.read_table(written, columns=["_cdc_key"], partitioning=None)["_cdc_key"].to_pylist() == keys[1::2]
+    )
+    assert (pool.max_memory() or 0) < 6 * BYTES_OF_A_BATCH
