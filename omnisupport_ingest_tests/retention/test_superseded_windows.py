@@ -18,6 +18,7 @@ from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.file_rows import BYTES_OF_A_BATCH
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile, partition_in, unit_folder
 from omnisupport_ingest.lake.stats import delta_stats
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.retention import superseded_rows as superseded_rows_of_table
 from omnisupport_ingest.retention.superseded_rows import (
     NeverJudgedAgain,
@@ -154,3 +155,24 @@ def test_wide_rows_are_written_again_within_bounded_memory(tmp_path: Path) -> No
         pq.read_table(written, columns=["_cdc_key"], partitioning=None)["_cdc_key"].to_pylist() == keys[1::2]
     )
     assert (pool.max_memory() or 0) < 6 * BYTES_OF_A_BATCH
+
+
+def test_keys_that_a_killed_search_left_on_disk_are_removed_by_the_next(tmp_path: Path) -> None:
+    """They are beside the home's other scratch files, under the name of their process; a key may be a
+    person's."""
+    desk, seen = told(tmp_path), list[Path]()
+    run = desk.workspace.home.run
+    left = run / f"superseded-{ProcessIdentity(999_999_999).text}-left"
+    left.mkdir(parents=True)
+    (left / "rows.duckdb").write_text("keys")
+    with pytest.MonkeyPatch.context() as patch:
+        find = superseded_rows_of_table.find_superseded
+        patch.setattr(
+            superseded_rows_of_table,
+            "find_superseded",
+            lambda *given: (seen.extend(run.glob("superseded-*/rows.duckdb")), find(*given)),
+        )
+        assert planned(desk) is not None
+    (own,) = seen
+    assert own.parent.name.startswith(f"superseded-{ProcessIdentity.current().text}-")
+    assert not [*run.glob("superseded-*")]
