@@ -238,7 +238,6 @@ def _scratch(workspace: Workspace) -> Iterator[str]:
             # No failpoint: scratch files, which the next call removes if this process is killed.
             shutil.rmtree(left, ignore_errors=True)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: the same.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         yield scratch
 
