@@ -20,17 +20,9 @@ import duckdb
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.life import Position
 
-ASKED = (
-    "_cdc_kind",
-    "_cdc_key",
-    "_cdc_position",
-    "_cdc_first",
-    "_cdc_alive",
-    "_cdc_doubt",
-    "_cdc_vouched",
-    "_cdc_moved_from_key",
-    "_cdc_unresolved",
-)
+POSITIONS = ("_cdc_position", "_cdc_first", "_cdc_alive", "_cdc_doubt", "_cdc_vouched")
+
+ASKED = ("_cdc_kind", "_cdc_key", *POSITIONS, "_cdc_moved_from_key", "_cdc_unresolved")
 """The columns of folded rows that the rule asks for, beside ``window``."""
 
 SUPERSEDED = "superseded"

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from omnisupport_ingest.cdc.judging import OPEN
+from omnisupport_ingest.cdc.life import Position
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.state import WindowState
@@ -48,6 +49,7 @@ from omnisupport_ingest.retention.superseded_rows import (
     NOTHING_SETTLED,
     NeverJudgedAgain,
     SupersededRows,
+    lower,
     superseded_rows,
 )
 from omnisupport_ingest.retention.withheld_values import WithheldValues, refused_values, withheld_values
@@ -225,11 +227,10 @@ class _Looked:
     def settled(self) -> NeverJudgedAgain:
         """The sealed windows, and the lowest position of each epoch in all others, that of events out of
         range included, which a person may release. Nothing is looked for where no contract asks."""
-        above: dict[int, tuple[int, int, int]] = {}
+        above: dict[int, Position] = {}
         for window in self._store.windows() if self._giving_up_rows else ():
             for part in self._store.parts(window) if window not in self._sealed else ():
-                first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
-                above[part.epoch] = min(first, above.get(part.epoch, first))
+                lower(above, part)
         return NeverJudgedAgain(self._sealed, above)
 
     @cached_property

@@ -21,19 +21,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.life import Position
-from omnisupport_ingest.cdc.superseded import ASKED, SUPERSEDED, find_superseded, taken_away_in
+from omnisupport_ingest.cdc.superseded import ASKED, POSITIONS, SUPERSEDED, find_superseded, taken_away_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
+from omnisupport_ingest.lake.file_rows import batches_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.staging import stage_folders
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.net_changes import LAYER, THINNED
 from omnisupport_ingest.layers.odd_keys import odd_files
 from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.retention.rules import Answer, Verdict
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -41,7 +46,18 @@ _WORTH = 2
 """A window is written again once one row in so many is superseded: so rarely, and it never holds twice what
 it needs."""
 
-_ROWS_AT_ONCE = 200_000
+_SCRATCH = "superseded-"
+
+_FILE = "_cdc_file"
+"""Column with the path of a row's file, called as no column of a contract may be."""
+
+_NO_ROWS = pa.schema(
+    [
+        ("window", pa.string()),
+        *((name, columnar.POSITION if name in POSITIONS else pa.string()) for name in ASKED),
+    ]
+).empty_table()
+
 _MEMORY = "512MB"
 
 
@@ -70,6 +86,12 @@ class NeverJudgedAgain:
 NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
 
 
+def lower(above: dict[int, Position], part: LandedPart) -> None:
+    """Let ``above`` have by epoch the lowest position also of the events of ``part``."""
+    first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
+    above[part.epoch] = min(first, above.get(part.epoch, first))
+
+
 def superseded_rows(
     workspace: Workspace, contract: TableContract, settled: NeverJudgedAgain, watermark: datetime | None
 ) -> tuple[SupersededRows | None, tuple[Verdict, ...]]:
@@ -91,7 +113,7 @@ def superseded_rows(
     going = [window for window, why in told.items() if why is None]
     if not going:
         return None, refused
-    with _found(snapshot, contract, settled) as connection:
+    with _found(workspace, snapshot, contract, settled) as connection:
         rows = _worth_it(snapshot, connection, going)
     if not rows:
         return None, refused
@@ -122,7 +144,7 @@ def remove_superseded(
         going = [w for w in planned.windows if _why_whole(snapshot, contract, settled, w) is None]
         if not going:
             return
-        with _found(snapshot, contract, settled) as connection:
+        with _found(workspace, snapshot, contract, settled) as connection:
             going = list(_worth_it(snapshot, connection, going))
             changes = _changes(snapshot, contract, connection, going) if going else []
         if changes:
@@ -144,22 +166,50 @@ def _why_whole(
         return "raw has its events, and it may be judged again"
     if state is None or not state.closed:
         return "it is not closed"
-    if state.versions != of_contract(contract) or snapshot.retyped:
+    if not _is_of(snapshot, contract, state):
         return "it was made by another contract"
-    if not all(Path(file.uri).exists() for file in snapshot.files(window)):
+    if not _has_files(snapshot, window):
         return "a file of its net changes is gone from disk"
     return None
 
 
+def _above(
+    workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
+) -> Mapping[int, Position]:
+    """``settled.above``, with what sealed windows have of the table and its net changes do not show as the
+    contract folds it: any of it may turn out as a key change that takes columns from just below itself.
+
+    So it is with windows that wait to be folded, for the first time or by this contract, and where a file is
+    gone.
+    """
+    above, store = dict(settled.above), workspace.landing(contract.source)
+    for window in settled.sealed:
+        state = snapshot.state(window)
+        shown = state is not None and _is_of(snapshot, contract, state) and _has_files(snapshot, window)
+        taken = frozenset(state.batches) if shown and state is not None else frozenset()
+        for part in () if store.has_just(window, taken) else store.parts(window):
+            if part.batch_id not in taken and contract.full_name in part.rows_per_table:
+                lower(above, part)
+    return above
+
+
+def _is_of(snapshot: TableSnapshot, contract: TableContract, state: WindowState) -> bool:
+    return state.versions == of_contract(contract) and not snapshot.retyped
+
+
+def _has_files(snapshot: TableSnapshot, window: str) -> bool:
+    return all(Path(file.uri).exists() for file in snapshot.files(window))
+
+
 @contextmanager
 def _found(
-    snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
+    workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the table ``SUPERSEDED`` of the sealed windows."""
     windows = [w for w in snapshot.windows() if _why_whole(snapshot, contract, settled, w) is None]
     files = [file for window in windows for file in snapshot.files(window)]
     with (
-        tempfile.TemporaryDirectory(prefix="omnisupport-superseded-") as scratch,
+        _scratch(workspace) as scratch,
         # No failpoint: scratch files, which leave with the folder.
         duckdb.connect(f"{scratch}/rows.duckdb", config={"threads": 1}) as connection,
     ):
@@ -169,14 +219,27 @@ def _found(
         )
         connection.register("window_of", window_of)
         columns = ", ".join(f"rows.{name}" for name in ASKED)
-        _view(
-            connection, "net_rows", f"window_of.window, {columns}", files, "JOIN window_of ON path = filename"
-        )
+        named = f"JOIN window_of ON window_of.path = rows.{_FILE}"
+        _view(connection, "net_rows", f"window_of.window, {columns}", files, named)
         # A key change of any window, however young, takes from the rows of all.
-        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(snapshot.all_files()))
+        there = [file for file in snapshot.all_files() if Path(file.uri).exists()]
+        _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(there))
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
-        find_superseded(connection, settled.above)
+        find_superseded(connection, _above(workspace, snapshot, contract, settled))
         yield connection
+
+
+@contextmanager
+def _scratch(workspace: Workspace) -> Iterator[str]:
+    """A folder for keys that memory has no room for, gone afterwards; what killed processes left goes now."""
+    for left in workspace.home.run.glob(f"{_SCRATCH}*"):
+        process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
+        if process is None or not process.lives():
+            # No failpoint: scratch files, which the next call removes if this process is killed.
+            shutil.rmtree(left, ignore_errors=True)
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+        yield scratch
 
 
 def _view(
@@ -184,15 +247,14 @@ def _view(
 ) -> None:
     """Make the view ``name`` of ``columns`` of ``files``; without files it has no rows."""
     if not files:
-        empty = pa.schema([("window", pa.string()), *((each, pa.string()) for each in ASKED)]).empty_table()
-        connection.register(name, empty)
+        connection.register(name, _NO_ROWS)
         return
     # No failpoint: a view of a scratch database.
     paths = ", ".join("'" + each.uri.replace("'", "''") + "'" for each in files)
     connection.execute(
         f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM "
-        f"read_parquet([{paths}], filename = true, hive_partitioning = false, union_by_name = true) AS rows "
-        f"{more}"
+        f"read_parquet([{paths}], filename = '{_FILE}', hive_partitioning = false, union_by_name = true) "
+        f"AS rows {more}"
     )
 
 
@@ -262,11 +324,9 @@ def _write(draft: Path, file: LakeFile, keys: pa.Array) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     written = 0
-    with (
-        pq.ParquetFile(file.uri, pre_buffer=False) as held,
-        pq.ParquetWriter(target, held.schema_arrow, compression="snappy") as writer,
-    ):
-        for batch in held.iter_batches(_ROWS_AT_ONCE):
+    schema = pq.read_schema(file.uri)
+    with pq.ParquetWriter(target, schema, compression="snappy") as writer:
+        for batch in batches_of(file.uri, schema, {}):
             gone = pc.fill_null(pc.is_in(batch["_cdc_key"], value_set=keys), False)
             stay = batch.filter(pc.invert(gone))
             if stay.num_rows:

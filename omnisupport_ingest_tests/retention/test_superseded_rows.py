@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 from collections.abc import Sequence
@@ -22,7 +23,16 @@ from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.quarantined import quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
 from omnisupport_ingest_tests.cli.command import command, environment
-from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import (
+    CONTRACT,
+    FIRST,
+    SECOND,
+    SOURCE,
+    THIRD,
+    Change,
+    Commit,
+    Story,
+)
 from omnisupport_ingest_tests.retention.test_killed import REMOVE, killed, opened
 from omnisupport_ingest_tests.retention.test_story import (
     DAY,
@@ -168,6 +178,28 @@ def test_rows_stay_below_an_event_that_may_still_be_released(tmp_path, spark):
     assert OUT_OF_RANGE in story.store.windows()
     assert NET_CHANGES not in apply(story)
     assert held(story.workspace, FIRST, SECOND) == [1, 1]
+
+
+def test_rows_stay_while_a_window_between_waits_to_be_folded_by_another_contract(tmp_path, spark):
+    """By the new contract its key change did not send every column, and takes one from the row below."""
+    story = told(tmp_path, {each: KEPT[each] for each in ("landing", "raw")})
+    whole = {"title": "first", "body": "text", "extra": "kept"}
+    moved = Change("c", 5, {"title": "first", "body": "text"}, unchanged=("extra",), moved_from=1)
+    story.land(Commit(10, 1, [Change("c", 1, whole)]), Commit(11, 61, [Change("d", 1), moved]))
+    story.land(Commit(12, 121, [Change("c", 1, {**whole, "extra": "new"})]), put(30, LATER, "later", id=2))
+    take_all(story, spark)
+    apply(story)
+    document = copy.deepcopy(CONTRACT)
+    document["x-cdc"] |= {"retention": KEPT, "version": "1.1.0"}  # type: ignore[operator]
+    document["properties"]["extra"] = CONTRACT["properties"]["body"]  # type: ignore[index]
+    story.write_contract(document)
+    story.workspace = Workspace.open(story.workspace.settings)
+    net_changes.materialize(story.workspace, spark, story.contract, [FIRST, THIRD], "run")
+    assert NET_CHANGES not in apply(story)
+    take_all(story, spark)
+    table = story.workspace.dimension(story.contract).open()
+    found = {row["id"]: row["extra"] for row in table.read(spark, table.all_files()).collect()}
+    assert (found[5], found[1]) == ("kept", "new")
 
 
 @pytest.mark.crash
