@@ -289,7 +289,7 @@ def test_a_key_change_that_may_come_between_two_rows_keeps_the_lower_one(
 
 @pytest.mark.full
 def test_rows_do_leave_and_every_situation_comes_up() -> None:
-    lakes = [told(Random(seed), moving=seed % 2 == 0) for seed in range(60)]
+    lakes = [told(Random(seed), moving=seed % 2 == 0) for seed in range(90)]
     assert sum(lake.removed for lake in lakes) > 30
     kinds = [kind for lake in lakes for rows in lake.thin.values() for kind in rows["_cdc_kind"].to_pylist()]
     assert kinds.count(ENDED) > 10
