@@ -47,7 +47,7 @@ up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--w
 
 .PHONY: test
 test: $(INSTALLED) ## Run the kernels, and a story of each layer on the real thing; minutes (ARGS="-k capture")
-	$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=quick \
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) --hypothesis-profile=quick \
 		-m "not full and not slow and not crash and not huge" $(ARGS)
 
 .PHONY: test-all
