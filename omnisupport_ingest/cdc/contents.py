@@ -1,4 +1,4 @@
-"""The content by which copies of an event are told from collisions, where values landed encrypted.
+"""What distinguishes a copy of an event from a collision, where values landed encrypted.
 
 Landed bytes do not do: the same event may land plain, encrypted, and without the values of a subject that was
 erased meanwhile. So its images are compared decrypted, whatever the order of their members. Where one copy at

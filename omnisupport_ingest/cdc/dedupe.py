@@ -72,12 +72,12 @@ def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED) -> DataFrame:
     position = Window.partitionBy(*place)
     if contents.keys is not None:
         compared = F.max(of_contents.ERASED).over(position)
-        told = (
+        compared = (
             F.when(compared == of_contents.BY_BARE, F.col(of_contents.BARE))
             .when(compared == of_contents.BY_SHOWN, F.col(of_contents.SHOWN))
             .otherwise(F.col(content))
         )
-        events = events.withColumn(content, told)
+        events = events.withColumn(content, compared)
     arrival = Window.partitionBy(*place, content).orderBy(
         "newest_epoch_before",
         F.when(sorts, F.col("batch_id")),

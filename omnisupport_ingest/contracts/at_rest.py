@@ -25,9 +25,9 @@ def read_at_rest(
     ``name``: of the table in the lake. None where values land plain. ``ContractError`` for what cannot be
     carried out.
     """
-    told = policy.get("at_rest")
-    if told is None or told["pii"] != ENCRYPTED:
-        if told is not None and len(told) > 1:
+    stated = policy.get("at_rest")
+    if stated is None or stated["pii"] != ENCRYPTED:
+        if stated is not None and len(stated) > 1:
             raise refused(
                 path, "x-cdc.at_rest", "names a subject of plain values", "Take it out, or write encrypted."
             )
@@ -36,7 +36,9 @@ def read_at_rest(
         raise refused(
             path, "x-cdc.at_rest.pii", "is 'encrypted', and pii names no column", "Name the columns in pii."
         )
-    subject = Subject(told.get("subject", name), _column(path, policy, columns, told.get("subject_column")))
+    subject = Subject(
+        stated.get("subject", name), _column(path, policy, columns, stated.get("subject_column"))
+    )
     readable = _readable(policy, subject)
     for column in columns:
         if column.personal and column.name not in readable and not column.nullable:
@@ -79,8 +81,8 @@ def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
     )
 
 
-def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], told: str | None) -> str:
-    if told is None:
+def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], stated: str | None) -> str:
+    if stated is None:
         if len(policy["key"]) != 1:
             raise refused(
                 path,
@@ -90,9 +92,9 @@ def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], tol
             )
         only: str = policy["key"][0]
         return only
-    if told not in {column.name for column in columns}:
-        raise refused(path, "x-cdc.at_rest.subject_column", f"{told!r} is not a column", "Name a column.")
-    return told
+    if stated not in {column.name for column in columns}:
+        raise refused(path, "x-cdc.at_rest.subject_column", f"{stated!r} is not a column", "Name a column.")
+    return stated
 
 
 def _readable(policy: dict[str, Any], subject: Subject) -> set[str | None]:

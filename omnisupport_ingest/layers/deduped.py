@@ -438,7 +438,7 @@ def _quarantine_files(before: WindowState | None, job: _Job, staged: StagedFiles
 
 
 def contents_of(judging_rules: JudgingRules) -> Contents:
-    """What the contents of events are by which their copies are told from collisions."""
+    """Return how the contents of events are compared: it distinguishes their copies from collisions."""
     return Contents(judging_rules.contracts, judging_rules.secrets.subjects)
 
 

@@ -60,7 +60,7 @@ WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY
 together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
     AND events.commit_lsn = shared.commit_lsn AND events.ordinal = shared.ordinal
     AND events.identity IS NOT DISTINCT FROM shared.identity),
-told AS (SELECT * REPLACE (CASE max(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
+contents AS (SELECT * REPLACE (CASE max(erased) OVER (PARTITION BY epoch, commit_lsn, ordinal, identity)
     WHEN 2 THEN bare WHEN 1 THEN shown ELSE content END AS content) FROM together),
 marked AS (SELECT file, row,
     row_number() OVER (PARTITION BY epoch, commit_lsn, ordinal, identity, content
@@ -69,7 +69,7 @@ marked AS (SELECT file, row,
         watermark_before NULLS FIRST, landed_at NULLS FIRST, batch_id NULLS FIRST, file_row NULLS FIRST
     )::INTEGER AS copy,
     min(content) OVER place <> max(content) OVER place AS collision
-    FROM told WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
+    FROM contents WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
 SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 """
 

@@ -104,13 +104,13 @@ def superseded_rows(
         for window in snapshot.windows()
         if window != OUT_OF_RANGE and workspace.grid.end_of(window) + keep <= watermark
     ]
-    told = {window: _why_whole(snapshot, contract, settled, window) for window in old}
+    refusals = {window: _why_whole(snapshot, contract, settled, window) for window in old}
     refused = tuple(
         Verdict(LAYER, window, Answer.REFUSED, f"{why} ({contract.full_name})")
-        for window, why in told.items()
+        for window, why in refusals.items()
         if why is not None
     )
-    going = [window for window, why in told.items() if why is None]
+    going = [window for window, why in refusals.items() if why is None]
     if not going:
         return None, refused
     with _found(workspace, snapshot, contract, settled) as connection:

@@ -200,8 +200,8 @@ class EncryptedLanding:
 
 def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]) -> LandingStore:
     """The landing of ``source`` in ``home``, which encrypts what ``contracts`` say before it is written."""
-    told = tuple(contracts)
-    encrypting = EncryptedLanding(source, SubjectKeys(home.path / FILE), lambda: told)
+    fixed = tuple(contracts)
+    encrypting = EncryptedLanding(source, SubjectKeys(home.path / FILE), lambda: fixed)
     return LandingStore(home.landing, source, as_landed=encrypting, identity_as_landed=encrypting.identity)
 
 
@@ -211,27 +211,29 @@ def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:
-    """Whose an event is of which what was delivered could not be read: what that or an image says in the
-    column ``subject``, else its row."""
+    """Return whose key encrypts an event that could not be read as a change.
+
+    (True, the value of column ``subject`` in its line or an image), or without one (False, the key of its row).
+    """
     for name in ("after", "before", "envelope"):
         try:
-            told = texts_only(event[name] or "")
+            document = texts_only(event[name] or "")
         except Unreadable:
             continue
-        for row in _rows_in(told):
+        for row in _rows_in(document):
             value = row.get(subject) if subject is not None else None
             if isinstance(value, str):
                 return True, value
     return False, event["key"] or ""
 
 
-def _rows_in(told: Any) -> Iterator[dict[str, Any]]:
-    """What may be a row in what was delivered: all of it, or the images of a change, with a schema or not."""
-    if not isinstance(told, dict):
+def _rows_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a delivered line that may be a row: the line, and the images of a change."""
+    if not isinstance(document, dict):
         return
-    yield told
-    for change in (told, told.get("payload")):
+    yield document
+    for change in (document, document.get("payload")):
         if isinstance(change, dict):
             yield from (each for name in ("after", "before") if isinstance(each := change.get(name), dict))
-            if change is not told:
+            if change is not document:
                 yield change

@@ -63,15 +63,15 @@ def test_several_threads_read_more_manifests_than_are_remembered(store: LandingS
         land(store, end, end + 1, at=None)
     few, names = LandingStore(store.folder.parent, store.source, remembered=2), store.batch_ids()
 
-    def read(step: int) -> None:
-        for number in range(3000):
-            few.read(names[number * step % len(names)])
+    def read(step: int) -> set[bool]:
+        wanted = [names[number * step % len(names)] for number in range(3000)]
+        return {few.read(name).batch_id == name for name in wanted}
 
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(read, (1, 2, 3)))
+            assert list(threads.map(read, (1, 2, 3))) == [{True}] * 3
     finally:
         sys.setswitchinterval(often)
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -99,7 +100,7 @@ def contract(*, cursor: bool) -> dict[str, Any]:
     }
 
 
-class Way:
+class Way(ABC):
     """A home, its lake, and one way in of its source."""
 
     cursor = False
@@ -120,13 +121,13 @@ class Way:
         self.contract = next(iter(load_contracts(self.contracts)))
         self.times = 0
 
+    @abstractmethod
     def deliver(self, rows: list[Row]) -> None:
         """``rows`` come by this way."""
-        raise NotImplementedError
 
+    @abstractmethod
     def again(self) -> None:
         """All of what was delivered comes again, some of it beside what was not."""
-        raise NotImplementedError
 
     @property
     def workspace(self) -> Workspace:

@@ -62,10 +62,10 @@ class RowEvents:
     epoch: int
     as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
 
-    def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], told: Known, remember: int) -> pa.Table:
+    def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], tally: Known, remember: int) -> pa.Table:
         """Events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are in ``known`` already.
 
-        ``told`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
+        ``tally`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
         """
         of_each = {
             "ordinal": ordinals(rows.cursors),
@@ -88,7 +88,7 @@ class RowEvents:
             for each in EVENT_SCHEMA
         ]
         events = self.as_landed(pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA))
-        kept, misplaced = self._compared(rows, events.column("after"), known, told, remember)
+        kept, misplaced = self._compared(rows, events.column("after"), known, tally, remember)
         place = EVENT_SCHEMA.get_field_index("misplaced")
         events = events.set_column(place, EVENT_SCHEMA.field(place), misplaced)
         return events if kept is None else events.filter(kept)
@@ -120,7 +120,7 @@ class RowEvents:
         rows: Rows,
         images: pa.ChunkedArray,
         known: Mapping[str, Sequence[Seen]],
-        told: Known,
+        tally: Known,
         remember: int,
     ) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
         """Which rows land (null: all), and which of them come behind a later version of their key.
@@ -139,12 +139,12 @@ class RowEvents:
             version = Seen(key, cursor, image_hash(image.as_py()))
             if version in versions:
                 lands[number] = False
-                told.again += 1
+                tally.again += 1
                 continue
             if any(each.cursor > cursor for each in versions):
                 behind[number] = True
-                told.behind += 1
-            told.new.append(version)
+                tally.behind += 1
+            tally.new.append(version)
         return pa.array(lands), pc.if_else(pa.array(behind), True, None) if behind.any() else nothing
 
 
