@@ -213,7 +213,7 @@ def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
 def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:
     """Return whose key encrypts an event that could not be read as a change.
 
-    (True, the value of column ``subject`` in its line or an image), or without one (False, the key of its row).
+    (True, the value of column ``subject`` in its line or an image); without one (False, its row's key).
     """
     for name in ("after", "before", "envelope"):
         try:
