@@ -20,7 +20,7 @@ _QUEUED_GROUPS = 3
 
 
 class WriterThreads:
-    """Does one thing after another, in the order in which they were asked for.
+    """Does one piece of work after another, in the order of submission.
 
     Writers of batches that follow one another may share them: while one is landing, the next takes events in.
     So few row groups wait however many writers there are, which bounds the memory.
@@ -48,7 +48,7 @@ class WriterThreads:
         return self._writer.submit(work)
 
     def settle(self) -> None:
-        """Wait for all that was asked for; what it raises, only its own writer hears."""
+        """Wait until all submitted work is done. Its errors are left to the writer that submitted it."""
         # The writer first: it waits for what the maker is working on.
         for pool in (self._writer, self._maker):
             pool.submit(_nothing).result()
@@ -68,4 +68,4 @@ def awaited(done: Future[T], meanwhile: Callable[[], None]) -> T:
 
 
 def _nothing() -> None:
-    """Stands behind all that was asked for before."""
+    """Do nothing: its result comes when all work submitted before is done."""
