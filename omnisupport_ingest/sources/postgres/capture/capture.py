@@ -67,7 +67,7 @@ from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Lake, 
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest.sources.postgres.snapshot.snapshot import Snapshots
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
-from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, prove_source
+from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, prove_continuity
 
 _log = logging.getLogger(__name__)
 
@@ -325,7 +325,7 @@ class Capture:
         if epoch is not None and not {each.check for each in findings} & NO_PROOF:
             # Find a slot that is gone or not ours now: before anything changes at the source, and before
             # the report says what another server lacks.
-            prove_source(dsn, connection, self._store, epoch)
+            prove_continuity(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
         blocked: dict[str, str] = {}
         if epoch is not None:

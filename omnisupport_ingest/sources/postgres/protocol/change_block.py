@@ -1,9 +1,9 @@
 """Row changes turned into event columns a block at a time.
 
-With one object per change, capture would spend most of its time on objects. Here the changes of a block are
-columns from the start, whatever their tables: arithmetic over all of them finds their texts, and a few calls
-of Arrow put together their keys and row images (``json_texts``). Unusual changes go one by one through
-``row_events``, which defines what an event is; both ways give the same.
+With one Python object per change, capture would spend most of its time on objects. So the changes of a block
+are columns from the start, whatever their tables: arithmetic over all of them finds their texts, and a few
+calls of Arrow put together their keys and row images (``json_texts``). Irregular changes go one by one
+through ``row_events``, which defines what an event is; both ways give the same events.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from omnisupport_ingest.sources.postgres.protocol.walstream import POSTGRES_EPOC
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
 _VALUES_AT_ONCE = 100_000
-"""What is worked out of so many values fits into the processor's caches, and takes little memory."""
+"""Values that are converted at once: so many fit into the processor's caches and need little memory."""
 
 _MICROSECOND = timedelta(microseconds=1)
 _MICROS_TO_2000 = (POSTGRES_EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
 
 _OPS = pa.array(["c", "u", "d"])
 _MARKER = WAL_DATA_HEADER + 5
-"""Offset of the letter that says what the first tuple of a change is, after its kind and table oid."""
+"""Offset of the letter that names the first tuple of a change; it follows the kind and the table's oid."""
 
 _OVERHEAD = 100
 """Estimated bytes that an event takes beside what was received of it."""
 
 
-class Runs(NamedTuple):
-    """Rows of a block, each time from number ``firsts`` on: changes of one transaction from ``indexes`` on.
+class TransactionRuns(NamedTuple):
+    """Runs of consecutive row changes of a block; each run belongs to one transaction.
 
-    ``commit_micros``: in microseconds since 2000.
+    ``firsts``: number of the run's first row in the block. ``indexes``: index of that row's change in its
+    transaction. ``commit_micros``: microseconds since 2000.
     """
 
     firsts: Positions
@@ -62,8 +63,8 @@ class Runs(NamedTuple):
     xids: Positions
 
     @classmethod
-    def of(cls, begun: Sequence[tuple[int, Begin, int]]) -> Runs:
-        """Return those that ``begun`` names: number of the first row, transaction, index of its change."""
+    def of(cls, begun: Sequence[tuple[int, Begin, int]]) -> TransactionRuns:
+        """Return the runs of ``begun``: number of the first row, transaction, index of the first change."""
         values = [
             (first, index, each.commit_lsn, (each.commit_ts - POSTGRES_EPOCH) // _MICROSECOND, each.xid)
             for first, each, index in begun
@@ -71,7 +72,7 @@ class Runs(NamedTuple):
         return cls(*np.array(values, np.int64).T)
 
     @classmethod
-    def joined(cls, runs: Sequence[Runs]) -> Runs:
+    def joined(cls, runs: Sequence[TransactionRuns]) -> TransactionRuns:
         """Return ``runs`` as one."""
         return cls(*(np.concatenate(each) for each in zip(*runs, strict=True)))
 
@@ -80,10 +81,10 @@ class Runs(NamedTuple):
 class ChangeBlock:
     """Changes of one or more transactions, in the order received, with the tables' ``schemas`` by oid.
 
-    ``pieces``, then ``messages``: row changes, many at once and as single ``WAL_DATA`` messages;
-    ``changes`` is how many. ``runs``, then ``begun`` (see ``Runs.of``): which changes they are. ``events``:
-    truncates and logical messages, which have their positions already. ``received_bytes``: size of the row
-    changes.
+    The row changes are ``pieces`` (many at once), followed by ``messages`` (single ``WAL_DATA`` messages);
+    ``changes`` is their number. ``runs``, followed by ``begun`` (see ``TransactionRuns.of``), name their
+    transactions. ``events``: truncates and logical messages, which have their positions already.
+    ``received_bytes``: size of the row changes.
     """
 
     epoch: int
@@ -91,7 +92,7 @@ class ChangeBlock:
     pieces: list[Rows] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     changes: int = 0
-    runs: list[Runs] = field(default_factory=list)
+    runs: list[TransactionRuns] = field(default_factory=list)
     begun: list[tuple[int, Begin, int]] = field(default_factory=list)
     events: list[LandedEvent] = field(default_factory=list)
     received_bytes: int = 0
@@ -125,13 +126,13 @@ class ChangeBlock:
     def end_runs(self) -> None:
         """Make the runs that were begun one by one the last of the runs."""
         if self.begun:
-            self.runs.append(Runs.of(self.begun))
+            self.runs.append(TransactionRuns.of(self.begun))
             self.begun = []
 
-    def all_runs(self) -> Runs:
+    def all_runs(self) -> TransactionRuns:
         """Return all runs. The block has changes."""
         self.end_runs()
-        self.runs = [Runs.joined(self.runs)]
+        self.runs = [TransactionRuns.joined(self.runs)]
         return self.runs[0]
 
     def table(self) -> pa.Table:
@@ -139,7 +140,7 @@ class ChangeBlock:
 
         Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
         """
-        parts = _Rows(self).tables() if self.changes else []
+        parts = _RowChanges(self).tables() if self.changes else []
         if self.events:
             parts.append(events_table(self.events))
         if len(parts) == 1:
@@ -149,7 +150,7 @@ class ChangeBlock:
         return table.combine_chunks().take(pa.array(order))
 
 
-class _Rows:
+class _RowChanges:
     """The row changes of one block."""
 
     def __init__(self, block: ChangeBlock) -> None:
@@ -167,15 +168,15 @@ class _Rows:
         self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
 
     def tables(self) -> list[pa.Table]:
-        """Return a table of the events of usual changes, and one of the events of those taken one by one."""
+        """Return the events of regular changes, and those of changes that were converted one by one."""
         letters = np.frombuffer(self._bytes, np.uint8)
         kinds, markers = letters[self._starts + WAL_DATA_HEADER], letters[self._starts + _MARKER]
         oids, table_of = np.unique(
             big_endian(self._bytes, ">u4", self._starts + WAL_DATA_HEADER + 1), return_inverse=True
         )
         schemas = [self._schemas.get(oid) for oid in oids.tolist()]
-        usual = np.array([each is not None for each in schemas])[table_of]
-        usual &= (
+        regular = np.array([each is not None for each in schemas])[table_of]
+        regular &= (
             ((kinds == _INSERT) & (markers == _NEW))
             | ((kinds == _UPDATE) & ((markers == _NEW) | (markers == _OLD_ROW)))
             | ((kinds == _DELETE) & ((markers == _OLD_KEY) | (markers == _OLD_ROW)))
@@ -183,32 +184,30 @@ class _Rows:
         tables = UsedTables([each for each in schemas if each is not None])
         numbers = np.cumsum([each is not None for each in schemas]) - 1
         parts = []
-        alone = np.ones(len(self._starts), np.bool_)
-        rows = np.flatnonzero(usual)
+        one_by_one = np.ones(len(self._starts), np.bool_)
+        rows = np.flatnonzero(regular)
         values = np.cumsum(tables.counts[numbers[table_of[rows]]]) if len(rows) else rows
         for some in np.split(rows, np.flatnonzero(np.diff(values // _VALUES_AT_ONCE)) + 1):
             try:
                 while len(some):
                     changes = self._parsed(tables, some, numbers[table_of[some]], kinds[some], markers[some])
-                    if changes.usual.all():
+                    if changes.regular.all():
                         part, kept = self._events(changes, some, kinds[some])
                         parts.append(part)
-                        alone[some[kept]] = False
+                        one_by_one[some[kept]] = False
                         break
-                    some = some[changes.usual]
+                    some = some[changes.regular]
             except (Irregular, pa.ArrowInvalid):
                 continue
         parts = [part for part in parts if part.num_rows]
-        if not alone.any():
+        if not one_by_one.any():
             return [pa.concat_tables(parts)]
-        return [*parts, self._each_alone(np.flatnonzero(alone).tolist())]
+        return [*parts, self._one_by_one(np.flatnonzero(one_by_one).tolist())]
 
     def _parsed(
         self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters
     ) -> ParsedRows:
-        """Find the values of ``rows``. Behind the old row of an update stands the new one; then a message
-        ends.
-        """
+        """Find the values of ``rows``: one tuple each, or the old row and the new row of an update."""
         letters, ends = np.frombuffer(self._bytes, np.uint8), self._ends[rows]
         counts = tables.counts[table_of]
         first = tuple_values(self._bytes, self._starts[rows] + _MARKER + 1, ends, counts)
@@ -225,7 +224,7 @@ class _Rows:
         return ParsedRows(tables, table_of, tuples, whole)
 
     def _events(self, changes: ParsedRows, rows: Positions, kinds: Letters) -> tuple[pa.Table, Flags]:
-        """Return the events of ``rows`` that left their keys alone, and which those are."""
+        """Return the events of ``rows`` that kept their keys, and flags that say which rows those are."""
         images = changes.images(self._bytes)
         count, runs, tables = len(rows), self._run_of[rows], changes.tables
         moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())
@@ -250,7 +249,7 @@ class _Rows:
         part = pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
         return (part, images.kept) if images.kept.all() else (part.filter(pa.array(images.kept)), images.kept)
 
-    def _each_alone(self, rows: list[int]) -> pa.Table:
+    def _one_by_one(self, rows: list[int]) -> pa.Table:
         decoder = Decoder(schema.relation for schema in self._schemas.values())
         events: list[LandedEvent] = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""The changes of one transaction after another, collected as they were received.
+"""Collects the changes of the stream, transaction after transaction, into blocks of a useful size.
 
 The ordinal of a change is twice its index among the row changes, truncated relations and messages of its
 transaction, whether or not a contract names its table; a key-changing update also takes the odd number above.
@@ -13,15 +13,20 @@ import numpy as np
 
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS
-from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, Runs
+from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock, TransactionRuns
 from omnisupport_ingest.sources.postgres.protocol.frames import Rows, Transactions
-from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, LogicalMessage, Relation, RowNotTaken
+from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
+    Begin,
+    LogicalMessage,
+    OversizedRow,
+    Relation,
+)
 from omnisupport_ingest.sources.postgres.protocol.row_events import (
     EventHeader,
     KeyNotSent,
     RowSchema,
     message_event,
-    not_taken_event,
+    oversized_event,
     truncate_event,
 )
 
@@ -32,8 +37,8 @@ IsPartitioned = Callable[[Relation], bool]
 """Whether a described table is partitioned, which the description does not say."""
 
 
-class EventReader:
-    """Collects changes into blocks; the caller takes a block when it is full, or wanted."""
+class ChangeCollector:
+    """Collects changes into a block. The caller takes the block when it is full, or earlier."""
 
     def __init__(
         self, epoch: int, keys: Keys, is_partitioned: IsPartitioned = lambda _relation: False
@@ -65,9 +70,9 @@ class EventReader:
     ) -> RowSchema:
         """Record a new description of a table; ``KeyNotSent`` if it lacks the key of the contract.
 
-        ``name``: of the partitioned table, if ``relation`` is a partition of it. ``read_above``: a snapshot
-        reads all of the table above these changes; then a missing key is no error, and they land without one.
-        Call it only after ``take`` if the table ``is_described``: a block has one description of each.
+        ``name``: the partitioned table that ``relation`` is a partition of. ``read_above``: a later snapshot
+        reads the whole table, so changes may land without a key and a missing key is no error. If the table
+        ``is_described``, call ``take`` first, because a block has one description of each table.
         """
         schema = self._schema(relation, name or (relation.schema, relation.table), self._keys, read_above)
         self._install([schema])
@@ -105,7 +110,7 @@ class EventReader:
         self._schemas.update(by_oid)
         self._block.schemas.update(by_oid)
 
-    def row(self, message: bytes) -> bool:
+    def add_row(self, message: bytes) -> bool:
         """Collect a row change (a ``WAL_DATA`` message); return whether the block is full now."""
         block = self._block
         block.messages.append(message)
@@ -114,7 +119,7 @@ class EventReader:
         self._index += 1
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
 
-    def rows(self, rows: Rows) -> bool:
+    def add_rows(self, rows: Rows) -> bool:
         """Collect row changes that follow one another; return whether the block is full now."""
         block = self._block
         block.end_messages()
@@ -124,7 +129,7 @@ class EventReader:
         self._index += len(rows.starts)
         return block.received_bytes >= BLOCK_BYTES or block.changes >= BLOCK_ROWS
 
-    def transactions(self, transactions: Transactions) -> bool:
+    def add_transactions(self, transactions: Transactions) -> bool:
         """Collect whole transactions; return whether the block is full now.
 
         What follows them must begin with ``begin``.
@@ -132,7 +137,7 @@ class EventReader:
         firsts, first = transactions.firsts, self._block.changes
         self._block.end_runs()
         self._block.runs.append(
-            Runs(
+            TransactionRuns(
                 firsts + first,
                 np.zeros_like(firsts),
                 transactions.commit_lsns,
@@ -141,26 +146,26 @@ class EventReader:
             )
         )
         self._transaction = None
-        return self.rows(transactions.rows)
+        return self.add_rows(transactions.rows)
 
     def table_of(self, relation: Relation) -> tuple[TableName, bool]:
         """Return the table that the rows of ``relation`` belong to, and whether it has a contract in use."""
         name = self._schemas[relation.oid].name
         return name, bool(self._keys.get(name))
 
-    def not_taken(self, change: RowNotTaken, lsn: int) -> None:
-        """Collect that a row changed which was too large to take. ``lsn``: of the change itself."""
+    def add_oversized(self, change: OversizedRow, lsn: int) -> None:
+        """Collect the change of a row that is too large to read. ``lsn``: of the change itself."""
         name, _ = self.table_of(change.relation)
-        self._block.events.append(not_taken_event(change.kind, name, self._next_header(lsn)))
+        self._block.events.append(oversized_event(change.kind, name, self._next_header(lsn)))
         self._begin_run()
 
-    def truncate(self, names: Sequence[TableName], lsn: int) -> None:
+    def add_truncate(self, names: Sequence[TableName], lsn: int) -> None:
         """Collect one ``t`` event for each truncated table. ``lsn``: of the change itself."""
         for name in names:
             self._block.events.append(truncate_event(name, self._next_header(lsn)))
         self._begin_run()
 
-    def message(self, message: LogicalMessage) -> None:
+    def add_message(self, message: LogicalMessage) -> None:
         """Collect the ``m`` event of a transactional message."""
         self._block.events.append(message_event(message, self._next_header(message.lsn)))
         self._begin_run()

@@ -1,7 +1,7 @@
-"""Rows of a table as the exact text that the stream would send, by COPY.
+"""Reads rows of a table by COPY, as the exact texts that the stream would send.
 
 COPY's text format (PostgreSQL manual, COPY, "Text Format") writes values with the same output
-functions as logical decoding, and tells NULL (``\\N``) from the empty text.
+functions as logical decoding, and distinguishes NULL (``\\N``) from the empty text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BLOCK_BYTES = 6 * 1024 * 1024
-"""Bytes of a table that are passed on at a time: about as many rows as a row group should have."""
+"""Bytes that are passed on at a time: about the rows that a row group should have."""
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
@@ -58,8 +58,8 @@ def copy_lines(
     ``doing`` names the work in errors. ``RowTooLarge`` for a line longer than ``max_row_bytes`` (None: no
     limit). An error in ``lines`` ends the copy and is raised from here.
     """
-    # psycopg2 writes line by line, so the collecting buffer must not be Python. Once ``whole`` is closed, it
-    # takes nothing more from a buffer that is discarded.
+    # psycopg2 writes line by line, which would be slow into a buffer written in Python. Once ``whole`` is
+    # closed, it ignores what a discarded buffer still flushes.
     with source_errors(doing), Awaited(connection, connection.silence) as answer:
 
         def take(block: bytes) -> None:
@@ -74,14 +74,14 @@ def copy_lines(
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows of COPY. ``keys`` and ``images``: JSON of each row's key and of the row."""
+    """Rows that COPY returned. ``keys`` and ``images``: the JSON of each row's key and of the row."""
 
     keys: pa.StringArray
     images: pa.StringArray
     _column: Callable[[int], pa.StringArray]
 
     def texts(self, column: int) -> pa.StringArray:
-        """Return the values of a column; those in which JSON escapes something may have its escapes."""
+        """Return the values of a column. They may be escaped as in a JSON string."""
         return self._column(column)
 
 
@@ -91,9 +91,9 @@ def rows_of(lines: bytes) -> int:
 
 
 def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    """Read COPY's ``lines``, of columns with ``names``; the key is of the columns at ``key``.
+    """Convert COPY's ``lines`` of columns ``names``. ``key``: indexes of the key columns.
 
-    All lines at once; one by one only where they are not what COPY writes.
+    Converts all lines at once; one by one only if they do not look as COPY writes them.
     """
     try:
         return _all_at_once(lines, names, key)
@@ -102,7 +102,7 @@ def copied_rows(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copie
 
 
 def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    """Read lines as ``copied_rows`` does, which this is the meaning of."""
+    """Convert lines one by one. This defines what ``copied_rows`` returns."""
     rows = [parse_row(line) for line in lines.decode()[:-1].split("\n")]
     return CopiedRows(
         pa.array([row_key([row[i] for i in key]) for row in rows], pa.string()),
@@ -145,7 +145,7 @@ def _all_at_once(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copi
 
 
 class _WholeLines(io.RawIOBase):
-    """Passes on what is written to it, cut after the last line end."""
+    """Passes on what is written to it, up to the last line end; the rest waits for more."""
 
     def __init__(self, lines: Callable[[bytes], None], max_row_bytes: int | None) -> None:
         self._lines, self._longest = lines, max_row_bytes
@@ -164,12 +164,12 @@ class _WholeLines(io.RawIOBase):
         return memoryview(content).nbytes
 
     def _check(self, content: ReadableBuffer) -> None:
-        """Raise ``RowTooLarge`` before anything is copied, if a line is longer than allowed."""
+        """Raise ``RowTooLarge`` before anything is passed on if a line is longer than allowed."""
         if self._longest is None or len(self._begun) + memoryview(content).nbytes <= self._longest:
             return
         letters = np.frombuffer(memoryview(content), np.uint8)
         ends = np.flatnonzero(letters == _LINE_END)
-        # The first line has begun in what came before; the last may go on in what comes.
+        # The first line may have begun in earlier content; the last may continue in later content.
         bounds = np.concatenate(([-1 - len(self._begun)], ends, [len(letters) - 1]))
         longest = int(np.diff(bounds).max())
         if longest > self._longest:
@@ -177,16 +177,16 @@ class _WholeLines(io.RawIOBase):
 
 
 def _escaped_for_json(block: bytes) -> tuple[bytearray, Numbers]:
-    """Return lines of COPY with the escapes of JSON, and where the values in them end.
+    """Return lines of COPY with JSON's escapes instead of COPY's, and the positions where values end.
 
-    Both formats write most of them alike. Tabs and line ends, which separate the values, and ``\\N`` stay.
+    Both formats write most escapes alike. Tabs and line ends, which separate values, and ``\\N`` stay.
     """
     escaped = bytearray(block.replace(b'"', b'\\"'))
     if _has_vertical_tab(escaped):
-        # No text of PostgreSQL has a NUL, so two of them may stand for an escaped backslash.
+        # No text of PostgreSQL has a NUL, so two NULs can stand for an escaped backslash.
         escaped = escaped.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
     while True:
-        # Neither separator stands within a value: COPY escapes both.
+        # Neither separator occurs within a value, because COPY escapes both.
         ends = _control_letters(escaped)
         letters = np.frombuffer(escaped, np.uint8)[ends]
         others = letters[(letters != _TAB) & (letters != _LINE_END)]
@@ -197,9 +197,7 @@ def _escaped_for_json(block: bytes) -> tuple[bytearray, Numbers]:
 
 
 def _has_vertical_tab(block: bytearray) -> bool:
-    """Whether ``\\v`` stands in ``block``: two letters are compared at a time, beginning at even and at odd
-    places.
-    """
+    """Whether ``block`` contains ``\\v``. Compares two letters at a time, from even and from odd offsets."""
     return any(
         bool((np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == _VERTICAL_TAB).any())
         for first in (0, 1)

@@ -1,8 +1,8 @@
-"""What a replication connection receives, cut into messages many at a time.
+"""Divides the bytes of a replication connection into messages, many at a time.
 
 A frame is one message of PostgreSQL's protocol: a letter, its length, its content (manual, "Message
-Formats"). Nearly all of them are row changes. They are handed out as they lie in the buffer, as many as
-follow one another, so that no Python object is made for one of them; every other message is handed out alone.
+Formats"). Nearly all frames are row changes. Consecutive row changes are handed out together, as they lie in
+the buffer, so that none of them costs a Python object. Every other message is handed out by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAL_DATA_HEADER = 25
 """Bytes before the payload of a ``WAL_DATA`` message: type, start LSN, end LSN, send time."""
 
 COPY_DATA = ord("d")
-"""The letter of a frame of the stream itself; the others are about the connection."""
+"""Letter of the frames that carry the stream; all other frames concern the connection."""
 
 _LETTERS = frozenset(b"dcWENSACZ")
 """Letters of the frames that a server may send while it replicates, or before it starts to."""
@@ -32,28 +32,28 @@ FRAME_HEADER = 5
 """Bytes before the content of a frame: its letter, and the length of what follows the letter."""
 
 BUFFER_BYTES = 1024 * 1024
-"""What is received at a time, at most; the buffer grows for one longer message alone."""
+"""The most that is received at a time; only for a longer message the buffer grows."""
 
-_BESIDE_A_ROW = 16 * 1024
-"""Bytes of a message beside the values of a row: its head, and 5 for each column of the new row and the old
-one (1,600 at most).
+_ROW_OVERHEAD = 16 * 1024
+"""Bytes of a message beside the row's values: its head, and 5 for each column (at most 1,600) of the new and
+the old row.
 """
 
-HEAD = WAL_DATA_HEADER + 9
-"""Bytes that are taken of a change whose row is too long: up to the oid of its table, which follows the id of
-the transaction while that is in progress.
+HEAD_BYTES = WAL_DATA_HEADER + 9
+"""Bytes that are read of a change whose row is too long: up to the oid of its table, which follows the
+transaction's id while the transaction is in progress.
 """
 
-_NOT_TAKEN = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
-"""First byte of a row change → first byte of its replacement if the row is too long, which no server
-sends.
+_OVERSIZED = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
+"""First byte of a row change → first byte of its replacement if the row is too long. No server sends the
+latter.
 """
 
-_FEWEST = 4
-"""Row changes that are worth being handed out together."""
+_MIN_ROWS = 4
+"""The fewest row changes that are handed out together; fewer cost less one by one."""
 
-_FEWEST_TRANSACTIONS = 12
-"""Transactions that are worth being handed out together; fewer cost less one by one."""
+_MIN_TRANSACTIONS = 12
+"""The fewest transactions that are handed out together; fewer cost less one by one."""
 
 _ROW_KINDS = np.isin(np.arange(256), list(b"IUD"))
 """Whether a letter is that of a row change."""
@@ -69,9 +69,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """Row changes that follow one another: the ``WAL_DATA`` messages of ``data`` between ``starts`` and
-    ``ends``.
-    """
+    """Consecutive row changes: ``WAL_DATA`` messages, which lie in ``data`` from ``starts`` to ``ends``."""
 
     data: bytes
     starts: Positions
@@ -90,10 +88,10 @@ class Rows(NamedTuple):
 
 
 class Transactions(NamedTuple):
-    """Whole transactions that follow one another, each of row changes alone.
+    """Consecutive whole transactions that hold row changes alone.
 
-    ``firsts``: number of the first of ``rows`` of each. ``end_lsns``: just behind their commit records.
-    ``commit_micros``: commit times, in microseconds since 2000.
+    ``firsts``: for each transaction the number of its first row in ``rows``. ``end_lsns``: just behind the
+    commit record. ``commit_micros``: commit time, in microseconds since 2000.
     """
 
     rows: Rows
@@ -109,7 +107,7 @@ class Transactions(NamedTuple):
         return len(self.firsts)
 
     def between(self, first: int, end: int) -> Transactions:
-        """Return those from number ``first`` on, before number ``end``."""
+        """Return the transactions from number ``first`` up to, but not including, number ``end``."""
         if (first, end) == (0, self.total):
             return self
         bounds = np.append(self.firsts, len(self.rows.starts))
@@ -122,30 +120,30 @@ class Transactions(NamedTuple):
 
 
 class Frames:
-    """The bytes that were received and not handed out."""
+    """Received bytes that were not handed out yet."""
 
     def __init__(self, max_row_bytes: int | None = None) -> None:
-        """``max_row_bytes``: of a longer message only the head is kept (see ``pop``); None: no limit."""
+        """``max_row_bytes``: only the head of a longer message is kept (see ``pop``); None: no limit."""
         self.max_row_bytes = max_row_bytes
-        self._longest = None if max_row_bytes is None else max_row_bytes + _BESIDE_A_ROW
+        self._max_bytes = None if max_row_bytes is None else max_row_bytes + _ROW_OVERHEAD
         self._data = bytearray(BUFFER_BYTES)
-        self._at = self._filled = 0  # what is not handed out; its whole frames lie between ``_bounds``
+        self._at = self._filled = 0  # bytes not handed out; ``_bounds`` are those of their whole frames
         self._bounds = [0]
         self._next = self._count = 0
-        self._others: list[int] = []  # the frames that are no row changes, the last first
+        self._other_frames: list[int] = []  # numbers of frames that are no row changes, the last first
         self._kinds = np.zeros(0, np.uint8)  # letters of row changes, begins and commits; 0 of other frames
-        self._instead: bytes | None = None  # of a message that is too long
-        self._unread = 0  # its bytes that have not come
-        self._long_follows = False  # one that is too long, behind the whole frames
+        self._replacement: bytes | None = None  # stands for a message that is too long
+        self._to_discard = 0  # bytes of that message that have not arrived
+        self._too_long_is_next = False  # whether such a message follows the whole frames
 
-    def space(self) -> memoryview:
-        """Return where the next bytes belong. Every whole frame must have been handed out."""
+    def free_space(self) -> memoryview:
+        """Return the buffer to receive into. Every whole frame must have been handed out."""
         begun, wanted = self._filled - self._at, BUFFER_BYTES
         if begun >= FRAME_HEADER:
             length = _LENGTH.unpack_from(self._data, self._at)[0] - 4
             if not self.too_long(length):
                 wanted = max(wanted, length + FRAME_HEADER)
-        # A large frame comes in many pieces: what has come of it is moved once, not with each of them.
+        # A large frame arrives in many pieces. Move what has arrived once, not with each piece.
         if self._at or wanted != len(self._data):
             unread = bytes(memoryview(self._data)[self._at : self._filled])
             if wanted != len(self._data):
@@ -155,15 +153,15 @@ class Frames:
         return memoryview(self._data)[self._filled :]
 
     def received(self, count: int) -> None:
-        """Record that ``count`` bytes are in ``space`` now."""
-        dropped = min(self._unread, count)
-        self._unread -= dropped
+        """Record that ``count`` bytes were received into ``free_space``."""
+        dropped = min(self._to_discard, count)
+        self._to_discard -= dropped
         self._at += dropped
         self._filled += count
-        self._cut()
+        self._find_frames()
 
     def add(self, message: bytes) -> None:
-        """Take in one message that came without its frame; ``received(0)`` follows the last one."""
+        """Add one message that came without its frame. Call ``received(0)`` after the last one."""
         end = self._filled + FRAME_HEADER + len(message)
         if end > len(self._data):
             self._data = self._data + bytes(end - len(self._data))
@@ -171,13 +169,13 @@ class Frames:
         self._filled = end
 
     def rows(self) -> Rows | None:
-        """Hand out the row changes that come next, up to the next other message.
+        """Hand out the row changes up to the next other message.
 
-        None where they are few: then ``pop`` costs less.
+        None if they are few, because ``pop`` then costs less.
         """
         first = self._next
-        end = self._others[-1] if self._others else self._count
-        if end - first < _FEWEST:
+        end = self._other_frames[-1] if self._other_frames else self._count
+        if end - first < _MIN_ROWS:
             return None
         bounds = np.array(self._bounds[first : end + 1])
         start = self._at
@@ -186,16 +184,16 @@ class Frames:
         return Rows(bytes(memoryview(self._data)[start : self._at]), bounds[:-1] + FRAME_HEADER, bounds[1:])
 
     def transactions(self) -> Transactions | None:
-        """Hand out the whole transactions that come next and hold row changes alone.
+        """Hand out the next transactions if they are whole and hold row changes alone.
 
-        None where there is none, or where they are few: then ``pop`` and ``rows`` cost less.
+        None if there are few, because ``pop`` and ``rows`` then cost less.
         """
         first = self._next
-        if len(self._others) < 2 * _FEWEST_TRANSACTIONS or self._kinds[first] != _BEGIN:
+        if len(self._other_frames) < 2 * _MIN_TRANSACTIONS or self._kinds[first] != _BEGIN:
             return None
-        # The first frame behind its rows must be its end. Where it is not, nothing else is looked at: each
-        # transaction may be so, of a server that sends where it came from.
-        if self._kinds[self._others[-2]] != _COMMIT:
+        # The first frame after the rows must be the commit. If it is not, look no further: a server that
+        # sends origins does so in every transaction.
+        if self._kinds[self._other_frames[-2]] != _COMMIT:
             return None
         kinds = self._kinds[first:]
         unknown = np.flatnonzero(kinds == 0)
@@ -209,8 +207,8 @@ class Frames:
         end, start = first + len(kinds), self._at
         bounds = np.array(self._bounds[first : end + 1]) - start
         self._next, self._at = end, start + int(bounds[-1])
-        while self._others and self._others[-1] < end:
-            self._others.pop()
+        while self._other_frames and self._other_frames[-1] < end:
+            self._other_frames.pop()
         data = bytes(memoryview(self._data)[start : self._at])
         is_row = (kinds != _BEGIN) & (kinds != _COMMIT)
         rows = Rows(data, bounds[:-1][is_row] + FRAME_HEADER, bounds[1:][is_row])
@@ -228,42 +226,43 @@ class Frames:
     def pop(self) -> tuple[int, bytes] | None:
         """Hand out the letter and the content of the next frame; None if none is whole.
 
-        A row change that is too long comes as ``pgoutput.RowNotTaken`` decodes it; ``RowTooLarge`` if another
-        message is too long. ``ProtocolViolation`` where no frame can begin, as ``received``.
+        For a row change that is too long, return a message that decodes to ``pgoutput.OversizedRow``.
+        Raises ``RowTooLarge`` if another message is too long and, as ``received`` does,
+        ``ProtocolViolation`` for bytes that begin no frame.
         """
-        if self._instead is not None:
-            message, self._instead = self._instead, None
-            self._cut()
+        if self._replacement is not None:
+            message, self._replacement = self._replacement, None
+            self._find_frames()
             return COPY_DATA, message
         number = self._next
         if number == self._count:
-            if not self._long_follows:
+            if not self._too_long_is_next:
                 return None
-            self._cut()
+            self._find_frames()
             return self.pop()
-        if self._others and self._others[-1] == number:
-            self._others.pop()
+        if self._other_frames and self._other_frames[-1] == number:
+            self._other_frames.pop()
         start, self._next, self._at = self._at, number + 1, self._bounds[number + 1]
         if self._at < start + FRAME_HEADER:
-            raise out_of_step(self._data[start])
+            raise unknown_frame(self._data[start])
         return self._data[start], bytes(memoryview(self._data)[start + FRAME_HEADER : self._at])
 
     def too_long(self, length: int) -> bool:
-        """Whether a message of ``length`` bytes is not taken into memory."""
-        return self._longest is not None and length > self._longest
+        """Whether a message of ``length`` bytes is too long to be read into memory."""
+        return self._max_bytes is not None and length > self._max_bytes
 
-    def instead_of(self, head: bytes, length: int) -> bytes:
-        """Return what stands for a row change of ``length`` bytes, too long, that begins with ``head``."""
-        kind = _NOT_TAKEN.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
+    def replacement_for(self, head: bytes, length: int) -> bytes:
+        """Return the replacement of a row change of ``length`` bytes that begins with ``head``."""
+        kind = _OVERSIZED.get(head[WAL_DATA_HEADER]) if head[0] == WAL_DATA else None
         if kind is None:
             raise RowTooLarge(length, self.max_row_bytes or 0)
-        return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD] + _SIZE.pack(length)
+        return head[:WAL_DATA_HEADER] + kind + head[WAL_DATA_HEADER + 1 : HEAD_BYTES] + _SIZE.pack(length)
 
-    def _cut(self) -> None:
-        """Find the whole frames; those found before have been handed out."""
+    def _find_frames(self) -> None:
+        """Find the whole frames. All frames found before must have been handed out."""
         data, at, end, unpack = self._data, self._at, self._filled, _LENGTH.unpack_from
-        longest = 1 << 32 if self._longest is None else self._longest + 4
-        self._long_follows = False
+        longest = 1 << 32 if self._max_bytes is None else self._max_bytes + 4
+        self._too_long_is_next = False
         bounds = [at]
         add, last = bounds.append, end - FRAME_HEADER
         while at <= last:
@@ -271,24 +270,24 @@ class Frames:
             following = at + length + 1
             if following > end or length > longest:
                 if data[at] not in _LETTERS:
-                    raise out_of_step(data[at])
-                self._long_follows = length > longest and len(bounds) > 1
-                if length > longest and not self._long_follows:
+                    raise unknown_frame(data[at])
+                self._too_long_is_next = length > longest and len(bounds) > 1
+                if length > longest and not self._too_long_is_next:
                     self._take_head(length - 4)
                 break
             at = following
             add(at)
         self._bounds, self._next, self._count = bounds, 0, len(bounds) - 1
         self._kinds = self._kinds_of_frames()
-        # The letters of row changes lie above all others that are kept.
-        self._others = (self._kinds <= _COMMIT).nonzero()[0][::-1].tolist()
+        # ``_kinds`` has 0, the two below, and the letters of row changes, which are greater.
+        self._other_frames = (self._kinds <= _COMMIT).nonzero()[0][::-1].tolist()
 
     def _take_head(self, length: int) -> None:
-        """Keep the first bytes of a frame that is too long, and let go of the rest as it comes."""
+        """Keep the first bytes of a frame that is too long, and discard the rest as it arrives."""
         start = self._at + FRAME_HEADER
-        if self._filled - start >= HEAD:
-            self._instead = self.instead_of(bytes(self._data[start : start + HEAD]), length)
-            self._unread = max(0, start + length - self._filled)
+        if self._filled - start >= HEAD_BYTES:
+            self._replacement = self.replacement_for(bytes(self._data[start : start + HEAD_BYTES]), length)
+            self._to_discard = max(0, start + length - self._filled)
             self._at = min(self._filled, start + length)
 
     def _kinds_of_frames(self) -> npt.NDArray[np.uint8]:
@@ -307,8 +306,8 @@ class Frames:
         return np.where(known, kinds, np.uint8(0))
 
 
-def out_of_step(letter: int) -> ProtocolViolation:
-    """Return the error for bytes that begin no frame: what follows them cannot be told apart."""
+def unknown_frame(letter: int) -> ProtocolViolation:
+    """Return the error for bytes that begin no frame, so that the frames after them cannot be found."""
     return ProtocolViolation(
         f"The source sent a message of type {bytes([letter])!r} in the replication stream, which is not "
         "known, or is not where a message can begin.",

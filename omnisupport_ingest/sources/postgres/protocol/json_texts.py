@@ -1,9 +1,9 @@
-"""JSON of many rows at once, put together from texts that lie in one buffer.
+"""Makes the JSON of many rows at once from texts that lie in one buffer.
 
-Every row is a list of pieces: names, quotes and brackets (literals), and texts between them. One call of
-Arrow takes all pieces of all rows and writes them one after another; where a row begins and ends among them
-is arithmetic. No object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte
-what ``orjson`` writes for each row.
+A row is a list of pieces: literals (names, quotes, brackets) and the texts between them. One call of Arrow
+writes the pieces of all rows one after another, and arithmetic finds where each row begins and ends. No
+Python object is made for a row or a value, whatever the mix of tables. The JSON is byte for byte what
+``orjson`` writes for each row.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Flags = npt.NDArray[np.bool_]
 
 _BEFORE_A_MEMBER = 3
 _VARIANTS = 2 * _BEFORE_A_MEMBER
-"""How a literal before a value may differ: the value is the first, or follows null or a text; and it is null
-or a text.
+"""Variants of the literal before a value: the value is the first, follows null, or follows a text; and it is
+null or a text.
 """
 
 _CLOSINGS = ["}", '"}', "]", '"]']
@@ -34,8 +34,9 @@ _MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 class Literals(NamedTuple):
-    """What stands before the values of some columns: in ``content``, ``_VARIANTS`` pieces for each, of
-    ``lengths``.
+    """The literals before the values of some columns; ``content`` holds ``_VARIANTS`` of each.
+
+    ``lengths``: of each literal, in bytes.
     """
 
     content: bytes
@@ -43,7 +44,7 @@ class Literals(NamedTuple):
 
     @classmethod
     def of_objects(cls, names: Sequence[str]) -> Literals:
-        """Return those of objects with members of ``names``."""
+        """Return the literals of objects whose members are ``names``."""
         return cls._of("{", [orjson.dumps(name).decode() + ":" for name in names])
 
     @classmethod
@@ -61,10 +62,10 @@ _OF_ARRAYS = Literals._of("[", [""])
 
 
 class Members(NamedTuple):
-    """Values of rows, row by row.
+    """The values of rows, ordered by row.
 
-    ``rows``: the row of each, which rises. ``columns``: which literals stand before it. ``is_text``: whether
-    it is one; else it is null. ``numbers``: of the text among all texts, where it is one.
+    For each value, ``rows``: number of its row; ``columns``: number of the literals before it; ``is_text``:
+    whether it is a text, or null; ``numbers``: number of its text among all texts.
     """
 
     rows: Numbers
@@ -75,26 +76,26 @@ class Members(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonTexts:
-    """Texts, escaped as within quotes of JSON, and the literals that may stand before them."""
+    """Texts that are escaped for JSON strings, and the literals that may stand before them."""
 
     _pieces: pa.StringArray
     _first_literal: int
 
     @classmethod
     def of(cls, texts: bytearray, starts: Numbers, ends: Numbers, literals: Sequence[Literals]) -> JsonTexts:
-        """``texts`` has one between each of ``starts`` and ``ends``, which rise together; it is used up."""
+        """``texts`` holds one text from each of ``starts`` to its end, in ascending order. It is used up."""
         used = [*literals, _OF_ARRAYS]
         closings = np.fromiter(map(len, _CLOSINGS), np.int64, len(_CLOSINGS))
         size = len(texts)
-        # Added to, not copied: it may be large.
+        # Append in place, because ``texts`` may be large.
         texts += b"".join([*(each.content for each in used), *(each.encode() for each in _CLOSINGS)])
         if len(texts) > _MOST_BYTES:
             raise Irregular("a block that is too large")
-        # The last piece is empty.
+        # The last piece is empty, for values that are null.
         lengths = np.concatenate([*(each.lengths for each in used), closings, np.zeros(1, np.int64)])
         first = 2 * len(starts)
         offsets = np.empty(first + len(lengths) + 1, np.int32)
-        # One element for each text, one for what lies between it and the next.
+        # One element per text, and one for the bytes up to the next text.
         offsets[0:first:2], offsets[1:first:2] = starts, ends
         offsets[first] = size
         offsets[first + 1 :] = size + np.cumsum(lengths)
@@ -102,16 +103,16 @@ class JsonTexts:
         return cls(pieces, first)
 
     def objects(self, members: Members, count: int) -> pa.StringArray:
-        """Return an object for each of ``count`` rows, null for those without members."""
+        """Return a JSON object for each of ``count`` rows; null for a row without members."""
         return self._joined(members, count, 0)
 
     def arrays(self, members: Members, count: int) -> pa.StringArray:
-        """Return an array for each row, in the same way; ``columns`` do not matter."""
+        """Return a JSON array for each of ``count`` rows; the ``columns`` of ``members`` do not matter."""
         columns = np.full(len(members.rows), self._literals // _VARIANTS - 1)
         return self._joined(members._replace(columns=columns), count, 2)
 
     def values(self, members: Members) -> pa.StringArray:
-        """Return the texts of ``members``, one in each row, null where none is."""
+        """Return the texts of ``members``, which has one value per row; null for null."""
         numbers = pa.array(2 * members.numbers, mask=None if members.is_text.all() else ~members.is_text)
         return self._pieces.take(numbers)
 
@@ -136,7 +137,7 @@ class JsonTexts:
         literals *= 2
         literals += is_text
         literals += (members.columns * _VARIANTS + self._first_literal).astype(np.int32)
-        # A value takes two pieces, the second empty if it is null; a row takes one more for its end.
+        # A value has two pieces (the second is empty for null); a row has one more for its end.
         at = np.cumsum(begins, dtype=np.int32)
         at += np.arange(-1, 2 * values - 1, 2, dtype=np.int32)
         pieces = np.empty(2 * values + len(firsts), np.int32)
@@ -154,7 +155,7 @@ class JsonTexts:
 
 
 def _strings(offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Numbers, count: int) -> pa.StringArray:
-    """Return the texts of ``content``, null where none of ``rows`` is."""
+    """Return ``content`` as an array of ``count`` texts, null for rows that are not in ``rows``."""
     validity = None
     if len(rows) != count:
         valid = np.zeros(count, np.bool_)
@@ -166,8 +167,9 @@ def _strings(offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Numbers, 
 
 
 def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytearray, Numbers, Numbers]:
-    """Return the texts of ``block`` between ``starts`` and ``ends`` as they stand within quotes of JSON, with
-    their starts and ends. A byte must follow each in the block.
+    """Escape the texts of ``block`` from ``starts`` to ``ends`` for JSON; return them and their bounds.
+
+    Each text must be followed by a byte in the block. ``Irregular`` if a text contains a NUL.
     """
     count = len(starts)
     offsets = np.empty(2 * count + 1, np.int32)
@@ -178,7 +180,7 @@ def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytearr
     bounds = np.frombuffer(taken.buffers()[1], np.int32, count + 1).astype(np.int64)
     texts = bytearray(memoryview(taken.buffers()[2])[: int(bounds[-1])])
     letters = np.frombuffer(texts, np.uint8)
-    # No text of PostgreSQL has a NUL, so one may stand between two of them, and be found again.
+    # No text of PostgreSQL has a NUL, so NULs can separate the texts while letters are replaced.
     if np.count_nonzero(letters) + np.count_nonzero(letters[bounds[1:] - 1] == 0) < len(letters):
         raise Irregular("a text with a NUL")
     letters[bounds[1:] - 1] = 0
@@ -196,7 +198,7 @@ _FIRST_UNESCAPED = 0x20
 
 
 def _special(texts: bytearray, letters: npt.NDArray[np.uint8], ends: int) -> list[str]:
-    """Return the letters of ``texts``, which ``ends`` NULs part, that JSON escapes."""
+    """Return the letters of ``texts`` that JSON escapes; ``ends`` NULs separate the texts."""
     # The backslash first, because the other escapes add new ones.
     special = [letter for letter in '\\"' if letter.encode() in texts]
     control = letters < _FIRST_UNESCAPED

@@ -1,7 +1,7 @@
-"""The values of row changes of any tables, and what is made of them: keys and row images.
+"""Keys and row images of row changes, made for all changes of a block at once.
 
-All changes of a block are worked on together. What belongs to a table (names of its columns, key, replica
-identity) stands in arrays over the columns of all tables, and is looked up for all values at once.
+Facts about tables (column names, key, replica identity) are arrays over the columns of all tables, so one
+lookup serves all values, whatever tables they belong to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UsedTables:
 
 
 class Images(NamedTuple):
-    """Columns of events, of all rows; ``kept``: which rows have the key that they had before."""
+    """Columns of the events of all rows. ``kept``: flags of the rows whose key did not change."""
 
     key: pa.StringArray
     before: pa.StringArray
@@ -62,9 +62,9 @@ class Images(NamedTuple):
 
 
 class RowTuples(NamedTuple):
-    """The tuples of row changes: their ``values``, and of each the number of its row in ``row_of``.
+    """The tuples of row changes: their ``values``, and in ``row_of`` the row that each tuple belongs to.
 
-    ``is_old``: which tuples are of an old row; ``is_key``: which of these carry the key alone.
+    ``is_old``: flags of the tuples of old rows; ``is_key``: of those that carry only the replica identity.
     """
 
     values: TupleValues
@@ -85,34 +85,35 @@ class ParsedRows:
         self._new_of, self._old_of = (np.full(len(table_of), -1) for _ in range(2))
         self._new_of[self._row_of[self._new]] = self._new
         self._old_of[self._row_of[self._old]] = self._old
-        self.usual = whole.copy()
-        """Rows that ``images`` is right about."""
-        self._leave_out_unusual()
+        self.regular = whole.copy()
+        """Rows that ``images`` can convert; the others need ``row_events``."""
+        self._leave_out_irregular()
 
     def _by_row(self, which: Flags) -> Positions:
         indexes = np.flatnonzero(which)
         return indexes[np.argsort(self._row_of[indexes], kind="stable")]
 
-    def _leave_out_unusual(self) -> None:
+    def _leave_out_irregular(self) -> None:
         kinds, tables = self._values.kinds, self.tables
         self._any_unsent = bool((kinds == TUPLE_UNCHANGED).any())
         if self._any_unsent:
             unsent = np.add.reduceat(kinds == TUPLE_UNCHANGED, self._values.first, dtype=np.int64)
-            unusual = (unsent == self._values.counts) | (self._is_key & (unsent > 0))
-            self.usual[self._row_of[unusual]] = False
+            irregular = (unsent == self._values.counts) | (self._is_key & (unsent > 0))
+            self.regular[self._row_of[irregular]] = False
         table_of = self.table_of[self._row_of]
-        self.usual[self._row_of[self._is_key & ~tables.has_identity[table_of]]] = False
+        self.regular[self._row_of[self._is_key & ~tables.has_identity[table_of]]] = False
         rows, values = self._key_values()
-        self.usual[rows[kinds[values] == TUPLE_UNCHANGED]] = False
+        self.regular[rows[kinds[values] == TUPLE_UNCHANGED]] = False
         rows, values = self._key_values(self._old_of)
         # A key must be sent, and may only be null where the row itself says so.
         nameless = (kinds[values] == TUPLE_NULL) & tables.partitioned[self.table_of[rows]]
-        self.usual[rows[nameless | (kinds[values] == TUPLE_UNCHANGED)]] = False
+        self.regular[rows[nameless | (kinds[values] == TUPLE_UNCHANGED)]] = False
 
     def _key_values(self, tuple_of: Positions | None = None) -> tuple[Positions, Positions]:
-        """Return the rows and the key values of the tuples of ``tuple_of``, one for each row or -1.
+        """Return the rows and the key values of the tuples ``tuple_of`` (for each row a tuple, or -1).
 
-        None: of the new row, else the old one, which a value comes from, too, that was not sent again.
+        None: of the new row, or of the old row if there is no new one. A key value that was not sent again
+        with the new row is taken from the old row.
         """
         tables = self.tables
         from_new = tuple_of is None
@@ -129,7 +130,7 @@ class ParsedRows:
         return rows, values
 
     def images(self, block: bytes) -> Images:
-        """Return what is made of the rows, all of which are usual."""
+        """Return keys and images of the rows, all of which must be ``regular``."""
         values, count = self._values, len(self.table_of)
         is_text = values.kinds == TUPLE_TEXT
         texts = escaped_texts(block, values.starts[is_text], values.stops[is_text])
@@ -147,16 +148,16 @@ class ParsedRows:
         kept = np.ones(count, np.bool_)
         if ((self._new_of >= 0) & (self._old_of >= 0)).any():
             old_key = arrays(*self._key_values(self._old_of))
-            moved = pc.fill_null(pc.not_equal(key, old_key), False)
-            kept = ~np.asarray(moved)
+            key_changed = pc.fill_null(pc.not_equal(key, old_key), False)
+            kept = ~np.asarray(key_changed)
         before, after = objects(self._old, old=True), objects(self._new, old=False)
         return Images(key, before, after, self._unchanged(), kept)
 
     def _members(self, tuples: Positions, *, old: bool) -> tuple[Positions, Positions, Positions]:
         """Return rows, values and columns of what was sent in ``tuples``.
 
-        Of ``old`` ones what is meant: in a key tuple the other columns are null without being so, and so may
-        any be under a partitioned table.
+        Of ``old`` tuples only the columns that have a meaning: a key tuple has nulls in all others, and a
+        tuple of a partition in any column that the partition's replica identity leaves out.
         """
         counts = self._values.counts[tuples]
         values = _ragged(self._values.first[tuples], counts)
@@ -166,10 +167,10 @@ class ParsedRows:
         if self._any_unsent:
             sent = self._values.kinds[values] != TUPLE_UNCHANGED
         if old:
-            meant = self.tables.in_identity[columns] | np.repeat(~self._is_key[tuples], counts)
+            has_meaning = self.tables.in_identity[columns] | np.repeat(~self._is_key[tuples], counts)
             is_text = self._values.kinds[values] == TUPLE_TEXT
-            meant &= is_text | ~self.tables.partitioned[self.table_of[rows]]
-            sent = meant if sent is None else sent & meant
+            has_meaning &= is_text | ~self.tables.partitioned[self.table_of[rows]]
+            sent = has_meaning if sent is None else sent & has_meaning
         return (rows, values, columns) if sent is None else (rows[sent], values[sent], columns[sent])
 
     def _unchanged(self) -> pa.ListArray | None:

@@ -83,11 +83,10 @@ class RowChange(NamedTuple):
     new: list[Value] | None
 
 
-class RowNotTaken(NamedTuple):
-    """The change of a row that is too long to be taken into memory.
+class OversizedRow(NamedTuple):
+    """The change of a row that is too long to be read into memory. ``WalStream`` makes it, not the server.
 
-    ``kind`` and ``relation`` as in ``RowChange``; ``size`` of its message in bytes. Made by ``WalStream``,
-    not by the server.
+    ``kind`` and ``relation`` as in ``RowChange``. ``size``: of the change's message, in bytes.
     """
 
     kind: str
@@ -143,7 +142,7 @@ class StreamAbort(NamedTuple):
 
 
 InProgressMessage = StreamStart | StreamStop | StreamCommit | StreamAbort
-Message = Begin | Commit | RowChange | RowNotTaken | Truncate | LogicalMessage | Relation | InProgressMessage
+Message = Begin | Commit | RowChange | OversizedRow | Truncate | LogicalMessage | Relation | InProgressMessage
 
 _BEGIN = struct.Struct("!xQqI")
 _COMMIT = struct.Struct("!xxQQq")
@@ -164,8 +163,8 @@ _IN_IDENTITY = 1
 ROW_KINDS = frozenset(b"IUD")
 """First bytes of the messages that decode to ``RowChange``."""
 
-NOT_TAKEN_KINDS = frozenset(b"iud")
-"""First bytes of the messages that decode to ``RowNotTaken``."""
+OVERSIZED_KINDS = frozenset(b"iud")
+"""First bytes of the messages that decode to ``OversizedRow``."""
 
 
 class Decoder:
@@ -178,7 +177,7 @@ class Decoder:
             ord("I"): self._insert,
             ord("U"): self._update,
             ord("D"): self._delete,
-            **dict.fromkeys(NOT_TAKEN_KINDS, self._not_taken),
+            **dict.fromkeys(OVERSIZED_KINDS, self._oversized_row),
             ord("B"): _begin,
             ord("C"): _commit,
             ord("R"): self._relation,
@@ -218,9 +217,9 @@ class Decoder:
         old, _ = _tuple(message, 6)
         return RowChange("D", self._known(message), old, message[5] == _OLD_KEY, None)
 
-    def _not_taken(self, message: bytes) -> RowNotTaken:
+    def _oversized_row(self, message: bytes) -> OversizedRow:
         (size,) = _SIZE.unpack_from(message, len(message) - _SIZE.size)
-        return RowNotTaken(chr(message[0]).upper(), self._known(message), size)
+        return OversizedRow(chr(message[0]).upper(), self._known(message), size)
 
     def _truncate(self, message: bytes) -> Truncate:
         count, _options = _TRUNCATE.unpack_from(message)

@@ -1,7 +1,7 @@
-"""From decoded messages to landed events, one at a time: key and row images of every event.
+"""Makes the landed events of decoded messages, one at a time, with key and row images.
 
-This defines what an event *is*. Most row changes take another way: ``change_block`` makes their columns a
-block at a time, and must make the same.
+This defines what an event *is*. ``change_block`` converts most row changes, a block at a time, and must give
+the same events.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tup
     )
 
 
-def not_taken_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
-    """Return the event of a row change that was too large to take: without a key and without an image."""
+def oversized_event(kind: str, name: TableName, header: EventHeader) -> LandedEvent:
+    """Return the event of a row that is too large to read: without a key and without an image."""
     return _event(header, _OPS[kind], name, _Content())
 
 
@@ -108,7 +108,7 @@ def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
 
 
 class _Content(NamedTuple):
-    """What an event carries beside its position: JSON texts, and the columns that were not sent."""
+    """What an event carries beside its header: JSON texts, and the columns that were not sent."""
 
     key: str | None = None
     before: str | None = None
@@ -125,9 +125,9 @@ def _event(header: EventHeader, op: str, name: TableName, content: _Content) -> 
 
 
 class RowSchema:
-    """The schema of a described table, with what is worked out once for each description.
+    """The schema of a table as the stream described it, with everything that is derived from it once.
 
-    ``KeyNotSent`` if it lacks the key.
+    ``KeyNotSent`` if it lacks the contract's key.
     """
 
     def __init__(
@@ -138,13 +138,11 @@ class RowSchema:
         name: TableName | None = None,
         partitioned: bool = False,
     ) -> None:
-        """``contract_key``: the key columns of the table's contract; None without a contract; empty if its
-        events are to have no key.
+        """``contract_key``: key columns of the table's contract; None without a contract; empty if its events
+        shall have no key. ``name``: the partitioned table that ``relation`` is a partition of; None: its own.
 
-        ``name``: of the partitioned table, if ``relation`` is a partition of it; None for its own.
-        ``partitioned``: old rows come from partitions, and carry the columns of the partition's replica
-        identity; whether they are sent as keys or whole rows goes by the replica identity of the table
-        itself.
+        ``partitioned``: the old rows come from partitions and carry the columns of the partition's replica
+        identity. The table's own replica identity decides whether they are sent as keys or as whole rows.
         """
         self.relation, self.partitioned = relation, partitioned
         self.name = name or (relation.schema, relation.table)
@@ -173,13 +171,11 @@ class RowSchema:
 
     @cached_property
     def literals(self) -> Literals:
-        """What stands before the values of a row image."""
+        """The literals before the values of a row image."""
         return Literals.of_objects(self.names)
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
-        """Return the key in ``values``; a key value that was too long to be sent again stands in
-        ``fallback``.
-        """
+        """Return the key in ``values``. A key value that was not sent again is taken from ``fallback``."""
         if not self.key_indexes:
             return None
         key_values = [values[i] for i in self.key_indexes]
@@ -210,9 +206,9 @@ class RowSchema:
         return orjson.dumps(sent).decode(), unchanged
 
     def old_image(self, values: list[Value], is_key: bool) -> str:
-        """Return the old row as sent: in a key tuple the other columns are None without being so.
+        """Return the old row as sent. A key tuple has no values for the other columns, so they are left out.
 
-        Under a partitioned table a null may be a column that the partition's replica identity leaves out.
+        Of a partitioned table nulls are left out too: a partition's replica identity may lack the column.
         """
         if self.partitioned:
             indexes = self.identity if is_key else range(len(values))

@@ -1,7 +1,7 @@
-"""Texts that lie somewhere in a block of bytes, cut out column by column, and joined to JSON row by row.
+"""Finds texts in a block of bytes, column by column, and joins columns of texts to JSON.
 
-The callers find the texts (``pgoutput`` tuples, lines of COPY) with arithmetic over all rows at once; no
-object is made for a row or a value. The JSON is byte for byte what ``orjson`` writes for each row.
+Everything is arithmetic over all rows at once; no Python object is made for a row or a value. The JSON is
+byte for byte what ``orjson`` writes for each row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 Letters = npt.NDArray[np.uint8]
 
 PADDING = bytes(8)
-"""Follows a block, so that a length can be read even where a row ends without one."""
+"""Appended to a block, so that reading a length never leaves it, even where a row ends without one."""
 
 PIECE_BYTES = 1024 * 1024
 
@@ -36,9 +36,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep some memory that a block has left for the next one (Linux with glibc).
+    """Let the process keep freed memory for the next block (Linux with glibc).
 
-    Otherwise it is given back and asked for again at every block, a page at a time.
+    Otherwise each block returns its memory to the system, and the next asks for it page by page.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -47,15 +47,15 @@ def keep_freed_memory() -> None:
 
 
 class Irregular(ValueError):
-    """Raised when a block does not have the expected layout; the caller must then take row by row."""
+    """Raised when a block does not have the expected layout; the caller must then convert row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TupleValues:
     """The values of some tuples, one after another: ``kinds``, and ``starts`` and ``stops`` in the block.
 
-    ``first`` value and ``counts`` of values of each tuple; ``ends``: where it ends in the block. One that is
-    not ``whole`` has another layout, and its values mean nothing.
+    For each tuple, ``first``: number of its first value; ``counts``: number of its values; ``ends``: where it
+    ends in the block; ``whole``: whether it has the expected layout. If not, its values mean nothing.
     """
 
     kinds: Letters
@@ -67,7 +67,7 @@ class TupleValues:
     whole: Flags
 
     def followed_by(self, other: TupleValues) -> TupleValues:
-        """Return these and the ``other`` ones."""
+        """Return these values, followed by the ``other`` ones."""
         if not len(other.counts):
             return self
         both = ((getattr(self, each), getattr(other, each)) for each in self.__slots__)
@@ -77,10 +77,10 @@ class TupleValues:
 
 
 def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positions) -> TupleValues:
-    """Return the values of the TupleData at ``at`` (PostgreSQL manual, "Logical Replication Message
-    Formats"), each of ``counts`` columns, at least one, and at most up to its limit.
+    """Return the values of the TupleData that begin at ``at``.
 
-    ``block`` ends with ``PADDING``.
+    Format: PostgreSQL manual, "Logical Replication Message Formats". ``counts``: columns of each, at least
+    one. ``limits``: the farthest that each may reach. ``block`` must end with ``PADDING``.
     """
     letters, lengths = np.frombuffer(block, np.uint8), _big_endian(block, ">u4")
     first = np.cumsum(counts) - counts
@@ -89,7 +89,7 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
     at = np.minimum(at, limits)
     whole = (counts > 0) & (_big_endian(block, ">u2")[at] == counts)
     ends = at + 2
-    active: Positions | None = None  # those with more columns; None: all
+    active: Positions | None = None  # tuples with more columns; None: all
     at, limit, index = ends, limits, first
     for column in range(int(counts.max()) if total else 0):
         column_counts = counts if active is None else counts[active]
@@ -98,7 +98,7 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
             tuples = np.arange(len(counts)) if active is None else active
             ends[tuples] = at
             active, at, limit, index = tuples[going_on], at[going_on], limit[going_on], index[going_on]
-        # Whatever lies behind a message is not read: it stays at the limit, and is found out below.
+        # Read nothing behind a message. A tuple that is too long stays at its limit, and is found below.
         at = np.minimum(at, limit)
         kind = letters[at]
         is_text = kind == TUPLE_TEXT
@@ -119,15 +119,14 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
 def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield ``letters`` in pieces, at least one, to bound memory.
 
-    What is worked out per letter takes as much memory as the letters; for one large row that would be several
-    times its size.
+    Each intermediate array is as large as the letters, so one large row would need several times its size.
     """
     for start in range(0, max(1, len(letters)), PIECE_BYTES):
         yield letters[start : start + PIECE_BYTES]
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
-    """Return the numbers of ``form`` (``>u4``) at ``at``, aligned or not."""
+    """Return the numbers at ``at``, aligned or not. ``form``: their type, such as ``>u4``."""
     return _big_endian(block, form)[at]
 
 
@@ -164,7 +163,7 @@ def json_objects(
 ) -> pa.StringArray:
     """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped).
 
-    ``unsent`` (rows × columns): values that the object of the row leaves out.
+    ``unsent`` (rows × columns): flags of values that the object of their row leaves out.
     """
     prefixes = [orjson.dumps(name).decode() + ":" for name in names]
     if unsent is None:

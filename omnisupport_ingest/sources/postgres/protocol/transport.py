@@ -1,8 +1,8 @@
-"""How the bytes of a replication connection come in and go out, once psycopg2 has opened it.
+"""Sends and receives the bytes of a replication connection that psycopg2 has opened.
 
-Without encryption they are taken from the socket itself, much at a time. libpq would hand out one message at
-a call, which costs as much as the rest of reading. With TLS or GSSAPI the bytes are libpq's to decrypt, so it
-is called as the C library that psycopg2 is linked with.
+Without encryption they are read from the socket itself, many at a time: libpq hands out one message per call,
+which costs as much as the rest of reading. With TLS or GSSAPI only libpq can decrypt them, so it is called as
+the C library that psycopg2 is linked with.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from typing import Protocol
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.frames import BUFFER_BYTES, HEAD, Frames, out_of_step
+from omnisupport_ingest.sources.postgres.protocol.frames import (
+    BUFFER_BYTES,
+    HEAD_BYTES,
+    Frames,
+    unknown_frame,
+)
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.silence import Awaited
 
 _COPY_BOTH_RESPONSE, _ERROR = ord("W"), ord("E")
-_ENDS = b"cC"
+_END_OF_STREAM = b"cC"
 """CopyDone, and CommandComplete, which a server sends alone when it shuts down."""
-_ASIDE = b"NSA"
-"""NoticeResponse, ParameterStatus, NotificationResponse: they may come at any time, and mean nothing here."""
+_ANY_TIME = b"NSA"
+"""NoticeResponse, ParameterStatus, NotificationResponse: they may arrive at any time, and are ignored."""
 _COPY_BOTH = 8
 _READ_NOW = 1
 _ENDED = -1
 _SEND_SECONDS = 5.0
-"""Seconds that a status may wait for room in the socket; the server reads between two messages."""
+"""Seconds that a status may wait for the socket to take it; the server reads between two messages."""
 
 
 class Refused(Exception):
@@ -40,24 +45,24 @@ class Transport(Protocol):
     """One connection. ``SourceUnavailable`` where the server has gone."""
 
     def start(self, command: str, frames: Frames, answer: Awaited) -> None:
-        """Start replication; what of the stream comes with the answer is in ``frames``.
+        """Start replication; ``frames`` gets what the server sends after its answer.
 
-        ``Refused``; ``OperationalError`` if the ``answer`` was given up.
+        ``Refused``; ``OperationalError`` if waiting for the ``answer`` was given up.
         """
 
     def receive(self, frames: Frames) -> bool:
-        """Take in what has come, without waiting; return whether anything has."""
+        """Receive what has arrived, without waiting; return whether anything has."""
 
     def send_copy_data(self, message: bytes) -> None:
         """Send one message of COPY."""
 
     def end(self) -> None:
-        """Tell the server that nothing more is sent."""
+        """Tell the server that we send nothing more."""
 
-    def about(self, letter: int, content: bytes) -> None:
-        """Take a frame that is not of the stream: an error of the server, or the end of the stream.
+    def handle_frame(self, letter: int, content: bytes) -> None:
+        """Handle a frame that does not belong to the stream: an error of the server, or the stream's end.
 
-        ``ProtocolViolation`` for any other but those that may come at any time.
+        Ignores the frames that may arrive at any time. ``ProtocolViolation`` for any other.
         """
 
 
@@ -70,14 +75,14 @@ def transport_of(connection: Connection) -> Transport:
 
 
 class SocketTransport:
-    """The socket itself, of a connection that libpq waits for nothing on."""
+    """The socket itself. libpq must not be waiting for anything on the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._socket = select.poll()
         self._socket.register(descriptor, select.POLLIN)
-        self._room = select.poll()
-        self._room.register(descriptor, select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(descriptor, select.POLLOUT)
 
     def start(self, command: str, frames: Frames, answer: Awaited) -> None:
         # Sent here and not by libpq, which would take the beginning of the stream into its own buffer.
@@ -89,7 +94,7 @@ class SocketTransport:
                     return
                 if letter == _ERROR:
                     raise Refused(_error_text(content, b"SMDH"))
-                self.about(letter, content)
+                self.handle_frame(letter, content)
             self._socket.poll()
             try:
                 self.receive(frames)
@@ -99,13 +104,13 @@ class SocketTransport:
 
     def receive(self, frames: Frames) -> bool:
         try:
-            count = os.readv(self._descriptor, [frames.space()])
+            count = os.readv(self._descriptor, [frames.free_space()])
         except BlockingIOError:
             return False
         except OSError as error:
-            raise went_away(error.strerror or str(error)) from error
+            raise stream_closed(error.strerror or str(error)) from error
         if not count:
-            raise went_away("server closed the connection unexpectedly")
+            raise stream_closed("server closed the connection unexpectedly")
         frames.received(count)
         return True
 
@@ -115,13 +120,13 @@ class SocketTransport:
     def end(self) -> None:
         self._send(b"c", b"")
 
-    def about(self, letter: int, content: bytes) -> None:
+    def handle_frame(self, letter: int, content: bytes) -> None:
         if letter == _ERROR:
-            raise went_away(_error_text(content))
-        if letter in _ENDS:
-            raise went_away("end of stream")
-        if letter not in _ASIDE:
-            raise out_of_step(letter)
+            raise stream_closed(_error_text(content))
+        if letter in _END_OF_STREAM:
+            raise stream_closed("end of stream")
+        if letter not in _ANY_TIME:
+            raise unknown_frame(letter)
 
     def _send(self, letter: bytes, content: bytes) -> None:
         unsent = letter + (len(content) + 4).to_bytes(4, "big") + content
@@ -132,10 +137,10 @@ class SocketTransport:
                 unsent = unsent[os.write(self._descriptor, unsent) :]
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise went_away("it takes nothing in") from None
-                self._room.poll(1000)
+                    raise stream_closed("it takes nothing in") from None
+                self._writable.poll(1000)
             except OSError as error:
-                raise went_away(error.strerror or str(error)) from error
+                raise stream_closed(error.strerror or str(error)) from error
 
 
 class LibpqTransport:
@@ -146,7 +151,7 @@ class LibpqTransport:
         self._buffer = ctypes.c_void_p()
         self._buffer_address = ctypes.byref(self._buffer)
         self._get, self._free = library.PQgetCopyData, library.PQfreemem
-        self._over: int | None = None
+        self._end_status: int | None = None
 
     def start(self, command: str, frames: Frames, answer: Awaited) -> None:  # noqa: ARG002
         result = self._pq.PQexec(self._handle, command.encode())
@@ -157,9 +162,9 @@ class LibpqTransport:
             raise Refused(_one_line(self._pq.PQerrorMessage(self._handle)))
 
     def receive(self, frames: Frames) -> bool:
-        if self._over is not None:
-            raise self._gone(ended=self._over == _ENDED)
-        frames.space()
+        if self._end_status is not None:
+            raise self._gone(ended=self._end_status == _ENDED)
+        frames.free_space()
         taken, read_socket = 0, False
         while taken < BUFFER_BYTES:
             length = self._get(self._handle, self._buffer_address, _READ_NOW)
@@ -167,7 +172,7 @@ class LibpqTransport:
                 frames.add(self._message(frames, length))
                 taken += length
             elif length < 0:
-                self._over = length
+                self._end_status = length
                 if not taken:
                     raise self._gone(ended=length == _ENDED)
                 break
@@ -193,13 +198,13 @@ class LibpqTransport:
         if self._pq.PQputCopyEnd(self._handle, None) != 1 or self._pq.PQflush(self._handle) < 0:
             raise self._gone(ended=False)
 
-    def about(self, letter: int, content: bytes) -> None:
+    def handle_frame(self, letter: int, content: bytes) -> None:
         """Nothing: libpq keeps such frames to itself."""
 
     def _message(self, frames: Frames, length: int) -> bytes:
         try:
             if frames.too_long(length):
-                return frames.instead_of(ctypes.string_at(self._buffer, HEAD), length)
+                return frames.replacement_for(ctypes.string_at(self._buffer, HEAD_BYTES), length)
             return ctypes.string_at(self._buffer, length)
         finally:
             self._free(self._buffer)
@@ -209,7 +214,7 @@ class LibpqTransport:
         message.
         """
         reason = self._error_at_end() if ended else ""
-        return went_away(reason or _one_line(self._pq.PQerrorMessage(self._handle)) or "end of stream")
+        return stream_closed(reason or _one_line(self._pq.PQerrorMessage(self._handle)) or "end of stream")
 
     def _error_at_end(self) -> str:
         result = self._pq.PQgetResult(self._handle)
@@ -221,7 +226,7 @@ class LibpqTransport:
         return message
 
 
-def went_away(reason: str) -> SourceUnavailable:
+def stream_closed(reason: str) -> SourceUnavailable:
     """Return the error for a stream that ended for ``reason``."""
     return SourceUnavailable(
         f"The source closed the replication stream: {reason}.",

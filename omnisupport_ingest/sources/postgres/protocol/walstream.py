@@ -33,7 +33,7 @@ _KEEPALIVE = struct.Struct("!xQqB")
 _STATUS = struct.Struct("!cQQQqB")
 
 _GATHER_SECONDS = 0.0005
-"""Seconds that a stream gathers which has just sent something; little beside the age of a batch."""
+"""Seconds to let more messages arrive after some have; far less than the age of a batch."""
 
 _END_SECONDS = 5.0
 """Seconds to wait for the end of a stream: the server may be in the middle of a transaction."""
@@ -74,14 +74,14 @@ class WalStream:
         """Start ``slot`` at ``start`` on a replication connection; the stream owns the connection.
 
         ``in_progress``: large transactions are sent before they commit (PostgreSQL 14 and newer).
-        ``max_row_bytes``: a longer message is not taken into memory (see ``read``); None: no limit. Raises
+        ``max_row_bytes``: a longer message is not read into memory (see ``read``); None: no limit. Raises
         ``SourceUnavailable`` with the server's reason if it refuses.
         """
         self._connection = connection
         self._frames = Frames(max_row_bytes)
         self._confirmed = start.value
-        self._asked_at: float | None = None
-        self._flowing = False
+        self._reply_requested_at: float | None = None
+        self._receiving = False
         self._transport = transport_of(connection)
         self._socket = select.poll()
         self._socket.register(connection.fileno(), select.POLLIN)
@@ -95,61 +95,62 @@ class WalStream:
     def read(self) -> bytes | None:
         """Return the next message, or None if none has arrived yet. Never waits.
 
-        A row change that is too long is returned as ``pgoutput.RowNotTaken`` decodes it; ``RowTooLarge`` if
-        another message is too long.
+        A row change that is too long is returned as a message that decodes to ``pgoutput.OversizedRow``.
+        ``RowTooLarge`` if another message is too long.
         """
         while True:
             frame = self._frames.pop()
             if frame is None:
                 if not self._transport.receive(self._frames):
                     return None
-                self._asked_at, self._flowing = None, True
+                self._reply_requested_at, self._receiving = None, True
                 frame = self._frames.pop()
                 if frame is None:
                     return None
             letter, content = frame
             if letter == COPY_DATA:
                 return content
-            self._transport.about(letter, content)
+            self._transport.handle_frame(letter, content)
 
     def rows(self) -> Rows | None:
-        """Return the row changes that come next of what has been received, if any does; ``read`` receives."""
+        """Return the received row changes up to the next other message, or None. Receives nothing itself."""
         return self._frames.rows()
 
     def transactions(self) -> Transactions | None:
-        """Return the whole transactions of row changes that come next of what has been received, if any
-        do.
-        """
+        """Return the received transactions that are whole and hold row changes alone, or None."""
         return self._frames.transactions()
 
     @property
     def max_row_bytes(self) -> int:
-        """Size that a row may have, in bytes; 0 for no limit."""
+        """The largest size of a row in bytes; 0 for no limit."""
         return self._frames.max_row_bytes or 0
 
     def wait(self, seconds: float) -> None:
         """Wait until something arrives, at most ``seconds``; not at all if they are negative.
 
-        ``SourceUnavailable`` if a reply was asked for, the server has been silent for longer than the
-        connection tolerates, and it is not at work.
+        ``SourceUnavailable`` if the server owes a reply, has been silent for longer than the connection
+        tolerates, and is not at work.
         """
-        if self._flowing:
-            # More is under way. Let it gather: to be woken for every few changes costs both sides more.
-            self._flowing = False
+        if self._receiving:
+            # Let more arrive: waking up for every few changes costs both sides more.
+            self._receiving = False
             time.sleep(max(0.0, min(seconds, _GATHER_SECONDS)))
         elif self._socket.poll(max(0.0, seconds) * 1000):
-            self._asked_at = None
-        elif self._asked_at is not None and time.monotonic() - self._asked_at > self.silence.seconds:
+            self._reply_requested_at = None
+        elif (
+            self._reply_requested_at is not None
+            and time.monotonic() - self._reply_requested_at > self.silence.seconds
+        ):
             why = self.silence.explained(self._connection.info.backend_pid, streaming=True)
             if why is not None and not self._socket.poll(0):
                 self.silence.end(self._connection.info.backend_pid)
                 raise SourceUnavailable(
                     "The source has fallen silent: nothing has come by the replication stream for "
-                    f"{time.monotonic() - self._asked_at:.0f} seconds, and {why}.",
+                    f"{time.monotonic() - self._reply_requested_at:.0f} seconds, and {why}.",
                     fix="See what stands between this machine and the server (proxy, firewall, network) and "
                     "whether the server runs. Capture continues where landing ends.",
                 )
-            self._asked_at = None
+            self._reply_requested_at = None
 
     @property
     def silence(self) -> Silence:
@@ -157,20 +158,21 @@ class WalStream:
         silence: Silence = self._connection.silence
         return silence
 
-    def confirm(self, durable: Lsn | None, *, received: Lsn, ask_reply: bool = False) -> None:
-        """Tell the server that it need not send again what committed below ``durable``.
+    def confirm(self, durable: Lsn | None, *, received: Lsn, request_reply: bool = False) -> None:
+        """Confirm to the server that everything that committed below ``durable`` is in landing.
 
-        None leaves the slot where it is. ``received`` (at or above ``durable``) only quiets the server's
-        keepalives. ``ask_reply`` asks for a keepalive, which says how far the server has read its WAL.
+        The server need not send it again. None leaves the slot where it is. ``received`` (at or above
+        ``durable``) only quiets the server's keepalives. ``request_reply``: request a keepalive, which says
+        how far the server has read its WAL.
         """
         now = int((time.time() - POSTGRES_EPOCH.timestamp()) * 1_000_000)
         flushed = durable.value if durable is not None else 0
-        status = _STATUS.pack(b"r", received.value, flushed, flushed, now, ask_reply)
+        status = _STATUS.pack(b"r", received.value, flushed, flushed, now, request_reply)
         with failpoint("source.confirm", "forward" if flushed > self._confirmed else "again"):
             self._transport.send_copy_data(status)
         self._confirmed = max(self._confirmed, flushed)
-        if ask_reply and self._asked_at is None:
-            self._asked_at = time.monotonic()
+        if request_reply and self._reply_requested_at is None:
+            self._reply_requested_at = time.monotonic()
 
     def end(self) -> None:
         """End the stream in order, so that the server has received every ``confirm``; call ``close``
@@ -179,7 +181,7 @@ class WalStream:
         Waits a few seconds at most. A server loses what it has not read when a connection is just closed; the
         next start would then look like one after a crash.
         """
-        # The end comes as an error, behind what is still under way.
+        # The end comes as an error, after everything that was sent before it.
         with suppress(SourceUnavailable):
             self._transport.end()
             give_up = time.monotonic() + _END_SECONDS

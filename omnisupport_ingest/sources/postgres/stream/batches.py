@@ -1,4 +1,4 @@
-"""Cutting the stream into batches that chain: each begins exactly where the one before it ends."""
+"""Divides the stream into batches that form a chain: each begins exactly where the one before ends."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from omnisupport_ingest.sources.postgres.protocol.frames import Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Commit, begin_of
 from omnisupport_ingest.windows import MAX_AHEAD, OUT_OF_RANGE, WindowGrid
 
-_ONE_SIDE = MAX_AHEAD // timedelta(microseconds=1)
-"""Microseconds between two times out of range that are both before the first window, or both too far ahead:
-all windows together are longer.
+_ALL_WINDOWS = MAX_AHEAD // timedelta(microseconds=1)
+"""The span of all windows, in microseconds. Two times that are out of range and closer to each other are both
+before the first window, or both after the last.
 """
 
 
 def by_window(
     transactions: Transactions, window_of: Callable[[Begin], str]
 ) -> Iterator[tuple[str, Transactions]]:
-    """Yield ``transactions`` in their order, each time as many as are of one window, with the window.
+    """Divide ``transactions`` into groups of one window each, in their order; yield windows with groups.
 
-    Neighbours may be of the same one.
+    Two consecutive groups may have the same window.
     """
     count, micros = transactions.total, transactions.commit_micros
     lowest, highest = int(micros.argmin()), int(micros.argmax())
     windows = {window_of(begin_of(transactions, each)) for each in (lowest, highest)}
-    # Windows follow one another in time: what lies between two times of a window is of it. The times that are
-    # out of range lie on both sides of all windows, and farther apart.
-    if len(windows) == 1 and (OUT_OF_RANGE not in windows or micros[highest] - micros[lowest] < _ONE_SIDE):
+    # If the lowest and the highest time are in one window, so is every other. Times out of range may lie
+    # before and after all windows.
+    within = OUT_OF_RANGE not in windows or micros[highest] - micros[lowest] < _ALL_WINDOWS
+    if len(windows) == 1 and within:
         yield windows.pop(), transactions
         return
     yield from by_window(transactions.between(0, count // 2), window_of)
@@ -57,9 +58,7 @@ class _Landing(NamedTuple):
 
 
 class StreamBatches:
-    """The end of the durable chain; on top of it the batch that is landing, if one is, and the open batch, if
-    one is.
-    """
+    """The end of the durable chain, the batch that is landing (if any), and the open batch (if any)."""
 
     def __init__(
         self, store: LandingStore, grid: WindowGrid, epoch: int, end_of_chain: Lsn, settings: Settings
@@ -70,7 +69,7 @@ class StreamBatches:
         """The schemas of tables as the stream last described them; every batch records them."""
         self.in_transaction = False
         self.recovered_from: Lsn | None = None
-        """What the next batch records of a recovery (see ``StreamSpan``)."""
+        """The recovery that the next batch records (see ``StreamSpan``)."""
         self.meanwhile: Callable[[], None] = lambda: None
         """Called about once a second while ``add``, ``landed`` or ``seal_idle`` waits for the disk."""
         self._store, self._grid, self._epoch = store, grid, epoch
@@ -79,14 +78,14 @@ class StreamBatches:
         self._threads = WriterThreads()
         self._landing: _Landing | None = None
         self._writer: BatchWriter | None = None
-        self._opened = 0.0
-        self._first: Begin | None = None
-        self._last: Begin | None = None
+        self._opened_at = 0.0
+        self._first_transaction: Begin | None = None
+        self._last_transaction: Begin | None = None
         self._received_end = end_of_chain
 
     @property
     def pending(self) -> bool:
-        """Whether a batch is open: transactions, or parts of one, are received and in no batch that lands."""
+        """Whether a batch is open: transactions, or a part of one, were received after the last cut."""
         return self._writer is not None
 
     @property
@@ -96,7 +95,7 @@ class StreamBatches:
 
     @property
     def last_end(self) -> Lsn:
-        """Where the last batch ends, durable or landing, and the open one begins."""
+        """Where the last batch ends, durable or landing. The open batch begins here."""
         return self.end if self._landing is None else self._landing.end
 
     @property
@@ -108,9 +107,9 @@ class StreamBatches:
         """Begin a transaction; opens a batch if none is open."""
         if self._writer is None:
             self._writer = self._open()
-            self._opened = time.monotonic()
-            self._first = transaction
-        self._last = transaction
+            self._opened_at = time.monotonic()
+            self._first_transaction = transaction
+        self._last_transaction = transaction
         self.in_transaction = True
 
     def window_of(self, transaction: Begin) -> str:
@@ -136,9 +135,10 @@ class StreamBatches:
         writer = self._writer
         return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
 
-    def fitting(self, transactions: Transactions, collected: int, until: Lsn | None) -> int:
-        """Return how many of ``transactions`` the open batch takes: up to and with the first that makes it
-        large enough, with ``collected`` more bytes, or that ends at or above ``until``.
+    def count_that_fits(self, transactions: Transactions, collected: int, until: Lsn | None) -> int:
+        """Return how many of ``transactions`` go into the open batch.
+
+        The last of them makes it large enough, with ``collected`` more bytes, or ends at or above ``until``.
         """
         assert self._writer is not None
         rows, count = transactions.rows, transactions.total
@@ -152,14 +152,14 @@ class StreamBatches:
     @property
     def seconds_left(self) -> float:
         """Seconds until the open batch reaches its age."""
-        return self._opened + self._max_seconds - time.monotonic()
+        return self._opened_at + self._max_seconds - time.monotonic()
 
     def seal(self) -> None:
-        """Begin to land the open batch, which must end at a commit; no other may be landing.
+        """Begin to land the open batch. It must end at a commit, and no other batch may be landing.
 
-        What is received meanwhile goes into the next one. ``landed`` says when it is durable.
+        Transactions received from now on go into the next batch. ``landed`` says when this one is durable.
         """
-        writer, first, last = self._writer, self._first, self._last
+        writer, first, last = self._writer, self._first_transaction, self._last_transaction
         assert writer is not None and first is not None and last is not None and not self.in_transaction
         span = StreamSpan(
             previous_end_lsn=self.end,
@@ -175,9 +175,9 @@ class StreamBatches:
         self._land(writer, span, None)
 
     def landed(self, *, wait: bool) -> Manifest | None:
-        """Return the batch that was landing, once: it is durable. None if there is none.
+        """Return the batch that was landing if it is durable now, else None. A batch is returned only once.
 
-        None, too, if it is not durable yet, unless to ``wait``. Raises what landing it has raised.
+        ``wait``: wait until it is durable. Raises the error of landing it.
         """
         if self._landing is None or not (wait or self._landing.done.done()):
             return None
@@ -186,10 +186,10 @@ class StreamBatches:
         return manifest
 
     def seal_idle(self, end: Lsn, clock: datetime | None) -> Manifest:
-        """Land an empty batch up to ``end``: everything that the source has below it has landed. Returns once
-        it is durable.
+        """Land an empty batch that ends at ``end``; return it once it is durable.
 
-        ``clock``: a server time up to which this is known, for the watermark, or None.
+        Everything that the source has below ``end`` must have landed. ``clock``: the server time up to which
+        this is known, for the watermark; None if unknown.
         """
         assert not self.pending, "an idle stretch begins where everything received has been sealed"
         self._received_end = end
@@ -200,7 +200,7 @@ class StreamBatches:
         return manifest
 
     def close(self) -> Manifest | None:
-        """Discard what is open; the source sends it again. Returns as ``landed``, None if landing failed."""
+        """Discard the open batch, which the source sends again. Return the batch that landed, if one did."""
         landed = None
         if self._landing is not None:
             if self._landing.done.exception() is None:

@@ -1,7 +1,7 @@
-"""What a running capture works on: its epoch, and the tables that it has contracts of.
+"""What a running capture works on: its epoch, and the tables it captures.
 
-Tables may be added while it runs. They are handed to the thread that reads the stream, which takes them
-between two transactions: only then all later changes land under the key of its contract.
+Tables may be added while it runs. The thread that reads the stream takes them between two transactions, so
+that all changes of later transactions land under the key of the table's contract.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from omnisupport_ingest.windows import WindowGrid
 
 @dataclass(frozen=True)
 class CapturedEpoch:
-    """An epoch of a source, and where its batches go: what the stream and the snapshots of a capture share.
+    """An epoch of a source, and where its batches go. The stream and the snapshots of a capture share it.
 
-    ``landed`` is called with each batch, once it is durable, by the thread that wrote it.
+    The thread that wrote a batch calls ``landed`` with it once it is durable.
     """
 
     dsn: str
@@ -56,7 +56,7 @@ class CapturedEpoch:
         return self.record.facts.consistent_point if self.record.facts else Lsn(0)
 
     def connect(self) -> Connection:
-        """Open a connection for SQL, certainly to the server of this epoch. Raises ``SourceUnavailable``."""
+        """Open a connection for SQL to the server of this epoch, and verify that. ``SourceUnavailable``."""
         return connect_to_source(self.dsn, self.record)
 
 
@@ -68,7 +68,7 @@ class CapturedTables:
     """
 
     def __init__(self, tables: Iterable[TableContract], left_out: Iterable[TableContract] = ()) -> None:
-        """``left_out``: tables with contracts that are not captured; their changes land without a key."""
+        """``left_out``: tables that have contracts but are not captured; their changes land without a key."""
         self._all = tuple(tables)
         self._left_out = tuple(left_out)
         self._lock = threading.Lock()
@@ -86,9 +86,7 @@ class CapturedTables:
 
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
-        """The key columns by which the changes of each table land: those of its contract; none if it is left
-        out.
-        """
+        """Table name → key columns of its changes: those of the contract; none if it is left out."""
         return {
             each.table_name: () if each in self._left_out else each.key
             for each in (*self._left_out, *self._all)
@@ -100,16 +98,12 @@ class CapturedTables:
         return bool(self._handed)
 
     def hand_over(self, tables: Sequence[TableContract]) -> None:
-        """Let the stream take ``tables``, instead of those that were handed over before and are not taken
-        yet.
-        """
+        """Let the stream take ``tables``. They replace tables that wait and are not taken yet."""
         with self._lock:
             self._handed = tuple(tables)
 
     def take(self, add_tables: Callable[[Sequence[TableContract]], None]) -> None:
-        """Call ``add_tables`` with the tables that are handed over, if there are any, and capture them from
-        then on.
-        """
+        """Take the tables that wait: call ``add_tables`` with them, and capture them from then on."""
         with self._lock:
             if self._handed:
                 add_tables(self._handed)

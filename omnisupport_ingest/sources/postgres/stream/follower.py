@@ -1,4 +1,4 @@
-"""Following the slot: messages come in, batches land, and a position is confirmed only once it is durable."""
+"""Follows the slot: reads messages, lands batches, and confirms a position only once it is durable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omnisupport_ingest.sources.postgres.catalog.partition_roots import Partitio
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
 from omnisupport_ingest.sources.postgres.catalog.relations import TypeNames
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
-from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.frames import (
     KEEPALIVE,
     WAL_DATA,
@@ -32,8 +32,8 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Decoder,
     InProgressMessage,
     LogicalMessage,
+    OversizedRow,
     Relation,
-    RowNotTaken,
     Truncate,
     begin_of,
     commit_of,
@@ -49,21 +49,21 @@ from omnisupport_ingest.sources.postgres.session.server import WalClock, wal_clo
 from omnisupport_ingest.sources.postgres.slot.continuity import ResumePoint, below_the_chain, not_resent
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches, by_window
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedTables
-from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, InProgress
+from omnisupport_ingest.sources.postgres.stream.in_progress import NO_MESSAGE_YET, InProgress
 
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
-"""Seconds between two questions to the server how far it has read; an idle stretch lands as often."""
+"""Seconds between two requests to the server to say how far it has read. Idle batches land as often."""
 
-_ASK_UNTIL_SECONDS = 0.2
-"""The same while somebody waits for a given LSN, or for the proof of continuity."""
+_ASK_SECONDS_IF_AWAITED = 0.2
+"""The same while ``run`` waits for its goal, or for the proof of continuity."""
 
 _STOP_GRACE_SECONDS = 10.0
-"""How long a stop waits for the end of a transaction before that transaction is discarded."""
+"""How long a stop waits for the end of a transaction before it discards the transaction."""
 
-_LANDING_SECONDS = 0.002
-"""Seconds between two looks whether a batch has landed, while nothing comes."""
+_LANDING_POLL_SECONDS = 0.002
+"""Seconds between two checks whether a batch has landed, while nothing arrives."""
 
 _CHECK_MESSAGES = 4096
 """Messages of one transaction between two checks of clock and stop."""
@@ -84,7 +84,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class FollowedTables:
-    """The tables that a stream is read for. The follower takes those that are handed over to ``captured``."""
+    """The tables of a stream. The follower adds those that are handed over to ``captured``."""
 
     captured: CapturedTables
     published: PublishedTables
@@ -99,13 +99,13 @@ class Follower:
         self,
         opened: OpenStream,
         tables: FollowedTables,
-        events: EventReader,
+        changes: ChangeCollector,
         batches: StreamBatches,
         landed: Callable[[Manifest], None],
         proved: Callable[[], None],
     ) -> None:
-        """``landed`` is called with each batch, once durable. ``proved`` is called once the stream has proved
-        that it continues the chain, unless that was certain before.
+        """``landed`` is called with each batch, once it is durable. ``proved`` is called when the stream has
+        proved that it continues the chain; not if that was certain from the start.
         """
         self.skipped_messages = 0
         """Number of logical messages outside any transaction. They have no commit, so no position, and do not
@@ -115,25 +115,25 @@ class Follower:
         self._stream, self._messages, self._connection = opened.stream, opened.messages, opened.connection
         self._published, self._roots, self._tables = tables.published, tables.roots, tables.captured
         self._schemas = tables.schemas
-        self._events, self._batches, self._landed = events, batches, landed
+        self._changes, self._batches, self._landed = changes, batches, landed
         self._decoder = Decoder()
         self._types = TypeNames(opened.connection)
-        self._expected = resume.resent
+        self._to_be_resent = resume.resent
         self._unproved_below = None if resume.proved else resume.end_of_chain
-        self._tell_proved = proved
-        self._passing_over = False
+        self._on_proved = proved
+        self._skipping_landed = False
         self._window: str | None = None
-        self._heard: Lsn = batches.end
+        self._received_up_to: Lsn = batches.end
         # A keepalive at or above ``flushed`` proves the clock: everything that had committed has arrived.
-        self._clock: WalClock = wal_clock(opened.connection)
+        self._wal_clock: WalClock = wal_clock(opened.connection)
         self._clock_proved = False
-        self._idle_wanted = True
+        self._idle_batch_due = True
         self._next_ask = time.monotonic()
-        self._next_clock = self._next_look = self._next_ask + IDLE_SECONDS
+        self._next_clock_read = self._next_catalog_check = self._next_ask + IDLE_SECONDS
         self._commit_lsn = 0
         self._stop_by: float | None = None
         self._until: Lsn | None = None
-        # While a slow disk is waited for, the server must hear that capture is alive.
+        # A slow disk must not keep the server from hearing that capture is alive.
         batches.meanwhile = self._report
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
@@ -141,13 +141,13 @@ class Follower:
 
         A stop lands complete transactions. Raises ``SourceUnavailable`` when the server goes away,
         ``RowTooLarge`` (with the table, if it is a row), ``GapInSource``, ``ChainContested``,
-        ``LandingFailed``; ``Doubtful`` and ``NotKept`` if the rest has to be read without transactions in
-        progress.
+        ``LandingFailed``; ``RollbackUnclear`` and ``SpoolFailed`` if the stream must go on without
+        transactions in progress.
         """
         self._until = until
         try:
             self._run(stop)
-            self._settle()
+            self._confirm_landed()
         finally:
             self._close()
             if self.skipped_messages:
@@ -158,42 +158,42 @@ class Follower:
                 )
 
     def _run(self, stop: threading.Event) -> None:
-        read, batches, row = self._messages.read, self._batches, self._events.row
+        read, batches, row = self._messages.read, self._batches, self._changes.add_row
         take_rows, take_transactions = self._messages.take_rows, self._messages.take_transactions
         left = _CHECK_MESSAGES
         while True:
-            whole = not (batches.in_transaction or self._passing_over or self._expected)
+            whole = not (batches.in_transaction or self._skipping_landed or self._to_be_resent)
             if whole and (transactions := take_transactions()) is not None:
                 self._take_transactions(transactions)
                 left = _CHECK_MESSAGES
-                if self._between_messages(stop, idle=False):
+                if self._do_what_is_due(stop, idle=False):
                     return
                 continue
             rows = take_rows() if left > 0 else None
             if rows is not None:
                 left -= len(rows.starts)
-                if not self._passing_over and self._events.rows(rows):
-                    self._hand_over()
+                if not self._skipping_landed and self._changes.add_rows(rows):
+                    self._flush_changes()
                 continue
             message = read()
             left -= 1
-            if message is None or left <= 0 or not (batches.in_transaction or self._passing_over):
+            if message is None or left <= 0 or not (batches.in_transaction or self._skipping_landed):
                 left = _CHECK_MESSAGES
-                if self._between_messages(stop, idle=message is None):
+                if self._do_what_is_due(stop, idle=message is None):
                     return
                 if message is None:
                     self._stream.wait(self._seconds_to_wait())
                     continue
             if message[0] == WAL_DATA:
                 if message[WAL_DATA_HEADER] in ROW_KINDS:
-                    if not self._passing_over and row(message):
-                        self._hand_over()
+                    if not self._skipping_landed and row(message):
+                        self._flush_changes()
                     continue
-                self._take(message)
+                self._handle(message)
                 read = self._messages.read
             elif message[0] == KEEPALIVE:
                 self._answer(Keepalive.parse(message))
-            elif message is TAKEN:
+            elif message is NO_MESSAGE_YET:
                 read, left = self._messages.read, 1
             else:
                 raise ProtocolViolation(
@@ -203,43 +203,44 @@ class Follower:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def _take(self, received: bytes) -> None:
+    def _handle(self, received: bytes) -> None:
         message = self._decoder.decode(received[WAL_DATA_HEADER:])
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Commit):
             self._commit(message)
         elif isinstance(message, Relation):
-            self._messages.described(message.oid, received)
+            self._messages.record_description(message.oid, received)
             self._describe(message)
-        elif isinstance(message, RowNotTaken):
-            if not self._passing_over:
-                self._step_over(message, int.from_bytes(received[1:9], "big"))
+        elif isinstance(message, OversizedRow):
+            if not self._skipping_landed:
+                self._land_oversized(message, int.from_bytes(received[1:9], "big"))
         elif isinstance(message, Truncate):
-            if not self._passing_over:
+            if not self._skipping_landed:
                 names = self._roots.truncated(message.relations, self._commit_lsn)
-                self._events.truncate(names, int.from_bytes(received[1:9], "big"))
+                self._changes.add_truncate(names, int.from_bytes(received[1:9], "big"))
         elif isinstance(message, LogicalMessage):
             if not message.transactional:
                 self.skipped_messages += 1
-            elif not self._passing_over:
-                self._events.message(message)
+            elif not self._skipping_landed:
+                self._changes.add_message(message)
         elif isinstance(message, InProgressMessage):
             self._messages.take(message, received)
 
-    def _step_over(self, change: RowNotTaken, lsn: int) -> None:
-        """Land that a row changed which was too large to take; ``RowTooLarge`` if its table would then lack
-        the change.
+    def _land_oversized(self, change: OversizedRow, lsn: int) -> None:
+        """Land the change of a row that is too large to read, without key and row.
+
+        ``RowTooLarge`` if the table would then lack the change.
         """
-        name, told_by_contract = self._events.table_of(change.relation)
+        name, has_contract = self._changes.table_of(change.relation)
         error = RowTooLarge(change.size, self._stream.max_row_bytes, ".".join(name))
-        if told_by_contract and not self._published.reads_above(name, self._commit_lsn, error.problem):
+        if has_contract and not self._published.reads_above(name, self._commit_lsn, error.problem):
             raise error
         _log.warning("%s It lands without a key and without the row.", error.problem)
-        self._events.not_taken(change, lsn)
+        self._changes.add_oversized(change, lsn)
 
     def _begin(self, transaction: Begin) -> None:
-        expected = self._expected
+        expected = self._to_be_resent
         if expected is not None:
             received = (Lsn(transaction.commit_lsn), transaction.xid, transaction.commit_ts)
             if received != (expected.commit_lsn, expected.xid, expected.commit_ts):
@@ -247,38 +248,38 @@ class Follower:
                     expected,
                     f"transaction {received[1]} that committed at {received[0]}, {received[2].isoformat()}",
                 )
-            self._expected = None
-            self._passing_over = True
+            self._to_be_resent = None
+            self._skipping_landed = True
             self._commit_lsn = transaction.commit_lsn
             return
         if transaction.commit_lsn < self._batches.last_end.value:
             raise below_the_chain(Lsn(transaction.commit_lsn), self._batches.last_end)
-        self._sent_up_to(transaction.commit_lsn)
+        self._record_sent_up_to(transaction.commit_lsn)
         self._batches.begin(transaction)
         window = self._batches.window_of(transaction)
         if window != self._window:
-            self._hand_over()
+            self._flush_changes()
             self._window = window
-        self._events.begin(transaction)
+        self._changes.begin(transaction)
         self._commit_lsn = transaction.commit_lsn
 
     def _commit(self, transaction: Commit) -> None:
-        if self._passing_over:
-            self._passing_over = False
-            self._sent_up_to(transaction.end_lsn)
+        if self._skipping_landed:
+            self._skipping_landed = False
+            self._record_sent_up_to(transaction.end_lsn)
             return
         self._batches.commit(transaction)
-        self._heard = max(self._heard, self._batches.received_end)
+        self._received_up_to = max(self._received_up_to, self._batches.received_end)
         reached = self._until is not None and self._batches.received_end >= self._until
-        if reached or self._batches.due(self._events.collected_bytes):
+        if reached or self._batches.due(self._changes.collected_bytes):
             self._seal()
         if reached:
-            self._settle()
+            self._confirm_landed()
 
     def _take_transactions(self, transactions: Transactions) -> None:
-        """Take in whole transactions as ``_begin``, their row changes and ``_commit`` would, one by one.
+        """Handle whole transactions, with the same result as ``_begin``, ``add_row`` and ``_commit`` of each.
 
-        What follows the goal is left: each transaction would land alone.
+        Stops at the goal, above which each transaction would become a batch of its own.
         """
         lowest, batches = int(transactions.commit_lsns.min()), self._batches
         if lowest < batches.last_end.value:
@@ -288,38 +289,42 @@ class Follower:
             rest = some
             while rest.total and not self._at_goal:
                 batches.begin(begin_of(rest, 0))
-                count = batches.fitting(rest, self._events.collected_bytes, self._until)
+                count = batches.count_that_fits(rest, self._changes.collected_bytes, self._until)
                 self._take_of_window(window, rest.between(0, count))
                 rest = rest.between(count, rest.total)
 
     def _take_of_window(self, window: str, transactions: Transactions) -> None:
         last = begin_of(transactions, transactions.total - 1)
-        self._sent_up_to(last.commit_lsn)
+        self._record_sent_up_to(last.commit_lsn)
         self._batches.begin(last)
         if window != self._window:
-            self._hand_over()
+            self._flush_changes()
             self._window = window
-        if self._events.transactions(transactions):
-            self._hand_over()
+        if self._changes.add_transactions(transactions):
+            self._flush_changes()
         self._commit_lsn = last.commit_lsn
         self._commit(commit_of(transactions, transactions.total - 1))
 
-    def _sent_up_to(self, lsn: int) -> None:
-        """Record that everything that committed below ``lsn`` was sent, and did not contradict the chain."""
-        if self._unproved_below is not None and self._expected is None and lsn >= self._unproved_below.value:
+    def _record_sent_up_to(self, lsn: int) -> None:
+        """Record that the server sent all that committed below ``lsn`` and did not contradict the chain."""
+        if (
+            self._unproved_below is not None
+            and self._to_be_resent is None
+            and lsn >= self._unproved_below.value
+        ):
             self._unproved_below = None
-            self._tell_proved()
+            self._on_proved()
 
     def _describe(self, relation: Relation) -> None:
         self._published.require_named(relation, self._commit_lsn)
         name = self._roots.name_of(relation, self._commit_lsn)
         types = self._types.of(relation.columns)
-        form = dict(zip((column.name for column in relation.columns), types, strict=True))
-        self._schemas.described(self._connection, name, form, self._commit_lsn, self._tables.all)
-        if self._events.is_described(relation.oid):
-            self._hand_over()
+        schema = dict(zip((column.name for column in relation.columns), types, strict=True))
+        self._schemas.described(self._connection, name, schema, self._commit_lsn, self._tables.all)
+        if self._changes.is_described(relation.oid):
+            self._flush_changes()
         read_above = self._published.read_above(name, self._commit_lsn)
-        self._describe_batch(self._events.describe(relation, name, read_above=read_above))
+        self._describe_batch(self._changes.describe(relation, name, read_above=read_above))
 
     def _describe_batch(self, schema: RowSchema) -> None:
         relation = schema.relation
@@ -334,39 +339,39 @@ class Follower:
     def _add_tables(self, tables: Sequence[TableContract]) -> None:
         """From the next transaction on, land changes of ``tables`` under the keys of their contracts."""
         if self._batches.pending:
-            # The open batch has changes of them under the keys that it recorded.
+            # The open batch has recorded other keys for the changes that it holds.
             self._seal()
-        self._hand_over()
+        self._flush_changes()
         keys = {each.table_name: each.key for each in tables}
         described = [
             (relation, name)
-            for relation in self._events.without_contract
+            for relation in self._changes.without_contract
             if (name := self._roots.name_among(relation, keys)) is not None
         ]
-        schemas = self._events.add_tables(keys, described)
+        schemas = self._changes.add_tables(keys, described)
         self._roots.add_tables(tables)
         for schema in schemas:
             self._describe_batch(schema)
 
-    # --- durable, then confirmed ---------------------------------------------------------------
+    # --- land, then confirm --------------------------------------------------------------------
 
-    def _hand_over(self) -> None:
-        self._batches.add(self._events.take())
+    def _flush_changes(self) -> None:
+        self._batches.add(self._changes.take())
 
     def _seal(self) -> None:
-        """Begin to land the open batch, once the one before is durable."""
-        self._hand_over()
-        self._settle()
+        """Begin to land the open batch as soon as the one before is durable."""
+        self._flush_changes()
+        self._confirm_landed()
         self._batches.seal()
 
-    def _settle(self, *, wait: bool = True) -> None:
-        """Confirm the batch that is landing once it is durable: wait for that, or do so if it is."""
+    def _confirm_landed(self, *, wait: bool = True) -> None:
+        """Confirm the batch that is landing if it is durable. ``wait``: wait until it is."""
         batch = self._batches.landed(wait=wait)
         if batch is not None:
             self._confirm(batch)
 
     def _close(self) -> None:
-        """Discard what is open. What is durable counts, whatever has ended the run."""
+        """Discard the open batch, and pass on the batch that is durable, whatever has ended the run."""
         batch = self._batches.close()
         if batch is not None:
             with suppress(SourceUnavailable):
@@ -376,56 +381,56 @@ class Follower:
         try:
             self._report()
         finally:
-            # It is durable, though the source may have gone.
+            # The batch is durable even if the source has gone.
             self._landed(batch)
 
-    def _report(self, *, ask_reply: bool = False) -> None:
-        # Confirm nothing before the slot has proved that it continues the chain: the next start must
-        # be able to ask for the same proof.
+    def _report(self, *, request_reply: bool = False) -> None:
+        # Confirm nothing before the slot has proved that it continues the chain: the next start may need
+        # the same proof.
         durable = self._batches.end if self._unproved_below is None else None
-        self._stream.confirm(durable, received=self._heard, ask_reply=ask_reply)
+        self._stream.confirm(durable, received=self._received_up_to, request_reply=request_reply)
 
     # --- idle, and stopping --------------------------------------------------------------------
 
     def _answer(self, keepalive: Keepalive) -> None:
-        """Land what the keepalive proves, if it is time to, and answer it if a reply is asked for.
+        """Land an idle batch if one is due, and reply if the server wants a reply.
 
-        The server sends everything that committed below ``wal_end`` before the keepalive. A server that shuts
-        down asks until everything it sent is confirmed, so it is answered at once.
+        The keepalive proves that the server has sent everything that committed below ``wal_end``. A server
+        that shuts down asks until everything it sent is confirmed, so reply at once.
         """
         batches = self._batches
-        if self._expected is not None and keepalive.wal_end > self._expected.commit_lsn:
-            raise not_resent(self._expected, f"nothing in the WAL up to {keepalive.wal_end}")
-        self._heard = max(self._heard, keepalive.wal_end)
-        self._sent_up_to(keepalive.wal_end.value)
+        if self._to_be_resent is not None and keepalive.wal_end > self._to_be_resent.commit_lsn:
+            raise not_resent(self._to_be_resent, f"nothing in the WAL up to {keepalive.wal_end}")
+        self._received_up_to = max(self._received_up_to, keepalive.wal_end)
+        self._record_sent_up_to(keepalive.wal_end.value)
         goal_passed = self._until is not None and keepalive.wal_end >= self._until > batches.end
-        if not (batches.in_transaction or self._passing_over or self._expected):
+        if not (batches.in_transaction or self._skipping_landed or self._to_be_resent):
             if keepalive.reply_now or goal_passed:
                 if batches.pending:
                     self._seal()
-                self._settle()
-            proves = keepalive.wal_end >= self._clock.flushed and not self._clock_proved
-            wanted = keepalive.reply_now or goal_passed or self._idle_wanted or proves
+                self._confirm_landed()
+            proves = keepalive.wal_end >= self._wal_clock.flushed and not self._clock_proved
+            wanted = keepalive.reply_now or goal_passed or self._idle_batch_due or proves
             if wanted and not batches.pending and keepalive.wal_end > batches.last_end:
-                self._settle()
+                self._confirm_landed()
                 self._land_idle(keepalive.wal_end)
         if keepalive.reply_now:
             self._report()
 
     def _land_idle(self, wal_end: Lsn) -> None:
-        proven = self._clock.clock if wal_end >= self._clock.flushed else None
+        proven = self._wal_clock.clock if wal_end >= self._wal_clock.flushed else None
         self._clock_proved = self._clock_proved or proven is not None
-        self._idle_wanted = False
+        self._idle_batch_due = False
         self._confirm(self._batches.seal_idle(wal_end, proven))
 
-    def _between_messages(self, stop: threading.Event, *, idle: bool) -> bool:
-        """Do what is due between two messages. Returns whether the run is over."""
+    def _do_what_is_due(self, stop: threading.Event, *, idle: bool) -> bool:
+        """Confirm, cut, add tables and report as far as due; return whether the run is over."""
         batches = self._batches
         at_commit = not batches.in_transaction
-        self._settle(wait=False)
-        if at_commit and batches.due(self._events.collected_bytes):
+        self._confirm_landed(wait=False)
+        if at_commit and batches.due(self._changes.collected_bytes):
             self._seal()
-        if at_commit and not self._passing_over and self._tables.any_waiting:
+        if at_commit and not self._skipping_landed and self._tables.any_waiting:
             self._tables.take(self._add_tables)
         if self._at_goal:
             return True
@@ -433,7 +438,7 @@ class Follower:
             return True
         now = time.monotonic()
         if now >= self._next_ask:
-            self._ask(now, idle=idle, at_commit=at_commit)
+            self._ask_server(now, idle=idle, at_commit=at_commit)
         return False
 
     @property
@@ -445,37 +450,35 @@ class Follower:
         if not batches.in_transaction:
             if batches.pending:
                 self._seal()
-            self._settle()
+            self._confirm_landed()
             return True
         if self._stop_by is None:
             self._stop_by = time.monotonic() + _STOP_GRACE_SECONDS
         return time.monotonic() >= self._stop_by
 
-    def _ask(self, now: float, *, idle: bool, at_commit: bool) -> None:
-        """Report that capture is alive. If nothing comes, ask how far the server has read, and whether it is
-        there.
-        """
+    def _ask_server(self, now: float, *, idle: bool, at_commit: bool) -> None:
+        """Report that capture is alive. If nothing arrives, ask the server how far it has read."""
         pause = min(IDLE_SECONDS, self._stream.silence.seconds / 2)
         waited_for = self._until is not None or self._unproved_below is not None
-        self._next_ask = now + (_ASK_UNTIL_SECONDS if waited_for else pause)
-        if now >= self._next_look:
+        self._next_ask = now + (_ASK_SECONDS_IF_AWAITED if waited_for else pause)
+        if now >= self._next_catalog_check:
             self._schemas.look(self._connection)
             self._schemas.require(self._tables.all)
             self._published.require_same(self._connection)
-            self._next_look = now + IDLE_SECONDS
-        if idle and at_commit and not self._batches.pending and now >= self._next_clock:
-            if self._clock_proved or self._batches.end >= self._clock.flushed:
-                self._clock, self._clock_proved = wal_clock(self._connection), False
+            self._next_catalog_check = now + IDLE_SECONDS
+        if idle and at_commit and not self._batches.pending and now >= self._next_clock_read:
+            if self._clock_proved or self._batches.end >= self._wal_clock.flushed:
+                self._wal_clock, self._clock_proved = wal_clock(self._connection), False
             else:
-                # Keep the older clock: a lagging server might never prove a newer one. The slot moves on.
-                self._idle_wanted = True
-            self._next_clock = now + IDLE_SECONDS
-        self._report(ask_reply=idle)
+                # Keep the older clock: a lagging server might never prove a newer one.
+                self._idle_batch_due = True
+            self._next_clock_read = now + IDLE_SECONDS
+        self._report(request_reply=idle)
 
     def _seconds_to_wait(self) -> float:
         until_ask = self._next_ask - time.monotonic()
         if self._batches.landing:
-            return min(until_ask, _LANDING_SECONDS)
+            return min(until_ask, _LANDING_POLL_SECONDS)
         until_cut = self._batches.seconds_left if self._batches.pending else until_ask
         # Short enough to notice a stop.
         return min(until_ask, max(until_cut, 0.01), 0.2)

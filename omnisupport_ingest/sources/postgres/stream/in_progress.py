@@ -1,11 +1,11 @@
-"""Transactions that the server sends before they commit (protocol 2), passed on when they commit.
+"""Spools transactions that the server sends before they commit (protocol 2), and passes them on after.
 
-A large transaction comes in blocks, between which other transactions come. Its blocks are kept aside. When it
-commits, its messages are passed on as protocol 1 would have sent them: Begin, changes without those of
-sub-transactions that were rolled back, Commit. So the reader need not know that they came early.
+A large transaction arrives in blocks, with other transactions between them. Its blocks are spooled to disk.
+When it commits, its messages are passed on as protocol 1 would have sent them: Begin, changes without those
+of rolled back sub-transactions, Commit. So the reader need not know that they came early.
 
-Blocks are kept in a file without a name, which is gone when it is closed, or with the process. Nothing of it
-is needed after that, for the server sends such a transaction again from its beginning.
+The spool is a file without a name: it is gone when it is closed, or with the process. That loses nothing,
+because the server sends such a transaction again from its beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA, WAL_DATA_HEADER, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
-    NOT_TAKEN_KINDS,
+    OVERSIZED_KINDS,
     ROW_KINDS,
     InProgressMessage,
     StreamAbort,
@@ -32,87 +32,88 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     violation,
 )
 
-TAKEN = b"\0"
-"""Stands for a message where work was done and none is due yet; no server sends it."""
+NO_MESSAGE_YET = b"\0"
+"""Returned instead of a message: work was done, but no message is due yet. No server sends it."""
 
 _XID_AT, _XID_END = WAL_DATA_HEADER + 1, WAL_DATA_HEADER + 5
-"""Offset at which a message of a block names its (sub-)transaction; without that it is as in protocol 1."""
+"""Where a message of a block names its (sub-)transaction; without these bytes it is as in protocol 1."""
 
 _BUFFER_BYTES = 64 * 1024
 _SKIPPED_AT_ONCE = 4096
 _LENGTH = struct.Struct("!I")
 
 
-class NotKept(Exception):
-    """Raised when a transaction in progress cannot be kept, because the disk is full, say: read it after its
-    commit.
+class SpoolFailed(Exception):
+    """Raised when a transaction in progress cannot be spooled, for example because the disk is full.
+
+    Read it after its commit instead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A ``Relation`` message in the form of protocol 1. ``arrival`` counts those of all transactions."""
+    """A ``Relation`` message as protocol 1 sends it. ``number`` counts those of all transactions."""
 
-    arrival: int
+    number: int
     oid: int
     subxid: int
     message: bytes
 
 
-class KeptTransaction:
-    """One transaction in progress, written block by block, then read once.
+class SpooledTransaction:
+    """One transaction in progress on disk: written block by block, then read once.
 
-    Memory does not grow with it, but for 4 bytes for each sub-transaction that was rolled back.
+    It needs little memory: 4 bytes for each sub-transaction that was rolled back.
     """
 
     def __init__(self, xid: int, folder: Path) -> None:
-        """``folder``: on the disk that is used. Raises ``NotKept``, as all methods do."""
+        """``folder``: on the disk that is used. Raises ``SpoolFailed``, as all methods do."""
         self.xid = xid
         self.descriptions: list[Description] = []
-        """Its descriptions of tables, without those rolled back, in the order of arrival."""
+        """Its descriptions of tables, without those that were rolled back, in the order of arrival."""
         self._folder = folder
         self._rolled_back = array("I")
         with self.disk_errors():
             self._file = tempfile.TemporaryFile("w+b", buffering=_BUFFER_BYTES, dir=folder)  # noqa: SIM115
         self._has_message = False
-        self.doubtful = False
+        self.rollback_unclear = False
         """Whether it holds a logical message that may have been rolled back. The server names the whole
         transaction in such a message, never the sub-transaction (``pgoutput_message``)."""
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:
-        """Turn errors of the disk into ``NotKept``."""
+        """Turn errors of the disk into ``SpoolFailed``."""
         try:
             yield
         except OSError as error:
-            raise NotKept(
+            raise SpoolFailed(
                 f"Transaction {self.xid}, which is in progress, cannot be kept in {self._folder}: "
                 f"{error.strerror}."
             ) from error
 
-    def keep(self, message: bytes) -> None:
-        """Keep a message of a block. To be called within ``disk_errors``."""
+    def spool(self, message: bytes) -> None:
+        """Spool a message of a block. Call it within ``disk_errors``."""
         self._file.write(_LENGTH.pack(len(message)) + message)
 
-    def keep_message(self, message: bytes) -> None:
-        """Keep a logical message. To be called within ``disk_errors``."""
-        self.keep(message)
+    def spool_message(self, message: bytes) -> None:
+        """Spool a logical message. Call it within ``disk_errors``."""
+        self.spool(message)
         self._has_message = True
 
-    def describe(self, arrival: int, message: bytes) -> None:
-        """Keep a ``Relation`` message of a block."""
+    def describe(self, number: int, message: bytes) -> None:
+        """Record a ``Relation`` message of a block."""
         oid = int.from_bytes(message[_XID_END : _XID_END + 4], "big")
-        self.descriptions.append(Description(arrival, oid, subxid_of(message), without_subxid(message)))
+        self.descriptions.append(Description(number, oid, subxid_of(message), without_subxid(message)))
 
     def roll_back(self, subxid: int) -> None:
         """Leave a sub-transaction out."""
         self._rolled_back.append(subxid)
-        self.doubtful |= self._has_message
+        self.rollback_unclear |= self._has_message
         if self.descriptions:
             self.descriptions = [each for each in self.descriptions if each.subxid != subxid]
 
     def messages(self) -> Iterator[bytes]:
-        """Yield what was not rolled back, in the order of arrival, as in protocol 1; ``TAKEN`` at times."""
+        """Yield the messages that were not rolled back, as protocol 1 sends them; or ``NO_MESSAGE_YET``."""
         rolled_back = np.sort(np.array(self._rolled_back, np.uint32))
         read, length_of = self._file.read, _LENGTH.unpack
         subxid, is_out, skipped = b"", False, 0
@@ -129,13 +130,13 @@ class KeptTransaction:
                     if is_out:
                         skipped += 1
                         if skipped % _SKIPPED_AT_ONCE == 0:
-                            yield TAKEN
+                            yield NO_MESSAGE_YET
                         continue
                 yield message[:_XID_AT] + message[_XID_END:]
 
     def close(self) -> None:
         """Free the disk space."""
-        # Closing writes what is buffered, and the disk may be full; nobody needs it any more.
+        # Closing writes what is buffered. The disk may be full, but nobody needs it any more.
         with suppress(OSError):
             self._file.close()
 
@@ -146,27 +147,27 @@ def subxid_of(message: bytes) -> int:
 
 
 def without_subxid(message: bytes) -> bytes:
-    """Return a message of a block in the form of protocol 1."""
+    """Return a message of a block as protocol 1 sends it."""
     return message[:_XID_AT] + message[_XID_END:]
 
 
 _RELATION, _STREAM_STOP = ord("R"), ord("E")
 _MESSAGE = ord("M")
-_ROWS_AND_TRUNCATES = ROW_KINDS | NOT_TAKEN_KINDS | frozenset(b"T")
-_CHANGES = _ROWS_AND_TRUNCATES | frozenset(b"M")
-_WITHOUT_MEANING = frozenset(b"OY")
-_AT_ONCE = 4096
-"""Messages of a block that are kept before the reader checks clock and stop."""
+_CHANGE_KINDS = ROW_KINDS | OVERSIZED_KINDS | frozenset(b"T")
+_CHANGES = _CHANGE_KINDS | frozenset(b"M")
+_IGNORED_KINDS = frozenset(b"OY")
+_MESSAGES_AT_ONCE = 4096
+"""Messages of a block that are spooled before the reader checks clock and stop."""
 
 
-class Doubtful(Exception):
-    """Raised when a transaction has committed and what of it was rolled back is unknown: read it after its
-    commit.
+class RollbackUnclear(Exception):
+    """Raised when it is unknown whether a logical message was rolled back with a sub-transaction.
 
-    The server does not say which sub-transaction a logical message belongs to.
+    The server does not say which sub-transaction the message belongs to. Read the transaction after its
+    commit instead.
     """
 
-    def __init__(self, transaction: KeptTransaction) -> None:
+    def __init__(self, transaction: SpooledTransaction) -> None:
         super().__init__(
             f"Transaction {transaction.xid} holds a logical message, and a sub-transaction of it was "
             "rolled back after that, perhaps with the message."
@@ -174,8 +175,9 @@ class Doubtful(Exception):
 
 
 class InProgress:
-    """What a stream sends, in the order of commits. Every ``StreamStart`` … message must be given back to
-    ``take``.
+    """The messages of a stream in the order of commits.
+
+    The caller must pass every message of ``InProgressMessage`` back to ``take``.
     """
 
     def __init__(
@@ -185,39 +187,34 @@ class InProgress:
         received_rows: Callable[[], Rows | None] = lambda: None,
         received_transactions: Callable[[], Transactions | None] = lambda: None,
     ) -> None:
-        """``receive`` returns the next message, or None if none has arrived yet; ``received_rows`` the row
-        changes that come next, as ``WalStream.rows``; ``received_transactions`` whole transactions.
-        ``folder``: on the disk that is used.
+        """``receive``, ``received_rows`` and ``received_transactions``: ``read``, ``rows`` and
+        ``transactions`` of ``WalStream``. ``folder``: where transactions are spooled.
         """
         self.read = receive
-        """Like ``receive``, or returns ``TAKEN``. It is another function after each message that is no row
-        change.
+        """Returns the next message, None, or ``NO_MESSAGE_YET``. Look this attribute up again after each
+        message that is no row change.
         """
         self._receive, self._received_rows, self._folder = receive, received_rows, folder
         self._received_transactions = received_transactions
-        self._open: dict[int, KeptTransaction] = {}
-        self._block: KeptTransaction | None = None
-        self._given_out: Iterator[bytes] | None = None
-        self._arrivals = 0
-        self._latest: dict[int, Description] = {}
+        self._open: dict[int, SpooledTransaction] = {}
+        self._block: SpooledTransaction | None = None
+        self._passing_on: Iterator[bytes] | None = None
+        self._description_count = 0
+        self._newest_description: dict[int, Description] = {}
 
     def take_rows(self) -> Rows | None:
-        """Return row changes of committed transactions that come next, many at once; None where ``read`` must
-        be asked.
-        """
+        """Return the next row changes of a committed transaction, many at once; None: call ``read``."""
         return self._received_rows() if self.read is self._receive else None
 
     def take_transactions(self) -> Transactions | None:
-        """Return whole committed transactions that come next, of row changes alone; None where ``read`` must
-        be asked.
-        """
+        """Return the next committed transactions of row changes alone, whole; None: call ``read``."""
         return self._received_transactions() if self.read is self._receive else None
 
     def take(self, message: InProgressMessage, received: bytes) -> None:
-        """Do what ``message`` asks for, which was ``received`` so.
+        """Handle ``message``, whose bytes are ``received``.
 
-        Raises ``ProtocolViolation``; ``NotKept`` and ``Doubtful``, as ``read`` may, where the transaction has
-        to be read after its commit.
+        Raises ``ProtocolViolation``. Raises ``SpoolFailed`` and ``RollbackUnclear``, as ``read`` may, if the
+        transaction must be read after its commit.
         """
         if isinstance(message, StreamStart):
             self._begin_block(message)
@@ -229,50 +226,50 @@ class InProgress:
             self._block = None
             self.read = self._receive
 
-    def described(self, oid: int, received: bytes) -> None:
-        """Record a ``Relation`` message that was passed on."""
-        if self._given_out is None and self._open:
-            self._arrivals += 1
-            self._latest[oid] = Description(self._arrivals, oid, 0, received)
+    def record_description(self, oid: int, received: bytes) -> None:
+        """Record a ``Relation`` message that ``read`` has returned."""
+        if self._passing_on is None and self._open:
+            self._description_count += 1
+            self._newest_description[oid] = Description(self._description_count, oid, 0, received)
 
     def close(self) -> None:
         """Discard what has not committed; the server sends it again."""
         for transaction in self._open.values():
             transaction.close()
         self._open.clear()
-        self._given_out = None
+        self._passing_on = None
 
     def _begin_block(self, start: StreamStart) -> None:
         if start.first:
             self._close(start.xid)
-            self._open[start.xid] = KeptTransaction(start.xid, self._folder)
+            self._open[start.xid] = SpooledTransaction(start.xid, self._folder)
         self._block = self._known(start.xid)
-        self.read = self._keep
+        self.read = self._spool_block
 
-    def _keep(self) -> bytes | None:
-        """Keep what has arrived of the block; return the first message that is not of it, if one came."""
+    def _spool_block(self) -> bytes | None:
+        """Spool what has arrived of the block; return the first message that does not belong to it."""
         transaction, receive = self._block, self._receive
         assert transaction is not None, "a block without its start"
-        keep = transaction.keep
+        spool = transaction.spool
         with transaction.disk_errors():
-            for _ in range(_AT_ONCE):
+            for _ in range(_MESSAGES_AT_ONCE):
                 message = receive()
                 if message is None or message[0] != WAL_DATA:
                     return message
                 kind = message[WAL_DATA_HEADER]
-                if kind in _ROWS_AND_TRUNCATES:
-                    keep(message)
+                if kind in _CHANGE_KINDS:
+                    spool(message)
                 elif kind == _STREAM_STOP:
                     return message
                 elif kind == _RELATION:
-                    keep(message)
-                    self._arrivals += 1
-                    transaction.describe(self._arrivals, message)
+                    spool(message)
+                    self._description_count += 1
+                    transaction.describe(self._description_count, message)
                 elif kind == _MESSAGE:
-                    transaction.keep_message(message)
-                elif kind not in _WITHOUT_MEANING:
+                    transaction.spool_message(message)
+                elif kind not in _IGNORED_KINDS:
                     raise violation(f"a message of type {chr(kind)!r} of a transaction in progress")
-        return TAKEN
+        return NO_MESSAGE_YET
 
     def _roll_back(self, abort: StreamAbort) -> None:
         if abort.xid == abort.subxid:
@@ -282,19 +279,19 @@ class InProgress:
 
     def _commit(self, commit: StreamCommit, received: bytes) -> None:
         transaction = self._known(commit.xid)
-        if transaction.doubtful:
-            raise Doubtful(transaction)
-        self._given_out = self._messages(transaction, received)
-        self.read = self._given_out.__next__
+        if transaction.rollback_unclear:
+            raise RollbackUnclear(transaction)
+        self._passing_on = self._messages(transaction, received)
+        self.read = self._passing_on.__next__
 
-    def _messages(self, transaction: KeptTransaction, commit: bytes) -> Iterator[bytes]:
-        """Yield the messages of a committed transaction; ``TAKEN`` where there is none to yield yet."""
+    def _messages(self, transaction: SpooledTransaction, commit: bytes) -> Iterator[bytes]:
+        """Yield the messages of a committed transaction, or ``NO_MESSAGE_YET``."""
         header = commit[:WAL_DATA_HEADER]
         first, last = begin_and_commit(commit[WAL_DATA_HEADER:])
-        kept, before, end = transaction.messages(), [], TAKEN
+        kept, before, end = transaction.messages(), [], NO_MESSAGE_YET
         for message in kept:
-            if message is TAKEN:
-                yield TAKEN
+            if message is NO_MESSAGE_YET:
+                yield NO_MESSAGE_YET
                 continue
             before.append(message)
             if message[WAL_DATA_HEADER] in _CHANGES:
@@ -305,24 +302,24 @@ class InProgress:
                 yield from self._newer_descriptions(transaction)
                 end = header + last
         self._close(transaction.xid)
-        self._given_out, self.read = None, self._receive
+        self._passing_on, self.read = None, self._receive
         yield end
 
-    def _newer_descriptions(self, transaction: KeptTransaction) -> list[bytes]:
-        """Return how other transactions have described the tables since this one has.
+    def _newer_descriptions(self, transaction: SpooledTransaction) -> list[bytes]:
+        """Return the descriptions of this transaction's tables that other transactions sent later.
 
-        The server counts on the description that it sent last, not on the one that was passed on last.
+        The server relies on the description that it sent last, not on the one that was passed on last.
         """
         newer = []
         for description in {each.oid: each for each in transaction.descriptions}.values():
-            latest = self._latest.get(description.oid)
-            if latest is not None and latest.arrival > description.arrival:
+            latest = self._newest_description.get(description.oid)
+            if latest is not None and latest.number > description.number:
                 newer.append(latest.message)
             else:
-                self._latest[description.oid] = description
+                self._newest_description[description.oid] = description
         return newer
 
-    def _known(self, xid: int) -> KeptTransaction:
+    def _known(self, xid: int) -> SpooledTransaction:
         transaction = self._open.get(xid)
         if transaction is None:
             raise violation(f"a part of the transaction in progress {xid} without its beginning")
@@ -333,5 +330,5 @@ class InProgress:
         if transaction is not None:
             transaction.close()
         if not self._open:
-            # Descriptions older than every open transaction count for none of them.
-            self._latest.clear()
+            # No open transaction is older than these descriptions, so none needs them.
+            self._newest_description.clear()

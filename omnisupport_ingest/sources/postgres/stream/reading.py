@@ -1,7 +1,7 @@
-"""Reading the stream of one epoch into batches, from where landing ends, again and again if need be.
+"""Reads the stream of one epoch into batches, from where landing ends, as often as necessary.
 
-Where it cannot be told what of a transaction in progress was rolled back, it is read after its commit: the
-server is then asked to send transactions whole.
+If it is unclear what of a transaction in progress was rolled back, the stream starts again without
+transactions in progress, so that the server sends each one whole, after its commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.capture.epoch_start import SLOT_WAIT_SECONDS
 from omnisupport_ingest.sources.postgres.catalog.partition_roots import PartitionRoots
 from omnisupport_ingest.sources.postgres.catalog.partitions import is_partitioned
-from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
 from omnisupport_ingest.sources.postgres.session.connection import connect_replication
@@ -42,7 +42,7 @@ from omnisupport_ingest.sources.postgres.slot.home_slot import end_of_chain, req
 from omnisupport_ingest.sources.postgres.stream.batches import StreamBatches
 from omnisupport_ingest.sources.postgres.stream.captured import CapturedEpoch, CapturedTables
 from omnisupport_ingest.sources.postgres.stream.follower import FollowedTables, Follower, OpenStream
-from omnisupport_ingest.sources.postgres.stream.in_progress import Doubtful, InProgress, NotKept
+from omnisupport_ingest.sources.postgres.stream.in_progress import InProgress, RollbackUnclear, SpoolFailed
 
 _log = logging.getLogger(__name__)
 
@@ -50,27 +50,28 @@ _STREAMS_IN_PROGRESS = 140000
 """The first version of the server that sends transactions in progress."""
 
 
-def prove_source(dsn: str, connection: Connection, store: LandingStore, epoch: EpochRecord) -> ResumePoint:
-    """Return where the stream goes on, after proving that the server is the one that landing comes from.
+def prove_continuity(
+    dsn: str, connection: Connection, store: LandingStore, epoch: EpochRecord
+) -> ResumePoint:
+    """Prove that the server is the one that landing comes from; return where the stream continues.
 
-    ``GapInSource`` if it is not, or has lost what comes next.
+    ``GapInSource`` if it is another server, or has lost what comes next.
     """
     server, chain = server_facts(dsn), end_of_chain(store, epoch)
     slot = slot_facts(connection, epoch.facts.slot) if epoch.facts else None
     resume = resume_point(epoch, chain, server, wal_clock(connection).flushed, slot)
-    # The connection that was asked above leads to the same server.
+    # Check that the connection used above leads to the same server.
     require_source(connection, epoch)
     return resume
 
 
 @dataclass(frozen=True)
 class StreamReading:
-    """Reads the stream of ``epoch``; ``epoch.landed`` gets each batch once it is durable (and confirmed; not
-    if the source has gone).
+    """Reads the stream of ``epoch``. ``epoch.landed`` gets each batch once it is durable.
 
-    Adds the ``tables`` that are handed over meanwhile. ``connection``: for SQL on the side. ``scratch``: a
-    folder on a disk with room for transactions in progress. ``proved`` is set as soon as the stream is seen
-    to continue what has landed.
+    The batch is then also confirmed, unless the source has gone. Adds the ``tables`` that are handed over
+    meanwhile. ``connection``: for SQL. ``scratch``: a folder with room for transactions in progress.
+    ``proved``: set as soon as the stream is known to continue what has landed.
     """
 
     epoch: CapturedEpoch
@@ -80,21 +81,19 @@ class StreamReading:
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Read until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
-        ever.
-        """
+        """Read until all that committed below ``until`` is durable (None: for ever), or ``stop`` is set."""
         keep_freed_memory()
         if self.epoch.settings.stream_transactions and self.connection.server_version >= _STREAMS_IN_PROGRESS:
             try:
                 return self._follow(until, stop, in_progress=True)
-            except (Doubtful, NotKept) as reason:
+            except (RollbackUnclear, SpoolFailed) as reason:
                 _log.warning("%s Until the next start, transactions are read after their commit.", reason)
                 wait_until_free(self.connection, self.epoch.slot, SLOT_WAIT_SECONDS)
         return self._follow(until, stop, in_progress=False)
 
     def _follow(self, until: Lsn | None, stop: threading.Event, *, in_progress: bool) -> None:
         epoch, tables = self.epoch, self.tables
-        resume = prove_source(epoch.dsn, self.connection, epoch.store, epoch.record)
+        resume = prove_continuity(epoch.dsn, self.connection, epoch.store, epoch.record)
         batches = StreamBatches(epoch.store, epoch.grid, epoch.number, resume.end_of_chain, epoch.settings)
         batches.recovered_from = resume.recovered_from
         if resume.proved:
@@ -104,13 +103,13 @@ class StreamReading:
         if resume.recovered_from is not None:
             require_recovery(epoch.settings, resume.recovered_from, resume.end_of_chain)
         _log_start(resume)
-        events = EventReader(
+        changes = ChangeCollector(
             epoch.number, tables.keys, lambda relation: is_partitioned(self.connection, relation.oid)
         )
         stream = self._open(resume, in_progress=in_progress)
         messages = InProgress(stream.read, self.scratch, stream.rows, stream.transactions)
         try:
-            # From here on nobody else can move the slot, but somebody may have done so since the proof.
+            # From now on nobody else can move the slot, but somebody may have moved it since the proof.
             if (slot := slot_facts(self.connection, epoch.slot)) is not None:
                 require_unmoved(slot, resume.end_of_chain)
             roots = PartitionRoots(
@@ -119,15 +118,15 @@ class StreamReading:
             follower = Follower(
                 OpenStream(stream, messages, self.connection, resume),
                 FollowedTables(tables, epoch.published, epoch.schemas, roots),
-                events,
+                changes,
                 batches,
                 epoch.landed,
                 self.proved.set,
             )
             try:
                 follower.run(until, stop)
-            except (Doubtful, NotKept, GapInSource):
-                # The stream is intact, and may be continued at once.
+            except (RollbackUnclear, SpoolFailed, GapInSource):
+                # The connection is intact. End it in order, so that the next stream can start at once.
                 stream.end()
                 raise
             stream.end()

@@ -16,7 +16,7 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.sources.postgres.protocol import change_block
 from omnisupport_ingest.sources.postgres.protocol import frames as frames_module
-from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Frames, Rows, Transactions
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     UNCHANGED,
@@ -178,13 +178,13 @@ def one_by_one(steps: Sequence[Step]) -> list[LandedEvent]:
 
 def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[LandedEvent]:
     """The same through blocks, one of which is taken after each step that ``take`` is true for."""
-    reader = EventReader(3, KEYS, is_partitioned)
+    collector = ChangeCollector(3, KEYS, is_partitioned)
     for table in TABLES:
-        reader.describe(table)
+        collector.describe(table)
     found: list[LandedEvent] = []
 
     def take_block() -> None:
-        block = reader.take()
+        block = collector.take()
         if block.rows:
             highest_ts = block.highest_ts
             rows = block.table().to_pylist()
@@ -192,17 +192,17 @@ def all_at_once(steps: Sequence[Step], take: Callable[[int], bool]) -> list[Land
             found.extend(LandedEvent(**row) for row in rows)
 
     number = 0
-    reader.begin(Begin(1000, NOON, 700))
+    collector.begin(Begin(1000, NOON, 700))
     for i, step in enumerate(steps):
         if step.commits:
             number += 1
-            reader.begin(Begin(1000 + number, NOON + timedelta(seconds=number), 700 + number))
+            collector.begin(Begin(1000 + number, NOON + timedelta(seconds=number), 700 + number))
         elif step.message is not None:
-            reader.row(step.message)
+            collector.add_row(step.message)
         elif step.truncated:
-            reader.truncate([(each.schema, each.table) for each in step.truncated], LSN)
+            collector.add_truncate([(each.schema, each.table) for each in step.truncated], LSN)
         else:
-            reader.message(LogicalMessage(True, 9, 'p"', b"\0\xff"))
+            collector.add_message(LogicalMessage(True, 9, 'p"', b"\0\xff"))
         if take(i):
             take_block()
     take_block()
@@ -232,17 +232,17 @@ def test_whole_transactions_hold_what_their_changes_are_alone(steps: list[Step],
             frames.add(b"w" + message[1:])
     frames.received(0)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames_module, "_FEWEST_TRANSACTIONS", 1)
+        patched.setattr(frames_module, "_MIN_TRANSACTIONS", 1)
         whole = frames.transactions()
     assert whole is not None and whole.total == len(sent)
-    reader = EventReader(3, KEYS, is_partitioned)
+    collector = ChangeCollector(3, KEYS, is_partitioned)
     for table in TABLES:
-        reader.describe(table)
+        collector.describe(table)
     found: list[LandedEvent] = []
     for first in range(0, len(sent), a_block):
-        reader.transactions(whole.between(first, min(len(sent), first + a_block)))
+        collector.add_transactions(whole.between(first, min(len(sent), first + a_block)))
         if first % 2 or first + a_block >= len(sent):
-            block = reader.take()
+            block = collector.take()
             if block.rows:
                 found.extend(LandedEvent(**row) for row in block.table().to_pylist())
     assert found == one_by_one(steps)
@@ -299,12 +299,12 @@ def test_usual_changes_do_not_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def block_of(*messages: bytes) -> change_block.ChangeBlock:
-    reader = EventReader(1, KEYS)
-    reader.describe(TICKETS)
-    reader.begin(Begin(1000, NOON, 700))
+    collector = ChangeCollector(1, KEYS)
+    collector.describe(TICKETS)
+    collector.begin(Begin(1000, NOON, 700))
     for message in messages:
-        reader.row(message)
-    return reader.take()
+        collector.add_row(message)
+    return collector.take()
 
 
 GOOD = encoded(b"I", TICKETS, (b"N", ["1", "x", "y"]))
@@ -330,14 +330,14 @@ def test_bytes_that_are_no_text_are_never_landed(position: int) -> None:
 
 
 def test_a_table_described_anew_has_its_new_columns_from_there_on() -> None:
-    reader = EventReader(1, KEYS)
-    reader.describe(TICKETS)
-    reader.begin(Begin(1000, NOON, 700))
-    reader.row(GOOD)
-    before = reader.take()
-    reader.describe(TICKETS._replace(columns=(*TICKETS.columns, RelationColumn("new", 25, -1, False))))
-    reader.row(encoded(b"I", TICKETS, (b"N", ["2", "x", "y", "z"])))
-    after = reader.take()
+    collector = ChangeCollector(1, KEYS)
+    collector.describe(TICKETS)
+    collector.begin(Begin(1000, NOON, 700))
+    collector.add_row(GOOD)
+    before = collector.take()
+    collector.describe(TICKETS._replace(columns=(*TICKETS.columns, RelationColumn("new", 25, -1, False))))
+    collector.add_row(encoded(b"I", TICKETS, (b"N", ["2", "x", "y", "z"])))
+    after = collector.take()
     # Made late, as a writer's thread does.
     rows = [row for block in (before, after) for row in block.table().to_pylist()]
     assert ['"new":"z"' in row["after"] for row in rows] == [False, True]

@@ -52,7 +52,7 @@ def received(content: bytes, cuts: Sequence[int]) -> list[bytes]:
     frames, found, at = Frames(LIMIT), [], 0
     for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
         while at < end:
-            space = frames.space()
+            space = frames.free_space()
             count = min(len(space), end - at)
             space[:count] = content[at : at + count]
             space.release()
@@ -106,7 +106,7 @@ def test_whole_transactions_are_those_that_were_sent(
     content = b"".join(map(framed, sent))
     frames, found, at = Frames(), list[object](), 0
     for end in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
-        space = frames.space()
+        space = frames.free_space()
         space[: end - at] = content[at:end]
         space.release()
         frames.received(end - at)
@@ -126,7 +126,7 @@ def test_whole_transactions_are_those_that_were_sent(
 def together(frames: Frames, fewest: int) -> Transactions | None:
     """The whole transactions that come next, if at least about so many messages of the buffer are theirs."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames_module, "_FEWEST_TRANSACTIONS", fewest)
+        patched.setattr(frames_module, "_MIN_TRANSACTIONS", fewest)
         return frames.transactions()
 
 
@@ -157,7 +157,7 @@ def test_transactions_are_handed_out_together_unless_they_are_few(count: int) ->
     sent, begun = [begin, row, row, commit] * count, [begin, row]
     frames = Frames()
     content = b"".join(map(framed, [*sent, *begun]))
-    frames.space()[: len(content)] = content
+    frames.free_space()[: len(content)] = content
     frames.received(len(content))
     whole = frames.transactions()
     if count < 12:
@@ -193,7 +193,7 @@ def test_a_message_larger_than_the_buffer_is_taken_whole() -> None:
     frames, row = Frames(), wal_data(b"I\0\0\x40\x01N" + bytes(3_000_000))
     content, at, found = framed(row) + framed(row), 0, []
     while at < len(content):
-        space = frames.space()
+        space = frames.free_space()
         count = min(len(space), len(content) - at)
         space[:count] = content[at : at + count]
         space.release()
@@ -207,14 +207,14 @@ def test_what_has_come_of_a_large_message_is_not_copied_with_each_piece() -> Non
     """It was, so a row of 64 MB took half a minute of copying, and one of 1 GB hours."""
     frames, size = Frames(), 16 * 1024 * 1024
     begun = framed(wal_data(b"I\0\0\x40\x01N" + bytes(size)))[:100]
-    space = frames.space()
+    space = frames.free_space()
     space[: len(begun)] = begun
     space.release()
     frames.received(len(begun))
     tracemalloc.start()
     try:
         for _ in range(size // 4096):
-            frames.space().release()
+            frames.free_space().release()
             frames.received(4000)
         assert tracemalloc.get_traced_memory()[1] < 1.2 * size
     finally:
@@ -224,7 +224,7 @@ def test_what_has_come_of_a_large_message_is_not_copied_with_each_piece() -> Non
 def test_messages_without_a_frame_are_read_alike() -> None:
     frames = Frames()
     messages = [wal_data(b"I\0\0\x40\x01N" + bytes(size)) for size in (1, 2_000_000, 3)]
-    frames.space().release()
+    frames.free_space().release()
     for message in messages:
         frames.add(message)
     frames.received(0)

@@ -38,7 +38,7 @@ def taken(ours: SocketTransport) -> list[bytes]:
             if frame[0] == ord("d"):
                 found.append(frame[1])
             else:
-                ours.about(*frame)
+                ours.handle_frame(*frame)
     return found
 
 

@@ -22,7 +22,12 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
     Truncate,
 )
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
-from omnisupport_ingest.sources.postgres.stream.in_progress import TAKEN, Doubtful, InProgress, NotKept
+from omnisupport_ingest.sources.postgres.stream.in_progress import (
+    NO_MESSAGE_YET,
+    InProgress,
+    RollbackUnclear,
+    SpoolFailed,
+)
 
 TABLE = 16384
 
@@ -76,11 +81,11 @@ def read(messages: list[bytes], folder: Path) -> list[str]:
     in_progress = InProgress(lambda: next(waiting, None), folder)
     try:
         while (received := in_progress.read()) is not None:
-            if received is TAKEN:
+            if received is NO_MESSAGE_YET:
                 continue
             found = decoder.decode(received[WAL_DATA_HEADER:])
             if isinstance(found, Relation):
-                in_progress.described(found.oid, received)
+                in_progress.record_description(found.oid, received)
             elif isinstance(found, InProgressMessage):
                 in_progress.take(found, received)
             elif isinstance(found, RowChange):
@@ -144,7 +149,7 @@ def test_message_before_something_that_is_rolled_back_is_doubtful_if_its_transac
     tmp_path: Path,
 ) -> None:
     parts = [start(7), relation("a", 7), message(7), insert("1", 8), stop(), abort(7, 8)]
-    with pytest.raises(Doubtful):
+    with pytest.raises(RollbackUnclear):
         read([*parts, commit(7)], tmp_path)
     assert read([*parts, abort(7, 7)], tmp_path) == []
     # Sent after the end of what was rolled back, it is not of that.
@@ -184,7 +189,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     rows = [insert("x" * 1000, 7)] * 500
-    with files_up_to(100_000), pytest.raises(NotKept) as failed:
+    with files_up_to(100_000), pytest.raises(SpoolFailed) as failed:
         read([start(7), relation("a", 7), *rows, stop(), commit(7)], tmp_path)
     assert str(failed.value).startswith(
         f"Transaction 7, which is in progress, cannot be kept in {tmp_path}: "

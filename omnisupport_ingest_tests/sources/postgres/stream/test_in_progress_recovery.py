@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
-from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
@@ -124,10 +124,10 @@ def slot_is_read(source: SourceUnderTest) -> bool:
 def test_server_hears_of_capture_while_a_transaction_is_given_out_for_long(
     both: TwoReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, row = both.early, EventReader.row
+    source, row = both.early, ChangeCollector.add_row
     still_read = []
 
-    def slowly(self: EventReader, message: bytes) -> bool:
+    def slowly(self: ChangeCollector, message: bytes) -> bool:
         time.sleep(0.001)
         still_read.append(message if len(still_read) % 1000 else slot_is_read(source))
         return row(self, message)
@@ -136,9 +136,9 @@ def test_server_hears_of_capture_while_a_transaction_is_given_out_for_long(
     # The server gives a reader up that is silent for this long.
     source.dsn += " options='-c wal_sender_timeout=2s'"
     with monkeypatch.context() as patched:
-        patched.setattr("omnisupport_ingest.sources.postgres.stream.follower._ASK_UNTIL_SECONDS", 0.2)
+        patched.setattr("omnisupport_ingest.sources.postgres.stream.follower._ASK_SECONDS_IF_AWAITED", 0.2)
         patched.setattr("omnisupport_ingest.sources.postgres.stream.follower._CHECK_MESSAGES", 200)
-        patched.setattr(EventReader, "row", slowly)
+        patched.setattr(ChangeCollector, "add_row", slowly)
         began = time.monotonic()
         source.catch_up()
         assert time.monotonic() - began > 4
