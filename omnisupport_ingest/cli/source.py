@@ -24,7 +24,7 @@ from omnisupport_ingest.cli.source_status import status
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.capture.drop import Leaving
+    from omnisupport_ingest.sources.postgres.capture.drop import DropPlan
 
 _STOP_SECONDS = 30.0
 """How long ``pause`` waits for the capture to stop, which may be in the middle of a transaction."""
@@ -187,25 +187,25 @@ def drop(name: str | None, yes: bool) -> None:
     Example:
       omnisupport-ingest source drop
     """
-    from omnisupport_ingest.sources.postgres.capture.drop import leave, plan_leaving
+    from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
 
     settings = log_of(open_settings(), name)
     home = existing_home(settings)
     dsn = require_source_dsn(settings, home)
-    plan = plan_leaving(dsn, settings, home)
+    plan = plan_drop(dsn, settings, home)
     _print_plan(plan)
     if plan.slot is None and plan.publication is None:
         click.echo("Nothing of ours is there to drop.")
         return
     if not yes:
         click.confirm("Drop this?", abort=True)
-    done = leave(dsn, settings, home)
+    done = drop_capture(dsn, settings, home)
     named = [f"slot {done.slot}"] if done.slot else []
     named += [f"publication {done.publication}"] if done.publication else []
     click.echo(f"Dropped: {', '.join(named) or 'nothing, it was gone already'}.")
 
 
-def _print_plan(plan: Leaving) -> None:
+def _print_plan(plan: DropPlan) -> None:
     if plan.slot is not None:
         click.echo(
             f"Slot {plan.slot}: goes, and with it {size(plan.retained_bytes)} of WAL kept for it. Changes "

@@ -15,7 +15,7 @@ from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 if TYPE_CHECKING:
     from omnisupport_ingest.contracts.sources import SourceDefinition, Sources
     from omnisupport_ingest.settings import Settings
-    from omnisupport_ingest.sources.postgres.capture.in_use import Difference
+    from omnisupport_ingest.sources.postgres.capture.outdated import Difference
 
 
 @click.group(cls=Commands)
@@ -228,7 +228,7 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
 
 def _not_in_use(settings: Settings) -> tuple[Difference, ...]:
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.postgres.capture.in_use import differences
+    from omnisupport_ingest.sources.postgres.capture.outdated import differences
 
     return differences(settings, contracts_in_force(settings))
 

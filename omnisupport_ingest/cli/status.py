@@ -110,7 +110,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
     from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast
-    from omnisupport_ingest.sources.postgres.capture.in_use import differences
+    from omnisupport_ingest.sources.postgres.capture.outdated import differences
 
     settings = open_settings()
     workspace = open_workspace(settings)

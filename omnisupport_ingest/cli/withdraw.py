@@ -89,7 +89,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
     """
     from omnisupport_ingest import withdrawal
     from omnisupport_ingest.cli.opening import require_source_dsn
-    from omnisupport_ingest.sources.postgres.capture.drop import leave, plan_leaving
+    from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
 
     settings = open_settings()
     home = existing_home(settings)
@@ -101,7 +101,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
         log = _log_of(settings, name)
         dsn = require_source_dsn(log, home) if log is not None else None
         if log is not None and dsn is not None:
-            leaving = plan_leaving(dsn, log, home)
+            leaving = plan_drop(dsn, log, home)
             for label, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
                 if dropped is not None:
                     click.echo(f"{label} {dropped}: goes.")
@@ -111,7 +111,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
             click.confirm("Retire it?", abort=True)
         # The slot first, while the definition still names its server and the contracts still exist.
         if log is not None and dsn is not None:
-            leave(dsn, log, home)
+            drop_capture(dsn, log, home)
         for moved in withdrawal.take_out_contracts(settings, home, plan):
             click.echo(f"A contract is in {moved}.")
         withdrawal.take_out_definition(settings, plan)

@@ -1,12 +1,12 @@
-"""Adding tables of new contracts while the stream and the snapshots of the other tables go on.
+"""Adds tables of new contracts while the stream and the snapshots of the other tables continue.
 
-A person requests the snapshot of a table that capture has no contract of; the contracts are then read again.
-The order of steps makes it exact: the table is published first, then its changes land under the key of its
-contract, and only then the watermark of its first chunk is read. So whatever commits above a watermark is
-sent with the contract's key. A chunk waits for all transactions under way, so it sees what was written
-before.
+A person requests a snapshot of a table that the running capture has no contract of. Capture then reads the
+contracts again. The order of the steps makes the result complete: first the table is published, then its
+changes land under the key of its contract, and only then the watermark of its first chunk is read. So every
+change above a watermark lands with the contract's key. A chunk waits for all transactions in progress, so it
+sees every earlier change.
 
-Snapshots are read on a thread of their own (``SnapshotsBeside``), which looks for requests between two of
+Snapshots are read on a thread of their own (``SnapshotThread``), which looks for requests between two of
 them.
 """
 
@@ -50,9 +50,7 @@ def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[
 
 
 def adds_tables(store: LandingStore) -> bool:
-    """Return whether a capture runs that adds tables of new contracts: the last one that began follows the
-    stream.
-    """
+    """Return whether a capture runs that adds tables: one that follows the stream."""
     record = CaptureRecords(store.folder).read()
     return record is not None and record.follows and record.ended is None
 
@@ -60,9 +58,7 @@ def adds_tables(store: LandingStore) -> bool:
 def added_table_findings(
     connection: Connection, store: LandingStore, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return every finding about ``tables``, which are to be added to a running capture.
-    ``SourceUnavailable``.
-    """
+    """Return every finding about ``tables``, which a running capture shall add. ``SourceUnavailable``."""
     shared = shared_table_findings(connection, settings, tables)
     findings = preflight_tables(connection, tables, publication=settings.publication)
     return (
@@ -73,8 +69,8 @@ def added_table_findings(
     )
 
 
-_AGAIN_SECONDS = 10.0
-"""How long after a failed attempt to add tables the next one is made."""
+_RETRY_SECONDS = 10.0
+"""Seconds between a failed attempt to add tables and the next one."""
 
 
 class AddedTables:
@@ -91,26 +87,26 @@ class AddedTables:
         self._epoch, self._store, self._settings = epoch, epoch.store, epoch.settings
         self._contracts, self._captured, self._snapshots = contracts, captured, snapshots
         self._requests = SnapshotRequests(epoch.store.folder)
-        self._tried, self._next_try = set[str](), 0.0
-        self._logged = dict[str, str]()
-        self._handed: list[TableContract] = []
-        # An earlier run may have handed over tables that nobody took: begin with them again.
+        self._last_requested, self._next_attempt = set[str](), 0.0
+        self._logged_problems = dict[str, str]()
+        self._handed_over: list[TableContract] = []
+        # An earlier run may have handed over tables that nobody took. Begin with them again.
         captured.hand_over(())
 
-    def look(self, stop: threading.Event) -> None:
+    def add_requested(self, stop: threading.Event) -> None:
         """Add the tables that are requested and not captured.
 
-        What prevents a table is logged, and the others are added; the next look tries again. Raises what
-        ``PublishedTables.begin`` does.
+        A table that cannot be added is logged with the reason, and tried again later. Raises as
+        ``PublishedTables.begin``.
         """
         if self._captured.any_waiting:
-            # The stream is within a transaction, and takes them after it.
+            # The stream takes them at the end of its transaction.
             return
-        if self._handed:
-            self._finish(self._handed)
-            self._handed = []
+        if self._handed_over:
+            self._start_capturing(self._handed_over)
+            self._handed_over = []
         requested = self._requests.whole_tables().keys() - {each.name for each in self._captured.all}
-        if not requested or (requested == self._tried and time.monotonic() < self._next_try):
+        if not requested or (requested == self._last_requested and time.monotonic() < self._next_attempt):
             return
         published: list[TableContract] = []
         for name in sorted(requested):
@@ -122,14 +118,14 @@ class AddedTables:
             except (IngestError, psycopg2.Error) as error:
                 if isinstance(error, GapInSource):
                     raise
-                # Also if the server is away: the thread that reads the stream reports that.
+                # If the server is away, the thread that reads the stream reports that.
                 self._log_problem(name, error)
             else:
                 published.append(table)
-        # All at once: tables in ``_handed`` are added as soon as the stream has taken everything.
+        # All at once: ``_handed_over`` is added as soon as the stream has taken everything.
         self._captured.hand_over(published)
-        self._handed = published
-        self._tried, self._next_try = requested, time.monotonic() + _AGAIN_SECONDS
+        self._handed_over = published
+        self._last_requested, self._next_attempt = requested, time.monotonic() + _RETRY_SECONDS
 
     def _contract(self, name: str) -> TableContract:
         contracts = self._contracts()
@@ -156,7 +152,7 @@ class AddedTables:
             if each.severity is Severity.WARNS:
                 _log.warning("%s Fix: %s", each.problem, each.fix)
 
-    def _finish(self, tables: Sequence[TableContract]) -> None:
+    def _start_capturing(self, tables: Sequence[TableContract]) -> None:
         with closing(self._epoch.connect()) as connection:
             self._epoch.schemas.add_tables(tables)
             self._epoch.schemas.look(connection)
@@ -172,8 +168,8 @@ class AddedTables:
             if isinstance(error, IngestError)
             else f"The source says: {first_line(error)}."
         )
-        if problem != self._logged.get(name):
-            self._logged[name] = problem
+        if problem != self._logged_problems.get(name):
+            self._logged_problems[name] = problem
             _log.warning("%s is not captured yet: %s", name, problem)
 
 
@@ -181,37 +177,37 @@ class _NotContracted(IngestError):
     """Raised when a snapshot is requested for a table without a contract."""
 
 
-_LOOK_SECONDS = 0.5
-"""Seconds between two looks for requests: each lists a folder, which is empty as a rule."""
+_POLL_SECONDS = 0.5
+"""Seconds between two looks for requests. Each lists a folder, which is usually empty."""
 
 PARTITION_SECONDS = 10.0
-"""Seconds between two looks for attached or detached partitions, where a table has any: a catalog query."""
+"""Seconds between two catalog queries for attached and detached partitions, if a table has any."""
 
 
-class SnapshotsBeside:
-    """A context in which due snapshots are read on a thread; its end waits for the chunks in hand to stop.
+class SnapshotThread:
+    """A context in which a thread reads the snapshots that are due. Its end waits for chunks in progress.
 
-    ``stop`` is for the code inside the context: it is set when the caller's stop is, or when a snapshot has
-    failed. Nothing is read before ``proved`` is set, because the server may have been put back to an earlier
-    state.
+    ``stop`` is for the code inside the context: it is set with the caller's stop, or when a snapshot has
+    failed. The thread reads nothing before ``proved`` is set, because the server may have been restored to an
+    earlier state.
     """
 
     def __init__(
-        self, snapshots: Snapshots, new: AddedTables, stop: threading.Event, proved: threading.Event
+        self, snapshots: Snapshots, added: AddedTables, stop: threading.Event, proved: threading.Event
     ) -> None:
-        """``new``: looked at between two snapshots."""
-        self._snapshots, self._new = snapshots, new
-        self._over, self._proved = threading.Event(), proved
+        """``added``: adds requested tables between two snapshots."""
+        self._snapshots, self._added = snapshots, added
+        self._ended, self._proved = threading.Event(), proved
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="snapshots")
-        self.stop: threading.Event = _Either(stop, self._over)
+        self.stop: threading.Event = _EitherEvent(stop, self._ended)
 
-    def __enter__(self) -> SnapshotsBeside:
+    def __enter__(self) -> SnapshotThread:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
     def raise_failure(self) -> None:
@@ -221,29 +217,29 @@ class SnapshotsBeside:
 
     def _run(self) -> None:
         try:
-            while not self._proved.wait(_LOOK_SECONDS):
-                if self._over.is_set():
+            while not self._proved.wait(_POLL_SECONDS):
+                if self._ended.is_set():
                     return
             snapshots, next_partitions = self._snapshots, time.monotonic()
-            snapshots.look_at_partitions(self._over)
-            snapshots.take(self._over)
-            while not self._over.is_set():
-                self._new.look(self._over)
+            snapshots.look_at_partitions(self._ended)
+            snapshots.take(self._ended)
+            while not self._ended.is_set():
+                self._added.add_requested(self._ended)
                 if snapshots.requested:
-                    snapshots.take(self._over)
+                    snapshots.take(self._ended)
                 if not snapshots.settled:
-                    snapshots.read_moved(self._over)
+                    snapshots.read_moved(self._ended)
                 if snapshots.watches_partitions and time.monotonic() >= next_partitions:
-                    snapshots.look_at_partitions(self._over)
+                    snapshots.look_at_partitions(self._ended)
                     next_partitions = time.monotonic() + PARTITION_SECONDS
-                self._over.wait(_LOOK_SECONDS)
+                self._ended.wait(_POLL_SECONDS)
         except BaseException as error:
             self._failure = error
-            self._over.set()
+            self._ended.set()
 
 
-class _Either(threading.Event):
-    """Set while one of two events is. Only the following thread asks, because the first may read files."""
+class _EitherEvent(threading.Event):
+    """Set while one of two events is. Only the thread of the stream may ask: the first event reads files."""
 
     def __init__(self, first: threading.Event, second: threading.Event) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Capture: from a configured source to landed batches, started, stopped and killed at any moment.
+"""Captures a configured source into landed batches. It may be stopped or killed at any moment.
 
-Capture goes on where landing ends; it remembers nothing else. So a start is the same after a clean stop, a
+Capture continues where landing ends; it remembers nothing else. So a start is the same after a clean stop, a
 crash of this process, or a crash of the server.
 """
 
@@ -25,9 +25,9 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.settings import Settings, SnapshotMode
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
-from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotsBeside
+from omnisupport_ingest.sources.postgres.capture.added_tables import AddedTables, SnapshotThread
 from omnisupport_ingest.sources.postgres.capture.epoch_start import EpochStart
-from omnisupport_ingest.sources.postgres.capture.in_use import contracts_in_use, definition_in_use
+from omnisupport_ingest.sources.postgres.capture.outdated import contracts_at_start, definition_at_start
 from omnisupport_ingest.sources.postgres.capture.parked import (
     TABLE_FAULTS,
     ParkedTables,
@@ -71,18 +71,18 @@ from omnisupport_ingest.sources.postgres.stream.reading import StreamReading, pr
 
 _log = logging.getLogger(__name__)
 
-_MOST_LOOKS = 5
-"""How often a start looks again for its tables because one was dropped in the meantime."""
+_MAX_PREPARATIONS = 5
+"""How often a start begins again because a table was dropped meanwhile."""
 
 _PROOF = Lsn(0)
-"""A goal that is reached once the stream has proved that it continues what has landed."""
+"""A goal that is reached as soon as the stream has proved that it continues what has landed."""
 
-_REMEMBERED = 1000
-"""Manifests kept in memory: a capture that runs for months would keep every one that it landed."""
+_MANIFESTS_IN_MEMORY = 1000
+"""The most manifests to keep in memory, because a capture may run for months."""
 
 Landed = Callable[[Manifest], None]
-"""Called with each batch once it is durable (and, for a batch of the stream, confirmed; not if the source has
-gone).
+"""Called with each batch once it is durable. A batch of the stream is then also confirmed, unless the source
+has gone.
 """
 
 
@@ -111,38 +111,38 @@ class Capture:
     ) -> None:
         """Open nothing yet. ``IngestError`` if the source has no contract.
 
-        ``contracts_again`` reads the contracts again when a table without one is requested; None: they stay
-        as they are.
+        ``contracts_again``: reads the contracts again when a table without one is requested; None: use
+        ``contracts``.
         """
         self._settings, self._home = settings, home
         self._landed: Landed = landed or (lambda _batch: None)
         self._contracted = contracted_tables(contracts, settings.source)
-        self._definition, self._contracts = definition_in_use(settings), contracts_in_use(self._contracted)
+        self._definition = definition_at_start(settings)
+        self._contracts = contracts_at_start(self._contracted)
         self._captured = CapturedTables(self._contracted)
         self._contracts_again = contracts_again or (lambda: contracts)
-        self._read_again: tuple[TableContract, ...] = ()
+        self._reread_contracts: tuple[TableContract, ...] = ()
         self._store = LandingStore(
             home.landing,
             settings.source,
-            remembered=_REMEMBERED,
+            remembered=_MANIFESTS_IN_MEMORY,
             as_landed=EncryptedLanding(
                 settings.source,
                 SubjectKeys(home.path / SUBJECT_KEYS),
-                lambda: (*self._read_again, *self._contracted, *self._captured.all),
+                lambda: (*self._reread_contracts, *self._contracted, *self._captured.all),
             ),
         )
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)
-        self._passing_on = threading.Lock()
-        self._seen_from = Lsn(0)
+        self._landed_lock = threading.Lock()
+        self._tables_checked_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Capture until all that committed below ``until`` is durable, or ``stop`` is set; None follows for
-        ever.
+        """Capture until all that committed below ``until`` is durable (None: for ever), or ``stop`` is set.
 
-        Prepares what is missing first: publication, slot, epoch, snapshots of tables without one in this
-        epoch. A table that cannot be followed is left out, and the others go on (``raise_left_out``). The
-        record of the capture keeps how the run ended. Raises ``CaptureRunning``, ``CapturePaused``,
+        First makes what is missing: publication, slot, epoch, and snapshots of tables without one in this
+        epoch. Leaves out tables that cannot be followed (``raise_left_out``). The record of the capture keeps
+        how the run ended. Raises ``CaptureRunning``, ``CapturePaused``,
         ``CaptureRestarts`` (call it again; only without ``until``), ``PreflightFailed``, ``SourceRefused``,
         ``SlotInUse``, ``GapInSource``, ``SourceUnavailable`` (start again later), ``ChainContested``.
         """
@@ -172,7 +172,7 @@ class Capture:
             try:
                 epoch = self._prepare(dsn, connection, stop)
                 ready_to_capture()
-                self._followed(dsn, connection, epoch, until, stop)
+                self._follow(dsn, connection, epoch, until, stop)
             except SlotNotMade:
                 _log.info("stopped before the replication slot was made")
             finally:
@@ -182,13 +182,13 @@ class Capture:
             restart.raise_if_requested(source)
 
     def check(self) -> None:
-        """Raise what a person must change before capture can begin; changes nothing.
+        """Raise the error about what a person must change before capture can begin. Changes nothing.
 
         ``PreflightFailed`` with every finding that stops all tables, ``BadDsn``, ``SourceRefused``, or
         ``SourceUnavailable``, ``HomeCopied``.
         """
         self._identity.look()
-        ready_tables(self._epochs().findings(source_dsn(self._settings, self._home)), self._tables)
+        ready_tables(self._epoch_start().findings(source_dsn(self._settings, self._home)), self._tables)
 
     @property
     def left_out(self) -> IngestError | None:
@@ -216,7 +216,7 @@ class Capture:
         with take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             dsn = source_dsn(self._settings, self._home)
-            return self._epochs(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
+            return self._epoch_start(stop).next(dsn, reason, loss_accepted_by=loss_accepted_by)
 
     def recover(
         self, reason: str, lake: Lake, stop: threading.Event, report: Callable[[Recovered], None]
@@ -231,8 +231,8 @@ class Capture:
             self._identity.require_original()
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
-            epoch = self._epochs(stop).next(dsn, reason)
-            ready, _ = ready_tables(self._epochs().findings(dsn), self._tables)
+            epoch = self._epoch_start(stop).next(dsn, reason)
+            ready, _ = ready_tables(self._epoch_start().findings(dsn), self._tables)
             self._captured = CapturedTables(ready)
             captured = self._epoch(dsn, epoch)
             with closing(connect(dsn)) as connection:
@@ -250,7 +250,7 @@ class Capture:
     def _tables(self) -> tuple[TableContract, ...]:
         return self._captured.all
 
-    def _epochs(self, stop: threading.Event | None = None) -> EpochStart:
+    def _epoch_start(self, stop: threading.Event | None = None) -> EpochStart:
         return EpochStart(self._settings, self._store, self._tables, stop, self._identity)
 
     def _last_landed(self) -> datetime | None:
@@ -260,17 +260,17 @@ class Capture:
 
     def _prepare(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         try:
-            for _ in range(_MOST_LOOKS):
+            for _ in range(_MAX_PREPARATIONS):
                 with suppress(TableDropped):
-                    return self._prepared(dsn, connection, stop)
-            return self._prepared(dsn, connection, stop)
+                    return self._prepare_once(dsn, connection, stop)
+            return self._prepare_once(dsn, connection, stop)
         except GapInSource as gap:
             return self._after_gap(dsn, connection, gap, stop)
 
-    def _followed(
+    def _follow(
         self, dsn: str, connection: Connection, epoch: EpochRecord, until: Lsn | None, stop: threading.Event
     ) -> None:
-        """Run ``_capture``; again without tables that cannot be followed, and once more after a gap."""
+        """Run ``_capture``. Run it again without tables that cannot be followed, and once after a gap."""
         repaired = False
         while True:
             try:
@@ -286,7 +286,7 @@ class Capture:
             epoch = self._prepare(dsn, connection, stop)
 
     def _handle_fault(self, epoch: EpochRecord, fault: TableFault) -> None:
-        # Tables that were added to this run are captured too.
+        # Include tables that were added to this run.
         known = (*self._contracted, *self._captured.all)
         self._faults.handle(epoch, self._published(epoch), self._captured, known, fault)
 
@@ -299,10 +299,10 @@ class Capture:
         if not by_itself or isinstance(gap, for_a_person):
             raise gap
         _log.warning("%s A new epoch begins, as the snapshot mode is when_needed.", gap.problem)
-        self._epochs(stop).next(dsn, gap.problem)
-        return self._prepared(dsn, connection, stop)
+        self._epoch_start(stop).next(dsn, gap.problem)
+        return self._prepare_once(dsn, connection, stop)
 
-    def _prepared(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
+    def _prepare_once(self, dsn: str, connection: Connection, stop: threading.Event) -> EpochRecord:
         """Choose the tables that can be captured, and make what is missing for them at the source."""
         self._faults.left_out, epoch = None, self._store.current_epoch()
         known = {each.name: each for each in (*self._contracted, *self._captured.all)}
@@ -318,24 +318,24 @@ class Capture:
         )
         with suppress(SourceRefused):  # A standby, which the preflight below reports.
             # Read before the tables are looked at.
-            self._seen_from = wal_clock(connection).flushed
+            self._tables_checked_from = wal_clock(connection).flushed
         if epoch is not None and not self._identity.owns(self._settings.source, epoch.number):
-            raise _not_ours(epoch)
+            raise _slot_of_original(epoch)
         findings = EpochStart(self._settings, self._store, wanted, stop, self._identity).findings(dsn)
         if epoch is not None and not {each.check for each in findings} & NO_PROOF:
-            # Find a slot that is gone or not ours now: before anything changes at the source, and before
-            # the report says what another server lacks.
+            # Find now that the slot is gone or not ours, before anything changes at the source and before
+            # the report lists what another server lacks.
             prove_continuity(dsn, connection, self._store, epoch)
             self._published(epoch).require_publication(connection)
         blocked: dict[str, str] = {}
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
-                blocked = self._look_at_schemas(epoch, connection, wanted, requested)
+                blocked = self._blocked_by_schema(epoch, connection, wanted, requested)
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
         if epoch is not None and blocked:
-            # First: which form of it the person has decided about.
+            # First, because a person decides about the schema that is recorded here.
             self._faults.park(epoch, self._published(epoch), blocked)
         if not ready:
             raise left_out(
@@ -345,38 +345,37 @@ class Capture:
             # A table that was never captured here has missed nothing: the next start checks it again.
             recorded_here = recorded_tables(self._store.folder, epoch.number)
             captured = {each.name for each in wanted if each.full_name in recorded_here}
-            parking = {name: reason for name, reason in wrong.items() if name in captured}
-            self._faults.park(epoch, self._published(epoch), parking)
+            to_park = {name: reason for name, reason in wrong.items() if name in captured}
+            self._faults.park(epoch, self._published(epoch), to_park)
             if self._settings.snapshot_mode is SnapshotMode.WHEN_NEEDED:
                 self._faults.request_snapshots(wrong)
         self._store.clear_garbage()
-        # Before any slot: what commits above its consistent point must be published already.
+        # Before the slot is made: tables must be published when its consistent point is reached.
         ensure_publication(connection, self._settings.publication, ready)
         if epoch is None:
-            epoch = self._epochs(stop).first(dsn, connection)
+            epoch = self._epoch_start(stop).first(dsn, connection)
             self._schemas(epoch).look(connection)
         try:
             self._published(epoch).begin(connection)
         except TableMissedChanges as missed:
             self._handle_fault(epoch, missed)
-            return self._prepared(dsn, connection, stop)
+            return self._prepare_once(dsn, connection, stop)
         if parked is not None:
             parked.take_back([each.name for each in ready])
         self._faults.log_left_out(epoch, self._captured, findings, wrong)
         return epoch
 
-    def _look_at_schemas(
+    def _blocked_by_schema(
         self,
         epoch: EpochRecord,
         connection: Connection,
         wanted: Sequence[TableContract],
         requested: Collection[str],
     ) -> dict[str, str]:
-        """Record schema changes; return those of ``wanted`` that a person has to decide about, with
-        reasons."""
+        """Record schema changes; return name → reason of the ``wanted`` tables that need a decision."""
         schemas = self._schemas(epoch)
         schemas.look(connection)
-        # Whoever requests that a table is read again has decided about what changed before.
+        # A person who requests a snapshot of a table has accepted its schema changes.
         schemas.accept([each.name for each in wanted if each.name in requested])
         return schemas.blocked(wanted)
 
@@ -394,7 +393,7 @@ class Capture:
             self._tables,
             lambda: requests.whole_tables().keys(),
         )
-        published.will_be_read(requests.whole_tables().keys(), self._seen_from)
+        published.will_be_read(requests.whole_tables().keys(), self._tables_checked_from)
         return published
 
     def _capture(
@@ -410,7 +409,7 @@ class Capture:
             if not stream.proved.is_set():
                 return
             snapshots.look_at_partitions(stop)
-            # The tables are complete once the stream has passed everything that their chunks saw.
+            # The tables are complete once the stream has passed everything that their chunks have read.
             goal: Lsn | None = max(until, snapshots.take(stop) or until)
             while goal is not None and not stop.is_set():
                 stream.follow(goal, stop)
@@ -421,15 +420,15 @@ class Capture:
             captured.schemas.require(self._captured.all)
             captured.published.require_same(connection, last=True)
             return
-        new = AddedTables(captured, self._contracts_now, self._captured, snapshots)
-        with SnapshotsBeside(snapshots, new, stop, stream.proved) as beside:
-            stream.follow(None, beside.stop)
-        beside.raise_failure()
+        added = AddedTables(captured, self._contracts_now, self._captured, snapshots)
+        with SnapshotThread(snapshots, added, stop, stream.proved) as thread:
+            stream.follow(None, thread.stop)
+        thread.raise_failure()
 
     def _contracts_now(self) -> Contracts:
-        """Read the contracts again. From now on, before a table is published, their values are encrypted."""
+        """Read the contracts again. Their values are encrypted from now on, before any table is published."""
         contracts = self._contracts_again()
-        self._read_again = contracts.of_source(self._settings.source)
+        self._reread_contracts = contracts.of_source(self._settings.source)
         return contracts
 
     def _epoch(self, dsn: str, epoch: EpochRecord) -> CapturedEpoch:
@@ -441,16 +440,16 @@ class Capture:
             epoch,
             self._published(epoch),
             self._schemas(epoch),
-            self._pass_on,
+            self._call_landed,
         )
 
-    def _pass_on(self, batch: Manifest) -> None:
-        """Pass on one batch at a time: snapshots and stream land on threads of their own."""
-        with self._passing_on:
+    def _call_landed(self, batch: Manifest) -> None:
+        """Call ``landed`` for one batch at a time, because snapshots and stream land on different threads."""
+        with self._landed_lock:
             self._landed(batch)
 
 
-def _not_ours(epoch: EpochRecord) -> NotOurSlot:
+def _slot_of_original(epoch: EpochRecord) -> NotOurSlot:
     slot = epoch.facts.slot if epoch.facts is not None else ""
     return NotOurSlot(
         f"The slot {slot} of epoch {epoch.number} belongs to the home that this one is a copy of.",

@@ -1,4 +1,4 @@
-"""Leaving a source: drop the slot and the publication that capture has made on it."""
+"""Drops the slot and the publication that capture has made on a source."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from omnisupport_ingest.sources.postgres.slot.slot import drop_slot
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """What is dropped (None: nothing), and what stays, with the reason and the SQL for it."""
+class DropPlan:
+    """What is dropped (None: nothing). ``stays``: what is not, with the reason and the SQL to drop it."""
 
     slot: str | None
     retained_bytes: int
@@ -27,26 +27,26 @@ class Leaving:
     stays: tuple[str, ...]
 
 
-def plan_leaving(dsn: str, settings: Settings, home: Home) -> Leaving:
-    """Return what ``leave`` would drop at the source at ``dsn``.
+def plan_drop(dsn: str, settings: Settings, home: Home) -> DropPlan:
+    """Return what ``drop_capture`` would drop at the source at ``dsn``.
 
     Raises ``CaptureRunning`` while a capture of this home runs, ``SlotInUse`` while anybody reads from the
     slot, ``HomeCopied``, ``SourceRefused`` and ``SourceUnavailable``.
     """
     with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
-        return _plan(dsn, settings, home)
+        return _make_plan(dsn, settings, home)
 
 
-def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
+def drop_capture(dsn: str, settings: Settings, home: Home) -> DropPlan:
     """Drop the slot, then the publication, that this home's capture has made; return what was dropped.
 
-    Raises as ``plan_leaving`` does, and ``PreflightFailed`` if the role may not drop the publication.
+    Raises as ``plan_drop`` does, and ``PreflightFailed`` if the role may not drop the publication.
     """
     # The lease is held, so that no capture starts between the plan and the end.
     with take_lease(home.run, settings.source):
         HomeIdentity(home).look()
-        plan = _plan(dsn, settings, home)
+        plan = _make_plan(dsn, settings, home)
         connection = connect(dsn)
         try:
             if plan.slot is not None:
@@ -59,7 +59,7 @@ def leave(dsn: str, settings: Settings, home: Home) -> Leaving:
         return plan
 
 
-def _plan(dsn: str, settings: Settings, home: Home) -> Leaving:
+def _make_plan(dsn: str, settings: Settings, home: Home) -> DropPlan:
     store = LandingStore(home.landing, settings.source)
     expected = expected_slot(store, settings.slot)
     epoch = store.current_epoch()
@@ -108,4 +108,4 @@ def _plan(dsn: str, settings: Settings, home: Home) -> Leaving:
     elif publication is not None:
         publication_to_drop = name
     retained = (slot.retained_bytes or 0) if slot is not None and slot_to_drop else 0
-    return Leaving(slot_to_drop, retained, publication_to_drop, tuple(stays))
+    return DropPlan(slot_to_drop, retained, publication_to_drop, tuple(stays))

@@ -1,7 +1,6 @@
-"""How an epoch of a source begins: its slot is made, and the facts are recorded that later prove it is the
-same.
+"""Begins an epoch of a source: makes its slot, and records the facts that later prove the source is the same.
 
-A slot of the configured name that this home has not made belongs to somebody else, and is left alone.
+A slot of the configured name that this home has not made belongs to somebody else, and stays untouched.
 """
 
 from __future__ import annotations
@@ -52,17 +51,15 @@ class EpochStart:
         stop: threading.Event | None = None,
         identity: HomeIdentity | None = None,
     ) -> None:
-        """``tables``: those that the publication must have. ``stop`` ends the wait for a new slot.
-        ``identity`` says which slots belong to the home; None: all that its epochs name.
+        """``tables``: tables that the publication must have. ``stop``: ends the wait for a new slot.
+        ``identity``: says which slots belong to the home; None: all that its epochs name.
         """
         self._settings, self._store, self._tables = settings, store, tuple(tables)
         self._stop, self._identity = stop or threading.Event(), identity
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
-        """Return what the preflight finds, and log the warnings. ``slot``: None for the one that this home
-        expects.
-        """
+        """Run the preflight, log its warnings, and return its findings. ``slot``: None: the expected slot."""
         findings = preflight(
             dsn,
             self._tables,
@@ -80,7 +77,7 @@ class EpochStart:
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
         """Begin the first epoch of this home. ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
         if self._intent.covers(self._settings.slot):
-            # A first start died between making the slot and recording its epoch.
+            # An earlier first start died after it made the slot and before it recorded the epoch.
             drop_slot(connection, self._settings.slot)
         return self._begin(dsn, connection, "first start")
 
@@ -94,9 +91,9 @@ class EpochStart:
         before = self._store.current_epoch()
         lost_from = None
         if before is not None and loss_accepted_by is not None:
-            # Only then: with a gap in landing itself the chain has no end that could be named.
+            # Only then, because a chain with a gap in landing itself has no known end.
             lost_from = end_of_chain(self._store, before).end
-        slot = self._slot_to_make_anew(dsn)
+        slot = self._slot_to_recreate(dsn)
         ready, _ = ready_tables(self.findings(dsn, slot), self._tables)
         with closing(connect(dsn)) as connection:
             ensure_publication(connection, self._settings.publication, ready)
@@ -106,19 +103,19 @@ class EpochStart:
             epoch = self._begin(dsn, connection, reason)
         if loss_accepted_by is not None:
             lost_to = epoch.facts.consistent_point if epoch.facts is not None else None
-            parted = lost_from is not None and lost_to is not None and lost_to < lost_from
+            lsns_go_back = lost_from is not None and lost_to is not None and lost_to < lost_from
             AcceptedLosses(self._store.folder).accept(
                 epoch.number,
                 loss_accepted_by,
                 reason,
                 lost_from,
                 lost_to,
-                of_another_history=parted or (before is not None and not _same_history(before, epoch)),
+                of_another_history=lsns_go_back or (before is not None and not _same_history(before, epoch)),
             )
         return epoch
 
-    def _slot_to_make_anew(self, dsn: str) -> ExpectedSlot:
-        """Return the configured slot. One that this home has not made is not dropped."""
+    def _slot_to_recreate(self, dsn: str) -> ExpectedSlot:
+        """Return the configured slot. It may exist only if this home has made it."""
         slot, server = self._settings.slot, server_facts(dsn).system_identifier
         ours = self._intent.covers(slot) or any(
             each.facts is not None and (each.facts.slot, each.facts.system_identifier) == (slot, server)

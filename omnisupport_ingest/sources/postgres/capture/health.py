@@ -1,4 +1,4 @@
-"""The health of a captured source in one value: how bad it is, why, and the numbers to plot."""
+"""The health of a captured source: its level, its problems, and numbers to plot."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from omnisupport_ingest.sources.postgres.slot.retention import Level, SlotWarnin
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``level`` is that of the worst of ``problems``. ``numbers``: measurements by name; sizes in bytes,
-    spans in seconds. What could not be measured is left out.
+    """``level``: that of the worst problem. ``numbers``: measurements by name; sizes in bytes, times in
+    seconds. A number that could not be measured is left out.
     """
 
     source: str
@@ -37,9 +37,7 @@ class Health:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of problems, sorted. Numbers are left out: a problem whose number changed is no new
-        problem.
-        """
+        """The problems without their numbers, sorted. A problem whose number changed is no new problem."""
         plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
         return tuple(sorted(plain))
 

@@ -1,19 +1,19 @@
-"""Tables that a capture leaves out, so that a fault of one table stops no other.
+"""Parks tables that capture cannot follow, so that a fault of one table does not stop the others.
 
 A table is parked when its changes do not fit its contract any more, may not have been sent, or cannot be
-read: its key has left the replica identity, its contract no longer fits, it was out of the publication for a
-time, a row of it is too large. First the stretch in which changes may be missing is recorded
-(``landing/lost_changes``), so the table counts as incomplete from then on. Its further changes land without a
-key, like those of a table without a contract; no layer above raw takes them. A parked table comes back when a
-person requests a snapshot of it: it is then added like a new table.
+read. For example, its key has left the replica identity, it was out of the publication for a time, or a row
+is too large. First the stretch in which changes may be missing is recorded (``landing/lost_changes``), so the
+table counts as incomplete from then on. Its further changes land without a key, like those of a table without
+a contract, and no layer above raw uses them. When a person requests a snapshot of a parked table, it is added
+like a new table.
 
 There are four kinds of fault:
 
 - Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
   it again. The mode ``when_needed`` requests one.
-- It changed while a snapshot read it. Checks and read are repeated once, because it may fit after all.
+- It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
-  every mode until a person has mended the cause and requests a snapshot.
+  every mode until a person has repaired the cause and requests a snapshot.
 - Its schema has changed, and its contract wants a person to decide first (``x-cdc.evolution``: ``block``).
   The table is parked in every mode.
 
@@ -108,7 +108,7 @@ class ParkedTables:
         self._write({name: ParkedTable(reason, now) for name, reason in reasons.items()} | parked, parked)
 
     def take_back(self, names: Collection[str]) -> None:
-        """Park ``names`` no longer: a snapshot of each is requested, and not planned yet."""
+        """End the parking of ``names``. A snapshot of each must be requested and not planned yet."""
         parked = self.all()
         self._write({name: table for name, table in parked.items() if name not in names}, parked)
 
@@ -118,8 +118,8 @@ class ParkedTables:
                 replace_file(self._path, encode(ParkedInEpoch(self._epoch, tables)))
 
 
-def way_back(name: str) -> str:
-    """Return what a person does to bring back the parked table ``name``."""
+def unpark_fix(name: str) -> str:
+    """Return the fix that brings back the parked table ``name``."""
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
         "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
@@ -154,7 +154,7 @@ def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
         f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
     )
     return TableMissedChanges(
-        f"Capture leaves out what it cannot follow: {listed}", fix=way_back(" ".join(names)), tables=names
+        f"Capture leaves out what it cannot follow: {listed}", fix=unpark_fix(" ".join(names)), tables=names
     )
 
 
@@ -180,9 +180,9 @@ class TableFaults:
         """``store``: the landing of the source. ``mode``: when snapshots are taken."""
         self.left_out: IngestError | None = None
         """The error about the tables that the last run left out."""
-        self._store, self._requests_reads = store, mode is SnapshotMode.WHEN_NEEDED
+        self._store, self._rereads = store, mode is SnapshotMode.WHEN_NEEDED
         self._requests = SnapshotRequests(store.folder)
-        self._looked_at_again: set[str] = set()
+        self._retried: set[str] = set()
 
     def handle(
         self,
@@ -192,7 +192,7 @@ class TableFaults:
         known: Sequence[TableContract],
         fault: TableFault,
     ) -> None:
-        """Let capture go on without the tables of ``fault``, or raise it where that would change nothing.
+        """Let capture continue without the tables of ``fault``; raise it if that would not help.
 
         ``known``: all tables of the source that have contracts.
         """
@@ -203,7 +203,7 @@ class TableFaults:
             self.park(epoch, published, reasons)
             return
         if isinstance(fault, TableMissedChanges | KeyNotSent):
-            if self._requests_reads:
+            if self._rereads:
                 _log.warning("%s It is read again, as the snapshot mode is when_needed.", fault.problem)
                 self.request_snapshots(reasons)
             else:
@@ -211,9 +211,9 @@ class TableFaults:
             return
         if all(each.name in reasons for each in captured.all):
             raise fault
-        if not isinstance(fault, RowTooLarge) and not reasons.keys() <= self._looked_at_again:
+        if not isinstance(fault, RowTooLarge) and not reasons.keys() <= self._retried:
             _log.warning("%s It is looked at, and read, once more.", fault.problem)
-            self._looked_at_again |= reasons.keys()
+            self._retried |= reasons.keys()
             return
         self.park(epoch, published, reasons)
         for request in self._requests.read():
@@ -222,7 +222,7 @@ class TableFaults:
 
     def park(self, epoch: EpochRecord, published: PublishedTables, reasons: Mapping[str, str]) -> None:
         """Leave out the tables of ``reasons`` until a snapshot of them is requested; durable on return."""
-        # Record the stretch first, so that a crash in between does not lose the doubt.
+        # Record the stretch first: after a crash in between the table must still count as incomplete.
         published.leave_out(reasons, end_of_chain(self._store, epoch).end)
         ParkedTables(self._store.folder, epoch.number).park(reasons)
 
@@ -238,8 +238,9 @@ class TableFaults:
         findings: Sequence[Finding],
         wrong: Mapping[str, str],
     ) -> None:
-        """Log what a run leaves out and keep it in ``left_out``: parked tables, and the findings ``findings``
-        about the tables that are ``wrong``.
+        """Log the tables that a run leaves out, and set ``left_out``.
+
+        They are the parked tables, and those that are ``wrong`` by ``findings``.
         """
         parked = ParkedTables(self._store.folder, epoch.number).all()
         still = {each.name: parked[each.name] for each in captured.left_out if each.name in parked}
@@ -251,11 +252,11 @@ class TableFaults:
             self.left_out = error
         for name in sorted(still.keys() | wrong.keys()):
             reason = wrong.get(name) or still[name].reason
-            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, reason, way_back(name))
+            _log.warning("%s is left out, the other tables go on: %s Fix: %s", name, reason, unpark_fix(name))
 
 
 def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str]:
-    """Return the known tables of ``fault``, each with what is wrong with it."""
+    """Return name → problem of the known tables that ``fault`` concerns."""
     if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
         return {name: fault.problem for name in fault.tables if name in names}
@@ -266,12 +267,12 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
 
 
 def highest_read(dsn: str, connection: Connection, epoch: EpochRecord) -> Lsn:
-    """Return an LSN above everything that the landed chunks have read.
+    """Return an LSN above everything that landed chunks of a failed snapshot have read.
 
-    The failed snapshot cannot name it any more. A capture with a goal follows the stream beyond it.
+    The snapshot cannot name it any more. A capture with a goal must follow the stream beyond it.
     """
     start = epoch.facts.consistent_point.value if epoch.facts else 0
-    # Above the start of the stream: it must land something to show that it has passed a chunk.
+    # Above the start of the stream, which must land something to show that it has passed a chunk.
     high = max(read_high(connection), Lsn(start + 1))
     if wal_clock(connection).flushed < high:
         flush_wal(dsn)

@@ -1,8 +1,8 @@
-"""Requests to a running capture: files in the home that ask it to pause or to start again.
+"""Requests to a running capture: files in the home that request a pause or a restart.
 
-A running capture looks for them, and ends where the next batch ends. A pause holds until a person resumes
-the source: the slot stays, so nothing is lost, and the server keeps the WAL until capture goes on. A
-request to restart is obeyed once: the next start removes it.
+A running capture looks for them, and ends with the next batch. A pause lasts until a person resumes the
+source. The slot stays, so nothing is lost, and the server keeps the WAL until capture continues. A request to
+restart is obeyed once: the next start removes it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.records import encode, read_note
 from omnisupport_ingest.sources.postgres.session.errors import CapturePaused, CaptureRestarts
 
-_LOOK_SECONDS = 0.5
-"""How often a running capture looks for the request."""
+_POLL_SECONDS = 0.5
+"""Seconds between two looks of a running capture for a request."""
 
 
 class Request(Protocol):
-    """A request that is there or not."""
+    """A request that may be present."""
 
     @property
     def present(self) -> bool: ...
 
 
 class StopOrRequest(threading.Event):
-    """A stop that is also set while a request is there. Callers of ``is_set`` obey both."""
+    """A stop that is also set once a request was present. Whoever calls ``is_set`` obeys both."""
 
     def __init__(self, stop: threading.Event, request: Request) -> None:
         super().__init__()
         self._stop, self._request = stop, request
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self.is_set()
 
     def is_set(self) -> bool:
         if self._stop.is_set() or super().is_set():
             return True
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+        if now >= self._next_poll:
+            self._next_poll = now + _POLL_SECONDS
             if self._request.present:
-                # It stays set if the request goes away: whoever saw it is stopping.
+                # It stays set if the request goes away, because somebody may be stopping already.
                 self.set()
                 return True
         return False
@@ -115,7 +115,7 @@ class PauseRequest:
         except FileNotFoundError:
             return None
         except (OSError, Unreadable):
-            # A link that leads nowhere has a time of its own.
+            # ``lstat``, because it may be a link that leads nowhere.
             since = datetime.fromtimestamp(self._path.lstat().st_mtime, UTC)
             return Pause(since, f"{self._path} cannot be read")
 
@@ -141,7 +141,7 @@ _RESTART_FILE = "restart.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _RestartContent:
+class _Restart:
     reason: str
     at: datetime | None = None
 
@@ -155,7 +155,7 @@ class RestartRequest:
     def write(self, reason: str = "") -> None:
         """Request a restart. An earlier request stays as it is. Durable when this returns."""
         with failpoint("source.restart"):
-            create_exclusively(self._path, encode(_RestartContent(reason, datetime.now(UTC))))
+            create_exclusively(self._path, encode(_Restart(reason, datetime.now(UTC))))
 
     def clear(self) -> None:
         """Remove the request: capture has started."""
@@ -172,7 +172,7 @@ class RestartRequest:
     def reason(self) -> str:
         """What the person gave as reason; empty if nothing, or if the file is gone or cannot be read."""
         try:
-            return read_note(_RestartContent, self._path).reason
+            return read_note(_Restart, self._path).reason
         except (OSError, Unreadable):
             return ""
 
@@ -185,10 +185,10 @@ class StopOrRestart(StopOrRequest):
         super().__init__(stop, request)
 
     def raise_if_requested(self, source: str) -> None:
-        """``CaptureRestarts`` if a restart has been seen, and not the stop."""
+        """Raise ``CaptureRestarts`` if a restart was requested, and the stop is not set."""
         if self.by_request:
             reason = self._restart.reason
             raise CaptureRestarts(
-                f"A restart of the capture of {source} was asked for{f' ({reason})' if reason else ''}.",
+                f"A restart of the capture of {source} was requested{f' ({reason})' if reason else ''}.",
                 fix="Start it again: omnisupport-ingest capture",
             )

@@ -1,8 +1,7 @@
-"""The state of a capture: the record of its starts and ends, and what follows from it.
+"""The state of a capture, and the record of its last start from which the state is derived.
 
-The record keeps the last error of a capture that is gone. ``capture_state`` says in one word whether
-capture runs, is paused, has failed, or was stopped. ``request_restart`` asks a running capture to start
-again.
+The record keeps the last error of a capture that is gone. ``capture_state`` says whether capture runs, is
+paused, has failed, or was stopped. ``request_restart`` requests a running capture to start again.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class LastError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return what may be kept of ``error``. The text of a foreign error may quote a row, so only its
-        class is.
-        """
+        """Return what may be kept of ``error``. The text of a foreign error may quote a row, so drop it."""
         name, now = type(error).__name__, datetime.now(UTC)
         if isinstance(error, IngestError):
             return cls(name, error.problem, error.fix, now)
@@ -63,12 +60,11 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRecord:
-    """The last start of a capture. ``follows``: it runs until it is stopped. ``ready``: its checks have
-    passed.
+    """The last start of a capture. ``follows``: it runs until it is stopped. ``ready``: its checks passed.
 
-    ``ended`` is None while it runs, and stays None if it was killed. ``failing_since``: time of the first of
-    the failures in a row up to this start; None if this one went well. ``last_error`` may be of an earlier
-    start. ``definition`` and ``contracts``: what it works by (``in_use``); empty in older records.
+    ``ended``: None while it runs; stays None if it was killed. ``failing_since``: when the first of the
+    failures in a row up to this start happened; None if this start went well. ``last_error`` may be of an
+    earlier start. ``definition`` and ``contracts``: see ``outdated``; empty in older records.
     """
 
     pid: int
@@ -124,11 +120,11 @@ def recorded(
     definition: Mapping[str, str] | None = None,
     contracts: Mapping[str, str] | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """Record the start of a capture, and how it ends; the context gives a function to call once its checks
-    have passed.
+    """A context that records the start of a capture and how it ends.
 
-    ``last_landed``: time when the newest batch landed; called if the capture before was killed.
-    ``definition`` and ``contracts``: as in the record.
+    It gives a function to call once the checks of the start have passed. ``last_landed``: returns when the
+    newest batch landed; called if the capture before was killed. ``definition`` and ``contracts``: as in the
+    record.
     """
     before = records.read()
     failing_since = before.failing_since if before is not None else None
@@ -154,7 +150,7 @@ def recorded(
             records.write(replace(record, ended=at, failing_since=None))
             return
         since = record.failing_since or error.at
-        # Let the error itself be seen, not that it cannot be recorded.
+        # Show the error itself, not that it cannot be recorded.
         with suppress(OSError):
             records.write(replace(record, ended=at, failing_since=since, last_error=error))
 
@@ -201,14 +197,14 @@ def capture_state(
 
     ``landing``: the landing folder of the source. ``last_landed``: time when its newest batch landed.
     """
-    holder, record = _seen(run_folder, source, CaptureRecords(landing))
+    holder, record = _lease_and_record(run_folder, source, CaptureRecords(landing))
     error = record.last_error if record is not None else None
     failing_since = record.failing_since if record is not None else None
     killed = False
     if record is not None and record.ended is None and (holder is None or holder.pid != record.pid):
         killed, error = True, record.killed(last_landed)
         failing_since = failing_since or error.at
-    # A start has not gone well before its checks have passed and its start is recorded.
+    # A start goes well only once its checks have passed and that is recorded.
     if holder is not None and failing_since is None:
         return CaptureState(State.RUNNING, holder.since, holder, False, error)
     if paused is not None:
@@ -218,12 +214,10 @@ def capture_state(
     return CaptureState(State.STOPPED, record.ended if record else None, None, False, error)
 
 
-def _seen(
+def _lease_and_record(
     run_folder: Path, source: str, records: CaptureRecords
 ) -> tuple[Holder | None, CaptureRecord | None]:
-    """Return lease and record of one moment, so that a capture which starts or ends meanwhile does not look
-    killed.
-    """
+    """Return lease and record of the same moment: a capture that starts or ends must not look killed."""
     record = records.read()
     while True:
         holder = lease_holder(run_folder, source)
@@ -233,15 +227,15 @@ def _seen(
         record = again
 
 
-_LOOK_SECONDS = 0.1
-_SETTLE_SECONDS = 1.0
-"""How long a capture that ends and starts again may seem not to run."""
+_POLL_SECONDS = 0.1
+_RESTART_GAP_SECONDS = 1.0
+"""Seconds that a capture may seem not to run while it ends and starts again."""
 
 _START = "Start it: `omnisupport-ingest up`, or `omnisupport-ingest capture`."
 
 
 def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -> CaptureRecord:
-    """Request a restart, and return the record of the start that is to end.
+    """Request a restart, and return the record of the capture that will end.
 
     ``landing``: the landing folder of ``source``. ``CapturePaused`` or ``NotRestartable`` if no running
     capture would obey.
@@ -252,20 +246,20 @@ def request_restart(run_folder: Path, landing: Path, source: str, reason: str) -
             f"The capture of {source} is paused {pause}, so it does not run.",
             fix="omnisupport-ingest source resume",
         )
-    settled = time.monotonic() + _SETTLE_SECONDS
+    give_up = time.monotonic() + _RESTART_GAP_SECONDS
     while True:
         try:
-            record = _following(run_folder, landing, source)
+            record = _running_record(run_folder, landing, source)
             break
         except NotRestartable:
-            if time.monotonic() > settled:
+            if time.monotonic() > give_up:
                 raise
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     RestartRequest(landing).write(reason)
     return record
 
 
-def _following(run_folder: Path, landing: Path, source: str) -> CaptureRecord:
+def _running_record(run_folder: Path, landing: Path, source: str) -> CaptureRecord:
     holder, record = lease_holder(run_folder, source), CaptureRecords(landing).read()
     if holder is None:
         failed = record is not None and record.failing_since is not None
@@ -308,9 +302,9 @@ def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, secon
                     f"The capture of {source} has ended, and failed when it started again: {error.problem}",
                     fix=error.fix,
                 )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise NotRestartable(
-        f"The restart is asked for, but the capture of {source} has not started again after "
+        f"The restart is requested, but the capture of {source} has not started again after "
         f"{seconds:.0f} seconds.",
         fix=f"It does when the step it is in is over; watch it: omnisupport-ingest source status, {LOGS}",
     )

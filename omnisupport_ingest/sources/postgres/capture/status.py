@@ -1,4 +1,4 @@
-"""The state of a source at a glance: server, slot, publication, what has landed, and what threatens."""
+"""The status of a source: server, slot, publication, what has landed, and warnings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.capture.added_tables import (
     adds_tables,
     not_captured,
 )
-from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, way_back
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, unpark_fix
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest
 from omnisupport_ingest.sources.postgres.capture.state import CaptureState, State, capture_state
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
@@ -50,12 +50,14 @@ from omnisupport_ingest.sources.postgres.slot.retention import (
 )
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 
-_RATE_OVER = timedelta(hours=1)
-"""Time over which the rate of the WAL is measured, about."""
+_RATE_SPAN = timedelta(hours=1)
+"""About the time over which the rate of the WAL is measured."""
 
-_RATE_AT_LEAST = timedelta(minutes=1)
-_LOOKED_AT_ONCE = 100
-"""Batches that are passed over before one of them is opened."""
+_RATE_MIN_SPAN = timedelta(minutes=1)
+"""The shortest such time; below it the rate is unknown."""
+
+_BATCHES_PER_PROBE = 100
+"""Batches of which only one manifest is read, to skip old ones quickly."""
 
 _MEGABYTE = 1024 * 1024
 
@@ -100,7 +102,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """``server`` is None if it cannot be asked; ``warnings`` then says why.
+    """``server`` is None if it does not answer; ``warnings`` then says why.
 
     ``snapshots``: those begun and not finished. ``requested``: snapshots that are requested and not begun, in
     words.
@@ -135,32 +137,34 @@ def source_status(
     )
     parked = ParkedTables(store.folder, epoch.number).all() if epoch is not None else {}
     parked = {each.name: parked[each.name] for each in tables if each.name in parked}
-    warned = [
-        SlotWarning(f"{name} is left out, the other tables go on: {why.reason}", way_back(name), Level.ALARM)
+    found = [
+        SlotWarning(
+            f"{name} is left out, the other tables go on: {why.reason}", unpark_fix(name), Level.ALARM
+        )
         for name, why in sorted(parked.items())
     ]
     try:
         HomeIdentity(home).look()
     except HomeCopied as copied:
-        warned.insert(0, SlotWarning(copied.problem, copied.fix, Level.ALARM))
+        found.insert(0, SlotWarning(copied.problem, copied.fix, Level.ALARM))
     server: ServerState | None = None
     if isinstance(dsn, IngestError):
-        warned.append(SlotWarning(dsn.problem, dsn.fix))
+        found.append(SlotWarning(dsn.problem, dsn.fix))
     else:
         try:
             new = not_captured(store, tables)
             known = [each for each in tables if each not in new and each.name not in parked]
-            server = _ask(dsn, settings, home, store, slot_name, tables)
-            warned += _dangers(dsn, settings, store, server, known, _start_reading(paused))
+            server = _server_state(dsn, settings, home, store, slot_name, tables)
+            found += _server_warnings(dsn, settings, store, server, known, _how_to_start(paused))
             if capture.state is State.RUNNING and adds_tables(store):
-                warned += _added(dsn, settings, store, new)
+                found += _new_table_warnings(dsn, settings, store, new)
             else:
-                warned += [each for table in new for each in _in_the_way(dsn, settings, store, table)]
+                found += [each for table in new for each in _reasons_left_out(dsn, settings, store, table)]
         except (SourceRefused, SourceUnavailable) as error:
-            warned.append(SlotWarning(error.problem, error.fix))
+            found.append(SlotWarning(error.problem, error.fix))
     if server is not None and landed is not None:
         landed = replace(landed, behind=max(0, server.wal_end.value - landed.lsn.value))
-    warned += _failure(capture, warned)
+    found += _failure_warning(capture, found)
     ahead = server.clock_ahead if server is not None else timedelta(0)
     return SourceStatus(
         settings.source,
@@ -173,26 +177,26 @@ def source_status(
         tuple(snapshots_under_way(store, epoch.number, ahead)) if epoch is not None else (),
         tuple(str(each) for each in SnapshotRequests(store.folder).read()),
         server,
-        tuple(warned),
+        tuple(found),
     )
 
 
-def _failure(capture: CaptureState, warned: Sequence[SlotWarning]) -> Iterator[SlotWarning]:
+def _failure_warning(capture: CaptureState, found: Sequence[SlotWarning]) -> Iterator[SlotWarning]:
     error = capture.last_error
     if capture.state is not State.FAILED or error is None:
         return
-    # The look at the server may have found the same fault that stopped it.
-    if error.problem not in {each.problem for each in warned}:
+    # The server may have reported the same fault.
+    if error.problem not in {each.problem for each in found}:
         yield SlotWarning(f"Capture has failed: {error.problem}", error.fix)
 
 
-def _start_reading(paused: Pause | None) -> str:
+def _how_to_start(paused: Pause | None) -> str:
     if paused is not None:
         return "Let the capture go on: omnisupport-ingest source resume."
     return "Start the capture: omnisupport-ingest up."
 
 
-def _ask(
+def _server_state(
     dsn: str,
     settings: Settings,
     home: Home,
@@ -210,15 +214,15 @@ def _ask(
                 "  ELSE pg_current_wal_lsn() END)::text,"
                 " (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size')",
             )
-            ahead = _clock_ahead(connection)
+            ahead = _clock_difference(connection)
             slot = slot_facts(connection, slot_name)
-            covered = _covered(connection, settings.publication)
+            covered = _published_tables(connection, settings.publication)
     finally:
         connection.close()
     wal_end = Lsn.parse(end)
     limits = WalLimits(limit * _MEGABYTE if limit >= 0 else None, _disk_free(settings, home))
-    rate = wal_rate(_earlier(store, ahead), WalMark(wal_end, datetime.now(UTC)))
-    missing = () if covered is None else _missing(tables, covered)
+    rate = wal_rate(_wal_mark_an_hour_ago(store, ahead), WalMark(wal_end, datetime.now(UTC)))
+    missing = () if covered is None else _not_published(tables, covered)
     return ServerState(
         version,
         database,
@@ -233,7 +237,7 @@ def _ask(
     )
 
 
-def _clock_ahead(connection: Connection) -> timedelta:
+def _clock_difference(connection: Connection) -> timedelta:
     """Return how far the server's clock is ahead of ours at least; zero where the two may agree."""
     before = datetime.now(UTC)
     (answer,) = one_row(connection, "SELECT clock_timestamp()")
@@ -241,61 +245,59 @@ def _clock_ahead(connection: Connection) -> timedelta:
     return clock - min(max(before, clock), datetime.now(UTC))
 
 
-def _covered(connection: Connection, name: str) -> set[TableName] | None:
+def _published_tables(connection: Connection, name: str) -> set[TableName] | None:
     publication = read_publication(connection, name)
     return None if publication is None else {*publication.tables, *publication.roots}
 
 
-def _missing(tables: Iterable[TableContract], covered: set[TableName]) -> tuple[str, ...]:
+def _not_published(tables: Iterable[TableContract], covered: set[TableName]) -> tuple[str, ...]:
     return tuple(each.full_name for each in tables if each.table_name not in covered)
 
 
-def _dangers(
+def _server_warnings(
     dsn: str,
     settings: Settings,
     store: LandingStore,
     server: ServerState,
     tables: Sequence[TableContract],
-    start_reading: str,
+    how_to_start: str,
 ) -> list[SlotWarning]:
-    warned = [SlotWarning(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
+    found = [SlotWarning(each.problem, each.fix, Level.ALARM) for each in continuity_findings(dsn, store)]
     if server.slot is not None and server.forecast is not None:
-        if not warned:
+        if not found:
             much = Thresholds(settings.slot_warning_bytes, settings.slot_alarm_bytes)
-            warned += warnings(server.slot, server.limits, server.forecast, start_reading, much)
+            found += warnings(server.slot, server.limits, server.forecast, how_to_start, much)
         name = settings.publication
         if not server.publication_found:
             gone = f"Publication {name} is not on the server."
-            warned.append(SlotWarning(gone, "omnisupport-ingest preflight", Level.ALARM))
+            found.append(SlotWarning(gone, "omnisupport-ingest preflight", Level.ALARM))
         elif missing := [each.full_name for each in tables if each.full_name in server.missing]:
             listed = ", ".join(missing)
             lacks = f"Publication {name} lacks {listed}."
-            warned.append(SlotWarning(lacks, "omnisupport-ingest preflight", Level.ALARM))
+            found.append(SlotWarning(lacks, "omnisupport-ingest preflight", Level.ALARM))
         else:
             with closing(connect(dsn)) as connection:
                 unsent = list(published_findings(connection, store, name, tables))
-            warned += [SlotWarning(each.problem, each.fix, Level.ALARM) for each in unsent]
-    return warned
+            found += [SlotWarning(each.problem, each.fix, Level.ALARM) for each in unsent]
+    return found
 
 
-def _added(
+def _new_table_warnings(
     dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
 ) -> Iterator[SlotWarning]:
-    """Return what prevents ``new`` tables, whose contracts the running capture has not read, from being
-    captured.
-    """
+    """Yield why ``new`` tables are not captured. The running capture has not read their contracts."""
     requested = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in requested]
     unrequested = [each.name for each in new if each.name not in requested]
     for table in [each for each in new if each.name in unrequested]:
-        wrong = _in_the_way(dsn, settings, store, table)
+        wrong = _reasons_left_out(dsn, settings, store, table)
         if wrong:
             unrequested.remove(table.name)
         yield from wrong
     if unrequested:
         yield SlotWarning(
-            f"The capture that runs has not read the contract of {', '.join(unrequested)}, which is newer.",
-            f"Have it read, beside the others: omnisupport-ingest source snapshot {' '.join(unrequested)}",
+            f"The running capture has not read the contract of {', '.join(unrequested)}, which is newer.",
+            f"Let it read the contract: omnisupport-ingest source snapshot {' '.join(unrequested)}",
         )
     if waiting:
         with closing(connect(dsn)) as connection:
@@ -304,15 +306,17 @@ def _added(
                     yield SlotWarning(f"{table.name} is not captured yet. {each.problem}", each.fix)
 
 
-def _in_the_way(dsn: str, settings: Settings, store: LandingStore, table: TableContract) -> list[SlotWarning]:
-    """Return why a start leaves out ``table``, which was never captured; empty if it would capture it."""
+def _reasons_left_out(
+    dsn: str, settings: Settings, store: LandingStore, table: TableContract
+) -> list[SlotWarning]:
+    """Return why a start would leave out ``table``, which was never captured; empty if it would not."""
     with closing(connect(dsn)) as connection:
         wrong = blocking(added_table_findings(connection, store, settings, [table]))
     return [SlotWarning(f"{table.name} is not captured. {each.problem}", each.fix) for each in wrong]
 
 
 def _disk_free(settings: Settings, home: Home) -> int | None:
-    """Free bytes on the disk of the embedded server; None for a server that is not ours to look at."""
+    """Return the free bytes on the disk of the embedded server; None for any other server."""
     if settings.source_dsn is not None:
         return None
     location = Location.read(home.postgres)
@@ -323,11 +327,11 @@ def _disk_free(settings: Settings, home: Home) -> int | None:
     return None
 
 
-def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
-    """Return where the WAL ended about an hour ago, or as near to that as batches tell.
+def _wal_mark_an_hour_ago(store: LandingStore, ahead: timedelta) -> WalMark | None:
+    """Return where the WAL ended about an hour ago, or as near to that as the batches say.
 
-    A capture that catches up lands in minutes what was written in hours. So the commit time of the last
-    transaction of a batch counts, on the server's clock, which is ``ahead`` of ours.
+    A capture that catches up lands in minutes what was written in hours. So use the commit time of a batch's
+    last transaction. It is on the server's clock, which is ``ahead`` of ours.
     """
     epoch = store.current_epoch()
     if epoch is None:
@@ -337,10 +341,10 @@ def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
     names: list[str] = []
     for name in store.newest_first(prefix):
         names.append(name)
-        if not len(names) % _LOOKED_AT_ONCE and store.read(name).arrival.landed_at < now - _RATE_OVER:
+        if not len(names) % _BATCHES_PER_PROBE and store.read(name).arrival.landed_at < now - _RATE_SPAN:
             break
     names.reverse()
-    first = bisect_left(names, now - _RATE_OVER, key=lambda each: store.read(each).arrival.landed_at)
+    first = bisect_left(names, now - _RATE_SPAN, key=lambda each: store.read(each).arrival.landed_at)
     for index in (first, first - 1):
         if 0 <= index < len(names):
             batch = store.read(names[index])
@@ -349,7 +353,7 @@ def _earlier(store: LandingStore, ahead: timedelta) -> WalMark | None:
             committed, at = batch.stream.last_commit_ts, batch.arrival.landed_at
             if committed is not None:
                 at = min(at, committed - ahead)
-            if at <= now - _RATE_AT_LEAST:
+            if at <= now - _RATE_MIN_SPAN:
                 return WalMark(batch.stream.end_lsn, at)
     return None
 

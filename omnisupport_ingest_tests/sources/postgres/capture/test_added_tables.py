@@ -327,7 +327,7 @@ def _transaction(connection: Connection, chance: Random, writers: int, number: i
 def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(added_tables, "_RETRY_SECONDS", 0.2)
     tickets.sql("CREATE TABLE late (id int NOT NULL, v text)", "INSERT INTO late VALUES (1, 'one')")
     with joined(tickets):
         ask(tickets)
@@ -344,7 +344,7 @@ def test_table_that_cannot_be_captured_is_told_and_joins_once_it_can(
 def test_table_that_somebody_holds_joins_once_it_is_let_go_and_holds_up_no_other(
     tickets: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(added_tables, "_RETRY_SECONDS", 0.2)
     monkeypatch.setitem(connection_settings._SQL_SETTINGS, "lock_timeout", "200ms")
     make_late(tickets)
     with joined(tickets):

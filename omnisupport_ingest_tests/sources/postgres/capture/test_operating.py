@@ -326,7 +326,7 @@ def test_restart_is_nothing_that_a_supervisor_starts_again_and_stands_in_the_log
         supervisor.wait(lambda: landed_rows(shop) == 2, service="the rows", seconds=PATIENCE)
         supervisor.check()
         logged = shop.run("logs", "--component", "capture")
-        assert logged.code == 0 and "capture | A restart of the capture of shop was asked for." in logged.out
+        assert logged.code == 0 and "capture | A restart of the capture of shop was requested." in logged.out
         assert "There are no errors in capture." in shop.run("logs", "--errors").err
     assert told == []
 

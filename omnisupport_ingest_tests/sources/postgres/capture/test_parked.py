@@ -143,7 +143,7 @@ def _typed(table: TableContract, pg_type: str) -> TableContract:
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture looks at the catalogs several times a second."""
     monkeypatch.setattr(follower, "IDLE_SECONDS", 0.3)
-    monkeypatch.setattr(added_tables, "_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(added_tables, "_RETRY_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize(

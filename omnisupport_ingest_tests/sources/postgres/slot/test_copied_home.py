@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import SnapshotMode
-from omnisupport_ingest.sources.postgres.capture.drop import plan_leaving
+from omnisupport_ingest.sources.postgres.capture.drop import plan_drop
 from omnisupport_ingest.sources.postgres.capture.status import source_status
 from omnisupport_ingest.sources.postgres.preflight.source_check import check_source
 from omnisupport_ingest.sources.postgres.session.errors import NotOurSlot, SlotInUse, SlotMoved
@@ -72,7 +72,7 @@ def test_copy_touches_nothing_and_the_original_goes_on(original: SourceUnderTest
         with pytest.raises(HomeCopied, match="copy"):
             attempt()
     with pytest.raises(HomeCopied):
-        plan_leaving(copy.dsn, copy.settings, copy.home)
+        plan_drop(copy.dsn, copy.settings, copy.home)
     assert [each.check for each in check_source(copy.dsn, copy.settings, copy.home, copy.tables)] == [
         "home_copied"
     ]

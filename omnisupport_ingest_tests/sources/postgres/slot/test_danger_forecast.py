@@ -23,7 +23,7 @@ WRITTEN = 24 * MB
 @pytest.fixture
 def limited(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """A shop that was captured once, on a server with a limit; a rate is told over four seconds or more."""
-    monkeypatch.setattr(source_status, "_RATE_AT_LEAST", timedelta(seconds=4))
+    monkeypatch.setattr(source_status, "_RATE_MIN_SPAN", timedelta(seconds=4))
     monkeypatch.setattr(retention, "_MINIMUM_SPAN", timedelta(seconds=4))
     shop.sql(f"ALTER SYSTEM SET max_slot_wal_keep_size = '{LIMIT // MB}MB'", "SELECT pg_reload_conf()")
     try:
@@ -74,8 +74,8 @@ def test_wal_that_was_written_long_before_it_landed_is_not_taken_for_the_rate_of
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an hour in which capture was off, with two seconds for the hour."""
-    monkeypatch.setattr(source_status, "_RATE_OVER", timedelta(seconds=2))
-    monkeypatch.setattr(source_status, "_RATE_AT_LEAST", timedelta(seconds=1))
+    monkeypatch.setattr(source_status, "_RATE_SPAN", timedelta(seconds=2))
+    monkeypatch.setattr(source_status, "_RATE_MIN_SPAN", timedelta(seconds=1))
     monkeypatch.setattr(retention, "_MINIMUM_SPAN", timedelta(seconds=1))
     assert shop.run("capture", "--once").code == 0
     began, start = time.monotonic(), end_of_wal(shop)

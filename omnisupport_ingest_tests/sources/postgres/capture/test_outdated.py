@@ -13,7 +13,7 @@ from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.sources import log_settings, sources_in_force
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.capture.in_use import contracts_in_use, definition_in_use
+from omnisupport_ingest.sources.postgres.capture.outdated import contracts_at_start, definition_at_start
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest_tests.cli.command import command, environment
@@ -58,8 +58,8 @@ def captured(folder: Path) -> Iterator[Path]:
             CaptureRecords(home / "landing" / "north"),
             follows=True,
             last_landed=lambda: None,
-            definition=definition_in_use(log_settings(settings, definition)),
-            contracts=contracts_in_use(definition.tables(contracts)),
+            definition=definition_at_start(log_settings(settings, definition)),
+            contracts=contracts_at_start(definition.tables(contracts)),
         ) as ready,
     ):
         ready()
