@@ -21,8 +21,6 @@ PARALLEL := -n 2 $(BY_FILE)
 # What pytest ends with if ARGS choose no test.
 NONE := 5
 TESTS := omnisupport_ingest_tests
-# Their tests wait for servers and processes most of the time, and few of them start a JVM.
-WAITING := $(TESTS)/sources/postgres $(TESTS)/sources/kafka $(TESTS)/sources/query $(TESTS)/runtime
 # Where tests are marked `crash`.
 CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/retention/test_killed.py $(TESTS)/retention/test_old_versions.py $(TESTS)/retention/test_superseded_rows.py $(TESTS)/retention/test_withheld_values.py $(TESTS)/lake/test_file_index.py $(TESTS)/cli/test_withdraw.py $(TESTS)/layers/test_window_index.py
 POSTGRES_15 ?= /usr/lib/postgresql/15
@@ -52,9 +50,11 @@ test: $(INSTALLED) ## Run the kernels, and a story of each layer on the real thi
 
 .PHONY: test-all
 test-all: $(INSTALLED) ## Run every test but those that `make help` names apart (ARGS="-k capture")
-	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "not crash and not huge" $(WAITING) $(ARGS) || [ $$? -eq $(NONE) ]
-	$(BIN)/python -m pytest $(PARALLEL) -m "not crash and not huge" $(TESTS) \
-		$(addprefix --ignore=,$(WAITING)) $(ARGS) || [ $$? -eq $(NONE) ]
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "not crash and not huge" $(ARGS) || [ $$? -eq $(NONE) ]
+
+.PHONY: draws
+draws: $(INSTALLED) ## Tell the stories of which `make test-all` draws a few seeds or points of death with all of them
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "drawn and not crash" --draw all $(ARGS)
 
 .PHONY: test-servers
 test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -44,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sample", metavar="COUNT:SEED", help="Only COUNT of the chosen tests, drawn by the number SEED."
     )
 
+    parser.addoption(
+        "--draw",
+        metavar="NUMBER",
+        default="0",
+        help="Which of their many parameters the tests that are marked `drawn` run with; `all`: with all.",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make new servers of this process those that ``--postgres`` names."""
@@ -80,6 +88,8 @@ def pytest_collection_modifyitems(
         if _is_real(item) and item.get_closest_marker("quick") is None:
             item.add_marker(pytest.mark.full)
     yield
+    if (number := config.getoption("--draw")) != "all":
+        _keep(config, items, _drawn(items, number))
     if config.getoption("--explore"):
         _keep(config, items, [item for item in items if _is_property(item)])
     elif (drawn := config.getoption("--sample")) is not None:
@@ -89,6 +99,25 @@ def pytest_collection_modifyitems(
         _keep(config, items, chosen[:count])
     else:
         _put_in_order(items)
+
+
+def _drawn(items: Iterable[pytest.Item], number: str) -> Iterator[pytest.Item]:
+    """Yield ``items``, but of a test marked ``drawn(count)`` only ``count``, which ``number`` draws.
+
+    They are drawn one from each of ``count`` equal parts, so that neighbours are not drawn together.
+    """
+    of_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn") is None:
+            yield item
+        else:
+            of_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, many in of_test.items():
+        marker = many[0].get_closest_marker("drawn")
+        assert marker is not None
+        lot, count = Random(f"{number} {name}"), min(marker.args[0], len(many))
+        bounds = [len(many) * part // count for part in range(count + 1)]
+        yield from (many[lot.randrange(*part)] for part in pairwise(bounds))
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,35 +12,79 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 QUICK = "not full and not slow and not crash and not huge"
+MANY = "sources/postgres/test_encrypting_killed.py"
 STORIES = ("layers/test_layers.py", "cdc/test_history.py")
 WITHOUT_SERVER = "test_key_range.py"
 
 pytestmark = pytest.mark.full
 
 
-def chosen(*options: str) -> list[str]:
-    """The tests of a few files, as pytest names them."""
-    files = [f"{Path(__file__).parent.name}/{name}" for name in (*STORIES, WITHOUT_SERVER)]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *options, *files]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    return re.findall(r"^\S+/(\S+::.+)$", told, re.MULTILINE)
+_COLLECTS = """
+import json, sys, pytest
+
+class Chosen:
+    def pytest_collection_finish(self, session):
+        self.tests = [item.nodeid.partition("/")[2] for item in session.items]
+
+def chosen(options):
+    plugin = Chosen()
+    pytest.main([*options, "--collect-only", "-q", "-p", "no:xdist"], plugins=[plugin])
+    return plugin.tests
+
+print(json.dumps({name: chosen(options) for name, options in json.loads(sys.argv[1]).items()}))
+"""
+
+_FEW, _MANY = (*STORIES, WITHOUT_SERVER), (MANY,)
+CHOICES = {
+    "every": ("-m", "not huge", *_FEW),
+    "quick": ("-m", QUICK, *_FEW),
+    "sample": ("--sample", "5:1", *_FEW),
+    "sample again": ("--sample", "5:1", *_FEW),
+    "all draws": ("--draw", "all", *_MANY),
+    "draws": _MANY,
+    **{f"draws {number}": ("--draw", str(number), *_MANY) for number in range(4)},
+}
+
+
+@pytest.fixture(scope="module")
+def chosen() -> dict[str, list[str]]:
+    """The tests that pytest collects by each of ``CHOICES``; one process imports them once for all."""
+    folder = Path(__file__).parent.name
+    options = {
+        name: [f"{folder}/{each}" if each.endswith(".py") else each for each in choice]
+        for name, choice in CHOICES.items()
+    }
+    command = [sys.executable, "-c", _COLLECTS, json.dumps(options)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def of(file: str, tests: list[str]) -> list[str]:
-    return [test for test in tests if test.startswith(Path(file).name)]
+    return [test for test in tests if test.startswith(f"{file}::")]
 
 
-def test_every_test_without_a_server_and_stories_of_each_layer_are_quick() -> None:
+def test_every_test_without_a_server_and_stories_of_each_layer_are_quick(
+    chosen: dict[str, list[str]],
+) -> None:
     assert f'-m "{QUICK}"' in (ROOT / "Makefile").read_text()
-    every, quick = chosen("-m", "not huge"), chosen("-m", QUICK)
+    every, quick = chosen["every"], chosen["quick"]
     assert of(WITHOUT_SERVER, quick) == of(WITHOUT_SERVER, every) != []
     for file in STORIES:
         assert 0 < len(of(file, quick)) < len(of(file, every))
 
 
-def test_a_sample_is_drawn_by_its_seed() -> None:
-    once, again = chosen("--sample", "5:1"), chosen("--sample", "5:1")
-    assert once == again and len(once) == 5
+def test_a_sample_is_drawn_by_its_seed(chosen: dict[str, list[str]]) -> None:
+    assert chosen["sample"] == chosen["sample again"] and len(chosen["sample"]) == 5
+
+
+def test_of_many_draws_a_few_are_run_others_by_another_number_and_all_where_all_are_wanted(
+    chosen: dict[str, list[str]],
+) -> None:
+    every, draws = chosen["all draws"], [set(chosen[f"draws {number}"]) for number in range(4)]
+    assert len(every) == 10 and all(len(each) == 3 and each < set(every) for each in draws)
+    assert len(set.union(*draws)) > 5
+    assert set(chosen["draws"]) == draws[0]
 
 
 def test_every_crash_test_is_one_of_those_that_make_runs() -> None:

@@ -375,6 +375,7 @@ TITLES = ["a", "bb", "ccc", "dddddddddddd"]
 class TestRandomSchedules:
     """Appends, closings, late appends, copies, replays, another contract, layers that fall behind."""
 
+    @pytest.mark.drawn(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(1, 8))
     def test_end_as_the_twin_that_never_closes(self, story, spark, tmp_path, seed):

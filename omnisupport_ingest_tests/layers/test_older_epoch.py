@@ -164,8 +164,9 @@ def test_a_batch_whose_manifest_did_not_record_it_counts_as_landed_in_time(story
 class TestRebuild:
     """Landing is told at random: epochs overlap, copies come late, contents collide, clocks go back."""
 
+    @pytest.mark.drawn(1)
     @pytest.mark.slow
-    @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("seed", [1, 2])
     def test_any_order_of_runs_gives_the_verdicts_of_the_first(self, tmp_path, spark, seed):
         rng = Random(seed)
         first = Story(tmp_path / "first")

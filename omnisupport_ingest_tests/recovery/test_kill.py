@@ -121,6 +121,7 @@ def die(folder: Path, death: Death, remote: str | None) -> None:
         assert reached[later] in expected, reached
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_half", "second_half"),

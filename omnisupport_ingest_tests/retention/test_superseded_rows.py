@@ -276,6 +276,7 @@ def discard_all(story: Story, spark) -> None:  # type: ignore[no-untyped-def]
         take_all(story, spark)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2])
 def test_events_replays_and_another_contract_give_what_they_give_where_all_rows_stayed(tmp_path, spark, seed):

@@ -389,6 +389,7 @@ decide(open_workspace(Path(sys.argv[1])), "desk", "release", [event], reviewer="
 """
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "times", "recorded"),
@@ -397,7 +398,7 @@ decide(open_workspace(Path(sys.argv[1])), "desk", "release", [event], reviewer="
         ("lake.table.after@review_ledger", 1, False),
         ("lake.commit.after@review_ledger", 1, True),
         *(
-            pytest.param(point, times, False, marks=[pytest.mark.slow] if times > 1 else [])
+            (point, times, False)
             for times in (1, 3)
             for point in ("lake.ledger.before", "lake.ledger.after", "lake.commit.before@review_ledger")
         ),

@@ -136,6 +136,7 @@ def test_without_a_capture_the_next_start_takes_it_in(shop: Shop) -> None:
     assert late_is_right(shop) and SnapshotRequests(folder(shop).folder).read() == []
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "point",
     [

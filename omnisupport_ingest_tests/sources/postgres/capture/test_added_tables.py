@@ -259,8 +259,9 @@ def test_partitioned_table_joins_with_the_partitions_it_has_and_gets(
         until(lambda: up_to_now(tickets))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("publish", ["FOR TABLE tickets", "FOR ALL TABLES"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", range(4))
 def test_table_that_is_written_while_it_joins_ends_as_the_source(
     tickets: SourceUnderTest, seed: int, publish: str
 ) -> None:

@@ -237,8 +237,10 @@ def test_restart_is_refused_with_the_way_to_go_where_nothing_would_obey(shop: Sh
     assert not (landing / "restart.json").exists()
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
+@pytest.mark.slow
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(
     shop: Shop, moment: str, times: int
 ) -> None:
@@ -256,8 +258,10 @@ def test_capture_killed_at_each_record_of_a_start_goes_on_and_is_known_by_it(
         assert status(shop)["state"] == "STOPPED" and landed_rows(shop) == number
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
+@pytest.mark.slow
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_restart_killed_at_its_gates_is_made_by_the_same_command_and_not_twice(
     shop: Shop, moment: str, times: int
 ) -> None:

@@ -241,6 +241,7 @@ KILLED_AT = (
 )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("point", KILLED_AT)
 def test_capture_killed_while_it_parks_a_table_parks_it_at_its_next_start(
@@ -305,6 +306,7 @@ def test_table_with_a_row_that_cannot_be_read_waits_and_the_others_are_read(
     assert same(source, "agents", "orders") and came_back(source)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("point", KILLED_AT)
 @pytest.mark.parametrize(("breaks", "mends", "why"), UNREADABLE.values(), ids=UNREADABLE.keys())
@@ -318,6 +320,7 @@ def test_capture_killed_while_it_parks_a_table_that_cannot_be_read_parks_it_at_i
     _waits_till_it_is_mended(source, mends, why)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("point", KILLED_AT)
 @pytest.mark.parametrize("in_progress", [True, False])

@@ -139,19 +139,20 @@ def test_table_is_not_complete_before_it_has_been_read_again_and_its_gap_is_neve
     assert before <= stretch.lost_from < amid and stretch.lost_to is not None and stretch.lost_to < now
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param("landing.lost_changes.before", marks=pytest.mark.slow),
+        "landing.lost_changes.before",
         "landing.lost_changes.after",
-        pytest.param("landing.lost_changes.before:2", marks=pytest.mark.slow),
-        pytest.param("landing.lost_changes.after:2", marks=pytest.mark.slow),
-        pytest.param("source.published.before", marks=pytest.mark.slow),
+        "landing.lost_changes.before:2",
+        "landing.lost_changes.after:2",
+        "source.published.before",
         "source.published.after",
-        pytest.param("landing.snapshot_plan.before", marks=pytest.mark.slow),
-        pytest.param("landing.snapshot_plan.after", marks=pytest.mark.slow),
-        pytest.param("source.snapshot_request_clear.before", marks=pytest.mark.slow),
-        pytest.param("source.snapshot_request_clear.after", marks=pytest.mark.slow),
+        "landing.snapshot_plan.before",
+        "landing.snapshot_plan.after",
+        "source.snapshot_request_clear.before",
+        "source.snapshot_request_clear.after",
     ],
 )
 def test_capture_killed_while_it_takes_up_the_repair_forgets_no_loss(

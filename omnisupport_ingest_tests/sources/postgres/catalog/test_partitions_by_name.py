@@ -227,6 +227,7 @@ def test_partition_that_was_listed_with_rows_or_columns_of_its_own_for_a_time_is
     logs.sql(f"ALTER PUBLICATION {logs.slot} DROP TABLE logs_1")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_of_rows_and_partitions_ends_as_the_source(source: SourceUnderTest, seed: int) -> None:

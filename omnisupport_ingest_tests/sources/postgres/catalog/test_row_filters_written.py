@@ -111,11 +111,10 @@ def read_while_written(
     source.catch_up()
 
 
-@pytest.mark.parametrize(
-    "key",
-    [pytest.param("PRIMARY KEY", id="by key"), pytest.param("", id="by place", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("key", ["PRIMARY KEY", ""], ids=["by key", "by ctid"])
+@pytest.mark.parametrize("seed", range(2))
 def test_table_that_is_written_while_it_is_read_ends_as_its_filtered_rows(
     source: SourceUnderTest, key: str, seed: int
 ) -> None:
@@ -124,6 +123,7 @@ def test_table_that_is_written_while_it_is_read_ends_as_its_filtered_rows(
     assert held(source) == sent(source)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_table_filtered_by_its_key_ends_so_too_but_for_long_values_that_nobody_sent(

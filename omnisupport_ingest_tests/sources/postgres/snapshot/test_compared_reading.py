@@ -145,6 +145,7 @@ def test_row_moved_to_a_key_that_looks_unchanged_has_its_unsent_column(
     assert same_as_source(lost) and complete(lost)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_table_that_is_written_while_it_is_compared_ends_as_the_source(
     lost: SourceUnderTest, tmp_path: Path, seed: int

@@ -205,12 +205,9 @@ def test_prepared_transactions_land_when_they_are_committed(tmp_path: Path) -> N
         server.destroy()
 
 
-SEEDS = [
-    pytest.param(seed, marks=() if seed < 2 else pytest.mark.slow, id=f"seed {seed}") for seed in range(8)
-]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.slow
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("seed", range(8))
 def test_random_transactions_of_several_writers_land_as_they_would_afterwards(
     source: SourceUnderTest, tmp_path: Path, seed: int
 ) -> None:
