@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc import contents as of_contents
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.cdc.contents import AS_LANDED, Contents, with_contents
-from omnisupport_ingest.cdc.envelope import RAW_TYPE, event_hash
+from omnisupport_ingest.cdc.envelope import event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
 
@@ -36,9 +36,7 @@ _ADDED = (
     T.StructField("detector", T.StringType()),
     T.StructField("review_state", T.StringType()),
 )
-
-JUDGED_TYPE = T.StructType([*RAW_TYPE.fields, *_ADDED])
-"""Schema of judged events: raw columns and what judging adds."""
+"""What judging adds to the columns of raw events."""
 
 
 _CONTENT_TYPE = (

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import contracted_source, deciding_person, key_named, open_workspace
+from omnisupport_ingest.cli.opening import (
+    contracted_source,
+    deciding_person,
+    key_named,
+    open_workspace,
+    options_as,
+)
 from omnisupport_ingest.cli.render import clock, counted, echo_json, some
 from omnisupport_ingest.cli.views import platform_runs, stale, who_judges_again
 
@@ -23,6 +29,16 @@ _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 """The record that everything else is made from: it keeps the values."""
 
 
+@dataclass(frozen=True, slots=True)
+class EraseOptions:
+    """Who decides and why; whether only to show it; and how to print it."""
+
+    by: str | None
+    why: str | None
+    dry_run: bool
+    as_json: bool
+
+
 @click.command()
 @click.argument("table")
 @click.argument("key", nargs=-1, required=True)
@@ -34,15 +50,9 @@ _NOT_TOUCHED = ("landing", "raw_cdc_staging")
 @click.option("--subject", is_flag=True, help="Erase whom the row is of, everywhere: destroy the key.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and record nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options_as("options", EraseOptions)
 def erase(
-    table: str,
-    key: tuple[str, ...],
-    source: str | None,
-    why: str | None,
-    by: str | None,
-    subject: bool,
-    dry_run: bool,
-    as_json: bool,
+    table: str, key: tuple[str, ...], source: str | None, *, subject: bool, options: EraseOptions
 ) -> None:
     """Erase the values of one row of TABLE that was deleted at its source, for example a person's.
 
@@ -78,23 +88,24 @@ def erase(
     from omnisupport_ingest.review.erasing import erase as record
     from omnisupport_ingest.review.erasing import key_text, look_up
 
-    if why is None and not dry_run:
+    if options.why is None and not options.dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
     contract = table_named(table, workspace.contracts.of_source(of_source))
     text = key_text(key_named(contract, key))
     if subject:
-        erase_subject(workspace, contract, text, EraseOptions(by, why, dry_run, as_json))
+        erase_subject(workspace, contract, text, options)
         return
-    if dry_run:
+    if options.dry_run:
         erased = look_up(workspace, contract, text)
     else:
-        erased = record(workspace, contract, text, erased_by=deciding_person(by), why=why or "")
+        person = deciding_person(options.by)
+        erased = record(workspace, contract, text, erased_by=person, why=options.why or "")
     runs = platform_runs(workspace.home)
-    if as_json:
-        echo_json(_document(contract, erased, runs=runs, dry_run=dry_run))
-    elif dry_run:
+    if options.as_json:
+        echo_json(_document(contract, erased, runs=runs, dry_run=options.dry_run))
+    elif options.dry_run:
         click.echo(
             _before(erased) + f"To be erased: {_row(contract, erased)}. Nothing was recorded (--dry-run)."
         )
@@ -158,16 +169,6 @@ def _row(contract: TableContract, erased: Erased) -> str:
     keys = f", with {counted(erased.keys - 1, 'former key')}" if erased.keys > 1 else ""
     windows = f" in window{'s' * (len(erased.windows) > 1)} {some(erased.windows)}" if erased.windows else ""
     return f"one row of {contract.full_name}{keys}, {counted(erased.events, 'event')}{windows}"
-
-
-@dataclass(frozen=True, slots=True)
-class EraseOptions:
-    """The options of the command."""
-
-    by: str | None
-    why: str | None
-    dry_run: bool
-    as_json: bool
 
 
 def erase_subject(workspace: Workspace, contract: TableContract, key: str, options: EraseOptions) -> None:

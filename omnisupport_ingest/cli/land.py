@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.opening import open_home, open_settings, options_as
 from omnisupport_ingest.cli.render import counted, echo_json, say_err, some
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
@@ -28,6 +28,26 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 30.0
 """How long the watcher waits after an error that is not the fault of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What the command is given: files of a source, or an inbox to watch."""
+
+    files: tuple[Path, ...]
+    source: str | None
+    new_epoch: str | None
+    once: bool
+    inbox: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _EventOptions:
+    """How the connector writes events, where it differs from the definition of the source."""
+
+    decimals: str | None
+    binary: str | None
+    odd_lines: str | None
 
 
 @click.command()
@@ -65,18 +85,9 @@ _RETRY_SECONDS = 30.0
     help="With --watch: the inbox, a folder with a folder per source.  [default: inbox in the home]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; not with --watch.")
-def land(
-    files: tuple[Path, ...],
-    source: str | None,
-    new_epoch: str | None,
-    decimals: str | None,
-    binary: str | None,
-    odd_lines: str | None,
-    watch: bool,
-    once: bool,
-    inbox: Path | None,
-    as_json: bool,
-) -> int | None:
+@options_as("inputs", _Inputs)
+@options_as("events", _EventOptions)
+def land(inputs: _Inputs, events: _EventOptions, watch: bool, as_json: bool) -> int | None:
     """Land files of Debezium events (JSON lines, plain, .gz or .zst), each as one batch of its source.
 
     Files may be late, repeated, overlapping and in any order. Landing a file twice changes nothing. A line
@@ -95,25 +106,12 @@ def land(
 
     Exit code: 0 landed, 1 a file is refused, 2 usage, settings, or a source that takes no files.
     """
-    inputs = _Inputs(files, source, new_epoch, once, inbox)
     _check_usage(inputs, watch=watch, as_json=as_json)
-    event_options = {"decimals": decimals, "binary": binary, "odd_lines": odd_lines}
-    handling = {name: value for name, value in event_options.items() if value is not None}
+    handling = {name: value for name, value in asdict(events).items() if value is not None}
     settings = open_settings()
     if watch:
-        return _watch(settings, handling, inbox, once=once)
+        return _watch(settings, handling, inputs.inbox, once=inputs.once)
     return _land_files(settings, handling, inputs, as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What the command is given: files of a source, or an inbox to watch."""
-
-    files: tuple[Path, ...]
-    source: str | None
-    new_epoch: str | None
-    once: bool
-    inbox: Path | None
 
 
 def _check_usage(inputs: _Inputs, *, watch: bool, as_json: bool) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +22,29 @@ if TYPE_CHECKING:
 
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
+
+R = TypeVar("R")
+
+# --- options -----------------------------------------------------------------------------------------------
+
+
+def options_as(argument: str, value: type) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """A decorator of a command, below those of its options: pass several of them as one value.
+
+    ``value``: a dataclass; the options named as its fields become one of it, which is passed as ``argument``.
+    """
+    names = [each.name for each in fields(value)]
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def call(**given: Any) -> R:
+            bundle = value(**{name: given.pop(name) for name in names})
+            return command(**{argument: bundle}, **given)
+
+        return call
+
+    return decorate
+
 
 # --- settings and home -------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.opening import open_settings, options_as
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts
 
 if TYPE_CHECKING:
@@ -48,6 +48,55 @@ def list_(as_json: bool) -> None:
         facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
 
 
+@dataclass(frozen=True, slots=True)
+class _NewSource:
+    """The arguments of ``new``, of which the definition of a source is made."""
+
+    name: str
+    kind: str
+    env: str | None
+    file: str | None
+    servers: str | None
+    topics: tuple[str, ...]
+    database: str | None
+    every: str
+    compare_every: str | None
+    description: str | None
+
+    def check_usage(self) -> None:
+        """Raise a usage error if arguments do not fit each other."""
+        if self.env is not None and self.file is not None:
+            raise click.UsageError("Give one of --env and --file.")
+        both, any_of_kafka = bool(self.servers and self.topics), bool(self.servers or self.topics)
+        if not both if self.kind == "kafka" else any_of_kafka:
+            raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON of the definition."""
+        made: dict[str, Any] = {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "name": self.name,
+            "kind": self.kind,
+            "description": self.description or f"The source {self.name}.",
+        }
+        if self.env is not None:
+            made["connection"] = {"env": self.env}
+        elif self.file is not None:
+            made["connection"] = {"file": self.file}
+        elif self.kind == "postgres_log":
+            made["connection"] = {"embedded": True}
+        if self.database is not None:
+            own = self.name.lower()
+            made |= {"database": self.database, "log": {"slot": own, "publication": own}}
+        if self.kind in ("query", "kafka"):
+            made["schedule"] = {"sync_every": self.every}
+        if self.kind == "query" and self.compare_every is not None:
+            made["schedule"]["compare_every"] = self.compare_every
+        if self.kind == "kafka":
+            made["kafka"] = {"topics": list(self.topics), "settings": {"bootstrap.servers": self.servers}}
+        return made
+
+
 @sources.command()
 @click.argument("name")
 @click.option(
@@ -76,18 +125,8 @@ def list_(as_json: bool) -> None:
 @click.option("--every", default="PT1M", show_default=True, help="query, kafka: how often it is read.")
 @click.option("--compare-every", help="query: how often its keys are compared with the lake (P1D).")
 @click.option("--description", help="What it is, in a sentence.")
-def new(
-    name: str,
-    kind: str,
-    env: str | None,
-    file: str | None,
-    servers: str | None,
-    topics: tuple[str, ...],
-    database: str | None,
-    every: str,
-    compare_every: str | None,
-    description: str | None,
-) -> None:
+@options_as("wanted", _NewSource)
+def new(wanted: _NewSource) -> None:
     """Write the definition of a source. It names the connection string, and never contains it.
 
     \b
@@ -101,35 +140,13 @@ def new(
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import failpoint
 
-    if env is not None and file is not None:
-        raise click.UsageError("Give one of --env and --file.")
-    if (kind == "kafka") != bool(servers and topics) or (kind != "kafka" and (servers or topics)):
-        raise click.UsageError("--kind kafka needs --servers and --topic, which no other kind has.")
+    wanted.check_usage()
     settings = open_settings()
     folder = sources_folder(settings)
     if folder == program_file("contracts/sources"):
         # Files of the installed program are not written to; the definition goes beside new contracts.
         folder = own_folder(settings).parent / "sources"
-    path = folder / f"{name}.json"
-    document: dict[str, Any] = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "name": name,
-        "kind": kind,
-        "description": description or f"The source {name}.",
-    }
-    if env is not None or file is not None:
-        document["connection"] = {"env": env} if env is not None else {"file": file}
-    elif kind == "postgres_log":
-        document["connection"] = {"embedded": True}
-    if database is not None:
-        own = name.lower()
-        document |= {"database": database, "log": {"slot": own, "publication": own}}
-    if kind == "query":
-        compared = {"compare_every": compare_every} if compare_every is not None else {}
-        document["schedule"] = {"sync_every": every, **compared}
-    if kind == "kafka":
-        document["schedule"] = {"sync_every": every}
-        document["kafka"] = {"topics": list(topics), "settings": {"bootstrap.servers": servers}}
+    path, document = folder / f"{wanted.name}.json", wanted.document()
     source_of(document, path)
     # No failpoint: a folder: one that is there already is as good.
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +154,7 @@ def new(
         created = create_exclusively(path, document_text(document).encode())
     if not created:
         raise click.UsageError(f"{path} is there already; edit it, or take another name.")
-    click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {name}, then: sources validate")
+    click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {wanted.name}, then: sources validate")
 
 
 @sources.command()

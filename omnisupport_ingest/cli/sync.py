@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import log_of, open_home, open_settings
+from omnisupport_ingest.cli.opening import log_of, open_home, open_settings, options_as
 from omnisupport_ingest.cli.render import counted, echo_json, size
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.sync_query_kafka import sync_kafka, sync_query
@@ -80,16 +80,8 @@ class _Options:
     metavar="WHY",
     help="Kafka topics: begin an epoch; new records are later than everything that has landed.",
 )
-def sync(
-    name: str | None,
-    verify: str | None,
-    as_json: bool,
-    refresh: str | None,
-    tables: tuple[str, ...],
-    compare: bool,
-    accept_gap: str | None,
-    new_epoch: str | None,
-) -> int:
+@options_as("options", _Options)
+def sync(name: str | None, as_json: bool, options: _Options) -> int:
     """Take everything from a source into the lake once, compare both, and exit. For cron.
 
     NAME is a source of the home (`sources list`); by default it is the one that the settings name.
@@ -127,13 +119,14 @@ def sync(
     open_home(settings)
     workspace = Workspace.open(settings)
     definition = _definition(workspace, name)
-    options = _Options(verify, refresh, tables, compare, accept_gap, new_epoch)
     _check_options(definition.kind, options)
     if definition.kind is SourceKind.QUERY:
-        return sync_query(workspace, definition, refresh, tables, compare=compare, as_json=as_json)
+        refresh, tables = options.refresh, options.tables
+        return sync_query(workspace, definition, refresh, tables, compare=options.compare, as_json=as_json)
     if definition.kind is SourceKind.KAFKA:
-        return sync_kafka(workspace, definition, accept_gap or "", new_epoch or "", as_json=as_json)
-    return _sync_log(workspace, definition.name, verify, as_json=as_json)
+        accept_gap, new_epoch = options.accept_gap or "", options.new_epoch or ""
+        return sync_kafka(workspace, definition, accept_gap, new_epoch, as_json=as_json)
+    return _sync_log(workspace, definition.name, options.verify, as_json=as_json)
 
 
 def _definition(workspace: Workspace, name: str | None) -> SourceDefinition:

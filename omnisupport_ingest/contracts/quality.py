@@ -21,8 +21,7 @@ WITHHOLDING = frozenset({QUARANTINE, REJECT_BATCH})
 """The policies that withhold a row."""
 
 ERROR = "error"
-SEVERITIES = (WARN, ERROR)
-"""Severities of a failed check."""
+"""The severity of a failed check, beside ``WARN``."""
 
 
 @dataclass(frozen=True, slots=True)

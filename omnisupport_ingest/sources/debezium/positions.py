@@ -34,9 +34,6 @@ BINLOG, CHANGE_LSN = "binlog", "change_lsn"
 ARRIVAL = "arrival"
 """How the events stand one behind the other in their files or their partition; a definition says so."""
 
-FROM_THE_LOG = frozenset({TRANSACTION, LSN, BINLOG, CHANGE_LSN})
-"""Orders in which no two changes of a key stand at one place, but for the halves of a key change."""
-
 ORDER_BITS = 14
 LSN_LIMIT = 1 << 49
 SNAPSHOT_BASE = -(1 << 63)
