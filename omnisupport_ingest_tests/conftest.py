@@ -14,6 +14,10 @@ import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.spark_connect import start_spark_connect
+from omnisupport_ingest.runtime.supervisor import Supervisor
+from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.embedded import binaries
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
@@ -243,3 +247,17 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server, for processes of which each would start a JVM of its own.
+
+    It outlives those that are killed.
+    """
+    settings = Settings(
+        home=tmp_path_factory.mktemp("warm") / "home", spark_driver_memory="1g", _env_file=None
+    )
+    home = Home.open(settings.home, settings.window_size)
+    with Supervisor(home) as supervisor:
+        yield start_spark_connect(supervisor, settings, home).url

@@ -171,6 +171,11 @@ def variables(source: SourceUnderTest, folder: Path) -> dict[str, str]:
     }
 
 
+def on(warm: str) -> dict[str, str]:
+    """The setting by which a command has its session on a server that runs, instead of a JVM of its own."""
+    return {"OMNISUPPORT_SPARK_REMOTE": warm}
+
+
 @contextmanager
 def least_role(source: SourceUnderTest, folder: Path) -> Iterator[str]:
     """The connection string of a role that has what `source grants` prints, and no more."""

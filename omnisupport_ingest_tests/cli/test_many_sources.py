@@ -98,12 +98,13 @@ class ManySources:
 
 
 @pytest.fixture
-def many(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[ManySources]:
+def many(postgres: EmbeddedPostgres, warm: str, tmp_path: Path) -> Iterator[ManySources]:
     south = EmbeddedPostgres(tmp_path / "south")
     south.start()
     made = ManySources(postgres, south, tmp_path)
     try:
         made.prepare()
+        made.variables |= pgbench.on(warm)
         yield made
     finally:
         south.destroy()

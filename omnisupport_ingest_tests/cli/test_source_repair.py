@@ -41,11 +41,11 @@ def lose_the_slot(source: SourceUnderTest) -> None:
 
 @pytest.mark.slow
 def test_lost_slot_is_repaired_by_reading_what_differs_and_a_killed_repair_by_reading_all(
-    source: SourceUnderTest, tmp_path: Path
+    source: SourceUnderTest, warm: str, tmp_path: Path
 ) -> None:
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
-    given = pgbench.variables(source, tmp_path)
+    given = pgbench.variables(source, tmp_path) | pgbench.on(warm)
     home = tmp_path / "home"
 
     def run(*arguments: str, code: int = 0, **more: str) -> Any:

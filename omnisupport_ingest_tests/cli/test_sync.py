@@ -39,16 +39,19 @@ def runs_in_dagster(folder: Path, given: dict[str, str]) -> list[dict[str, str]]
 
 @pytest.mark.slow
 def test_a_database_that_changes_meanwhile_is_the_same_in_the_lake_after_two_passes_with_the_least_rights(
-    source: SourceUnderTest, tmp_path: Path
+    source: SourceUnderTest, warm: str, tmp_path: Path
 ) -> None:
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
     with pgbench.least_role(source, tmp_path) as dsn:
-        passes_as(dsn, source, tmp_path)
+        passes_as(dsn, source, tmp_path, pgbench.on(warm))
 
 
-def passes_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
-    """Three passes with the rights of ``dsn`` alone; the traffic and the comparison have their own."""
+def passes_as(dsn: str, source: SourceUnderTest, tmp_path: Path, on_warm: dict[str, str]) -> None:
+    """Three passes with the rights of ``dsn`` alone, one of them on a Spark of its own.
+
+    The traffic and the comparison have rights of their own.
+    """
     given = pgbench.variables(source, tmp_path) | {"OMNISUPPORT_SOURCE_DSN": dsn}
     with pgbench.traffic(source.dsn):
         first = pgbench.command("sync", "--json", folder=tmp_path, variables=given)
@@ -60,7 +63,7 @@ def passes_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
     assert told["slot"]["name"] == source.slot
     assert told["slot"]["remove_with"] == "omnisupport-ingest source drop"
 
-    second = pgbench.command("sync", "--verify", "full", folder=tmp_path, variables=given)
+    second = pgbench.command("sync", "--verify", "full", folder=tmp_path, variables=given | on_warm)
     assert second.returncode == 0, second.stderr
     assert "No difference." in second.stdout
     assert f"The replication slot {source.slot} stays on the server" in second.stdout
@@ -83,10 +86,12 @@ def passes_as(dsn: str, source: SourceUnderTest, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_capture_once_and_materialize_are_its_two_halves(source: SourceUnderTest, tmp_path: Path) -> None:
+def test_capture_once_and_materialize_are_its_two_halves(
+    source: SourceUnderTest, warm: str, tmp_path: Path
+) -> None:
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
-    given = pgbench.variables(source, tmp_path)
+    given = pgbench.variables(source, tmp_path) | pgbench.on(warm)
     captured = pgbench.command("capture", "--once", folder=tmp_path, variables=given)
     assert captured.returncode == 0, captured.stderr
     assert captured.stdout == ""
@@ -101,11 +106,11 @@ def test_capture_once_and_materialize_are_its_two_halves(source: SourceUnderTest
 
 @pytest.mark.slow
 def test_a_run_that_fails_says_why_and_the_same_command_works_once_that_is_repaired(
-    source: SourceUnderTest, tmp_path: Path
+    source: SourceUnderTest, warm: str, tmp_path: Path
 ) -> None:
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
-    given = pgbench.variables(source, tmp_path)
+    given = pgbench.variables(source, tmp_path) | pgbench.on(warm)
     assert pgbench.command("capture", "--once", folder=tmp_path, variables=given).returncode == 0
     damaged = max((tmp_path / "home" / "landing").rglob("*.parquet"), key=lambda file: file.stat().st_size)
     whole = damaged.read_bytes()

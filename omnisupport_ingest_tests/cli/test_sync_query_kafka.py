@@ -23,7 +23,9 @@ def shown(folder: Path) -> dict[int, tuple[str, bool]]:
 
 
 @pytest.mark.slow
-def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_comparison(tmp_path: Path):
+def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_comparison(
+    warm: str, tmp_path: Path
+):
     base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
     base.execute(
         "CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT,"
@@ -48,6 +50,7 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
         "OMNISUPPORT_HOME": str(tmp_path / "home"),
         "OMNISUPPORT_CONTRACTS_DIR": str(tmp_path / "contracts" / "data"),
         "DESK_URL": f"sqlite:///{tmp_path / 'desk.db'}",
+        **pgbench.on(warm),
     }
 
     first = pgbench.command("sync", "desk", "--json", folder=tmp_path, variables=given)

@@ -35,12 +35,12 @@ def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 @pytest.mark.slow
 def test_what_has_landed_is_in_the_lake_while_verify_waits_and_ctrl_c_leaves_no_slot(
-    server: EmbeddedPostgres, tmp_path: Path
+    server: EmbeddedPostgres, warm: str, tmp_path: Path
 ) -> None:
     source = SourceUnderTest(server.dsn("bank"), "bank_slot", tmp_path / "home")
     source.sql(pgbench.TABLES)
     pgbench.write_contracts(tmp_path / "contracts")
-    given = pgbench.variables(source, tmp_path)
+    given = pgbench.variables(source, tmp_path) | pgbench.on(warm)
     first = pgbench.command("sync", "--verify", "none", folder=tmp_path, variables=given)
     assert first.returncode == 0, first.stderr
     source.sql("UPDATE pgbench_branches SET bbalance = 77")

@@ -1,34 +1,18 @@
-"""A warm Spark server, a support desk to crash, and a story that begins now with Dagster's folder."""
+"""A support desk to crash, and a story that begins now with Dagster's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
-from omnisupport_ingest.runtime.spark_connect import start_spark_connect
-from omnisupport_ingest.runtime.supervisor import Supervisor
-from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.layers import story as stories
 from omnisupport_ingest_tests.layers.story import Story
 from omnisupport_ingest_tests.recovery.crash import CrashDesk
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Spark Connect server, which outlives the processes that are killed."""
-    settings = Settings(
-        home=tmp_path_factory.mktemp("warm") / "home", spark_driver_memory="1g", _env_file=None
-    )
-    home = Home.open(settings.home, settings.window_size)
-    with Supervisor(home) as supervisor:
-        yield start_spark_connect(supervisor, settings, home).url
 
 
 @pytest.fixture

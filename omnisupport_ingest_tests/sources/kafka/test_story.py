@@ -44,7 +44,9 @@ def test_a_topic_ends_in_the_dimensions_that_the_same_file_ends_in(
 
 
 @pytest.mark.slow
-def test_a_source_of_topics_is_made_synced_and_looked_at_by_commands(broker: Broker, tmp_path: Path) -> None:
+def test_a_source_of_topics_is_made_synced_and_looked_at_by_commands(
+    broker: Broker, warm: str, tmp_path: Path
+) -> None:
     topic = f"c{uuid.uuid4().hex[:8]}.customers"
     broker.make_topic(topic)
     broker.produce(topic, changes(1, 20))
@@ -55,6 +57,7 @@ def test_a_source_of_topics_is_made_synced_and_looked_at_by_commands(broker: Bro
         "OMNISUPPORT_HOME": str(tmp_path / "home"),
         "OMNISUPPORT_CONTRACTS_DIR": str(tmp_path / "contracts" / "data"),
         "OMNISUPPORT_FIRST_WINDOW": "2026-11-20T15:00:00Z",
+        **pgbench.on(warm),
     }
 
     def command(*arguments: str) -> tuple[int, str, str]:
