@@ -288,16 +288,16 @@ def _recommended(table: TableOverview) -> str | None:
     found = table.scattered
     if found is None:
         return None
-    told = (
+    advice = (
         f"Writes are scattered: the last {found.updates} updates rewrote {found.files_share:.0%} of the "
         f"files for {found.keys_share:.3%} of the keys. "
     )
     if found.rows_per_file is not None:
-        told += (
+        advice += (
             f'Of smaller files they rewrite less: "rows_per_file": {found.rows_per_file} in x-cdc of its '
             "contract. "
         )
     return (
-        f"{told}A delayed merge lets many share an update: "
+        f"{advice}A delayed merge lets many share an update: "
         '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'
     )

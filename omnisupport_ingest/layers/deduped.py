@@ -62,7 +62,7 @@ from omnisupport_ingest.layers.plan import (
 from omnisupport_ingest.layers.progress import facts_of_parts, rise_from
 from omnisupport_ingest.layers.quarantine_files import gone_from_disk, named_by
 from omnisupport_ingest.layers.removed import Removed, lasting, refuse_less, refuse_remake
-from omnisupport_ingest.layers.rules_asked import broken_in, rules_asked, with_rejected
+from omnisupport_ingest.layers.rule_results import broken_in, rule_results, with_rejected
 from omnisupport_ingest.layers.scenarios import Tallies
 from omnisupport_ingest.layers.versions import DESTROYED_KEY, ERASURE, RulesVersions, found_in
 from omnisupport_ingest.layers.window_update import (
@@ -217,7 +217,7 @@ class _Update(WindowUpdate[_Job]):
             found=_found(before, job, verdicts.tallies),
             past_closing=job.window in self._sealed or self.is_past(job.window),
             exact_share=judged.taken.share,
-            rules=rules_asked(self.run.workspace, self.run.source, judged, job.plan, before),
+            rules=rule_results(self.run.workspace, self.run.source, judged, job.plan, before),
             replaced=self._replaced(before, job, quarantine_files),
         )
 

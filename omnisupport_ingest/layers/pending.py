@@ -108,8 +108,8 @@ class _Unsettled:
     uncertain: bool
 
 
-class _Look:
-    """One look at a source; ``seen``: the results of the last look."""
+class _Survey:
+    """The state of a source as one look found it. ``seen``: the results of the last look."""
 
     def __init__(
         self, workspace: Workspace, source: str, seen: Seen[_Unsettled], *, more: bool = True
@@ -121,7 +121,7 @@ class _Look:
         self._lateness = Lateness.of(workspace, source)
         self._apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
         self._watermark = workspace.closing_watermark(source)
-        # Landing first: what lands meanwhile is news of the next look.
+        # Landing first: what lands meanwhile is news of the next survey.
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
         self._versions = RulesVersions(workspace, source)
@@ -329,29 +329,29 @@ def pending_windows(
     a table commits to it, or what it is judged by changes.
     """
     moment = now or datetime.now(UTC)
-    return _asked(workspace, source, lambda look, _: _pending(workspace, source, look, limit, moment))
+    return _surveyed(workspace, source, lambda survey, _: _pending(workspace, source, survey, limit, moment))
 
 
 def standing_of_windows(workspace: Workspace, source: str) -> Standing:
     """What all windows of ``source`` come to. It looks as ``pending_windows`` does, but opens no table that
     nothing was committed to since the last look of anybody: the checks of a run ask this."""
 
-    def standing(look: _Look, seen: Seen[_Unsettled]) -> Standing:
-        late = () if look.held_up else sorted({each.window for each in look.late})
-        return standing_of(seen.index, look.is_passed, tuple(late), sorted(look.windows))
+    def standing(survey: _Survey, seen: Seen[_Unsettled]) -> Standing:
+        late = () if survey.held_up else sorted({each.window for each in survey.late})
+        return standing_of(seen.index, survey.is_passed, tuple(late), sorted(survey.windows))
 
-    return _asked(workspace, source, standing, more=False)
+    return _surveyed(workspace, source, standing, more=False)
 
 
 def held_at(workspace: Workspace, source: str, moment: datetime) -> Counter[str] | None:
     """As ``WindowIndex.held_at``."""
-    return _asked(workspace, source, lambda _, seen: seen.index.held_at(moment), more=False)
+    return _surveyed(workspace, source, lambda _, seen: seen.index.held_at(moment), more=False)
 
 
-def _asked(
+def _surveyed(
     workspace: Workspace,
     source: str,
-    question: Callable[[_Look, Seen[_Unsettled]], T],
+    question: Callable[[_Survey, Seen[_Unsettled]], T],
     *,
     more: bool = True,
 ) -> T:
@@ -359,45 +359,45 @@ def _asked(
 
     def looked() -> T:
         with memory as seen:
-            return question(_Look(workspace, source, seen, more=more), seen)
+            return question(_Survey(workspace, source, seen, more=more), seen)
 
     return memory.ask(looked)
 
 
-def _pending(workspace: Workspace, source: str, look: _Look, limit: int, now: datetime) -> Pending:
+def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now: datetime) -> Pending:
     untaken: dict[str, set[str]] = {}
     places: dict[str, LandingOrder] = {}
-    for window, found in look.windows.items():
+    for window, found in survey.windows.items():
         for place in found.untaken:
             batch_id = place[-1]
             untaken.setdefault(batch_id, set()).add(window)
             places[batch_id] = place
     first = heapq.nsmallest(limit, untaken, key=places.__getitem__)
     late = sorted(
-        look.late,
+        survey.late,
         key=lambda each: (places[each.batch_id], each.window),
     )
     windows = {window for batch_id in first for window in untaken[batch_id]}
-    unmerged = look.unmerged(now)
+    unmerged = survey.unmerged(now)
     if not untaken:
         windows |= set(unmerged.values())
     late_windows = {each.window for each in late}
     busy = late_windows.union(*untaken.values())
-    closing = set(look.closing(busy)[:limit])
-    half_done = sorted(window for window, found in look.windows.items() if found.half_done)
+    closing = set(survey.closing(busy)[:limit])
+    half_done = sorted(window for window, found in survey.windows.items() if found.half_done)
     windows |= closing | set([window for window in half_done if window not in busy][:limit])
     windows -= late_windows
     # Any run over a table merges all that waits there.
     news = set(unmerged).union(
-        *(look.windows[window].news for window in windows if window in look.windows),
-        *(look.windows[window].unclosed for window in closing),
+        *(survey.windows[window].news for window in windows if window in survey.windows),
+        *(survey.windows[window].unclosed for window in closing),
     )
     if windows and repeats_writes(workspace.decisions):
         # The run makes the events again, so a table that it left out would have been folded from others.
-        news |= look.tables
-    landed = look.landed
+        news |= survey.tables
+    landed = survey.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
-    held_up = look.held_up
+    held_up = survey.held_up
     return Pending(
         windows=() if held_up else tuple(sorted(windows)),
         batches=len(untaken),

@@ -71,10 +71,10 @@ def ask_for(workspace: Workspace, contract: TableContract) -> None:
 def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> tuple[Retyped, ...]:
     """The columns of ``snapshot``, of a table of ``contract``, that wait for a person. Cheap."""
     found = tuple(each for each in snapshot.retyped if not each.widens)
-    return () if found and _asked(_file(workspace, contract), contract) else found
+    return () if found and _is_requested(_file(workspace, contract), contract) else found
 
 
-def _asked(file: Path, contract: TableContract) -> bool:
+def _is_requested(file: Path, contract: TableContract) -> bool:
     try:
         return read_note(_Request, at_hand(file)).contract == contract.fingerprint
     except (OSError, Unreadable):

@@ -107,7 +107,7 @@ class SourceOverview:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _TableOnDisk:
     """A table as it is on disk, None if it is not there, with the readable states of its windows."""
 
     path: str
@@ -162,16 +162,16 @@ def _tables(
     batches = _Batches(workspace.landing(source), landed) if landed is not None else None
     removed = Removed.open(workspace, source)
     landed_once = removed.trimmed | removed.sealed
-    raw_layer = _look(raw.LAYER, workspace.raw(source))
+    raw_layer = _on_disk(raw.LAYER, workspace.raw(source))
     yield _behind(raw_layer, _always(raw.VERSIONS), batches, lasting=landed_once)
-    judged = _look(deduped.LAYER, workspace.deduped(source))
+    judged = _on_disk(deduped.LAYER, workspace.deduped(source))
     wanted = _of_judged(RulesVersions(workspace, source), judged, batches)
     yield _behind(judged, wanted, batches, lasting=removed.sealed)
-    yield _quarantined(_look(quarantine.LAYER, workspace.quarantine(source)), judged)
+    yield _quarantined(_on_disk(quarantine.LAYER, workspace.quarantine(source)), judged)
     for contract in contracts:
-        folded = _look(net_changes.LAYER, workspace.net_changes(contract))
+        folded = _on_disk(net_changes.LAYER, workspace.net_changes(contract))
         net = _behind(folded, _always(of_contract(contract)), batches, table=contract.full_name)
-        dimension = _unmerged(_look(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
+        dimension = _unmerged(_on_disk(DIMENSION, workspace.dimension(contract)), folded, contract, batches)
         if net.pending != dimension.pending and dimension.waits is None:
             # A run died between the two, or the dimension waits for a person.
             yield net
@@ -182,7 +182,7 @@ def _tables(
         yield replace(dimension, level=level, verified=verified)
 
 
-def _of_judged(rules_in_force: RulesVersions, judged: _Look, batches: _Batches | None) -> _Versions:
+def _of_judged(rules_in_force: RulesVersions, judged: _TableOnDisk, batches: _Batches | None) -> _Versions:
     if batches is None:
         return rules_in_force.of
     parts = batches.landed.parts
@@ -193,13 +193,13 @@ def _always(versions: tuple[str, ...]) -> _Versions:
     return lambda _window: versions
 
 
-def _look(layer: str, table: LakeTable) -> _Look:
+def _on_disk(layer: str, table: LakeTable) -> _TableOnDisk:
     snapshot = table.look()
     states = {}
     if snapshot is not None:
         of_windows = {window: snapshot.state(window) for window in snapshot.windows()}
         states = {window: state for window, state in of_windows.items() if state is not None}
-    return _Look(table.spec.path, layer, snapshot, states)
+    return _TableOnDisk(table.spec.path, layer, snapshot, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class _Batches:
 
 
 def _behind(
-    seen: _Look,
+    seen: _TableOnDisk,
     versions: _Versions,
     batches: _Batches | None,
     *,
@@ -241,7 +241,7 @@ def _behind(
 
 
 def _pending(
-    seen: _Look,
+    seen: _TableOnDisk,
     versions: _Versions,
     batches: _Batches | None,
     *,
@@ -264,7 +264,7 @@ def _pending(
     return batches.not_in(taken, batches.store.windows(), wanted)
 
 
-def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
+def _quarantined(seen: _TableOnDisk, judged: _TableOnDisk) -> TableOverview:
     """The quarantine: rows that a window of deduped events names as its own."""
     named = {path for state in judged.states.values() for path in named_by(state)}
     files = [file for file in (seen.snapshot.all_files() if seen.snapshot else ()) if file.path in named]
@@ -272,7 +272,9 @@ def _quarantined(seen: _Look, judged: _Look) -> TableOverview:
     return replace(_overview(seen, None), windows=len(windows), rows=sum(file.rows for file in files))
 
 
-def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Batches | None) -> TableOverview:
+def _unmerged(
+    seen: _TableOnDisk, folded: _TableOnDisk, contract: TableContract, batches: _Batches | None
+) -> TableOverview:
     """A dimension: pending is what its net changes wait for, and what they have and it does not show.
 
     A batch without an event of the table changes no content, so it is not waited for.
@@ -305,7 +307,7 @@ def _unmerged(seen: _Look, folded: _Look, contract: TableContract, batches: _Bat
     )
 
 
-def _overview(seen: _Look, pending: set[tuple[str, str]] | None) -> TableOverview:
+def _overview(seen: _TableOnDisk, pending: set[tuple[str, str]] | None) -> TableOverview:
     """``pending``: the windows and batches that the table lacks, None if that is not a question."""
     checkpoints = [state.checkpoint for state in seen.states.values()]
     cursors = [Position.parse(each.cursor) for each in checkpoints if each.cursor]

@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.deduped import contents_of, judging_rules_of, to_judge
 from omnisupport_ingest.layers.explained import changed
-from omnisupport_ingest.layers.rules_asked import with_rejected
+from omnisupport_ingest.layers.rule_results import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 

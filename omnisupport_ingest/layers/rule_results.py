@@ -1,11 +1,10 @@
-"""What rules came to, where whole windows of events are judged: which batches they reject, and what the
-checkpoint of a window says of them.
+"""The results of rules for whole windows: the batches they reject, and what the checkpoint says of them.
 
-``reject_batch``: where an event breaks a rule with that policy, every event of its table that the same
-batch brought into the same window is withheld, for the reason ``batch_rejected`` and with the rule's name.
-Raw takes a batch in whole, so it is judged at once, and a rebuild withholds the same; and the events stay in
-quarantine, from where a release or a corrected contract lets them go on, in order. What the same batch
-brought into another window is another matter: a window is made from its own events alone.
+``reject_batch``: if an event breaks a rule with this policy, every event of its table that the same batch
+brought into the same window is withheld, for the reason ``batch_rejected`` and with the rule's name. Raw
+takes a batch as a whole, so the batch is judged at once and a rebuild withholds the same events. They stay in
+quarantine until a release or a corrected contract lets them go on, in order. Events that the batch brought
+into another window are not withheld: a window is made from its own events alone.
 """
 
 from __future__ import annotations
@@ -62,11 +61,13 @@ def _reports(
         yield pa.RecordBatch.from_arrays([report], names=["report"])
 
 
-def rules_asked(
+def rule_results(
     workspace: Workspace, source: str, judged: Judged, plan: WindowPlan, before: WindowState | None
 ) -> RuleResults:
-    """What the checkpoint of the window of ``plan`` says of rules, with what it said ``before`` where the
-    events are added to those it held."""
+    """Return what the checkpoint of the window of ``plan`` says of rules.
+
+    Where events are added to those of ``before``, their results are added to its results.
+    """
     names = {each.table_name: each.name for each in workspace.contracts.of_source(source)}
     broken: Counter[str] = Counter()
     keys: dict[str, tuple[str, ...]] = {}
