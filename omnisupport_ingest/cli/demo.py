@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from omnisupport_ingest.demo.domain import Domain
     from omnisupport_ingest.layers.pending import Pending
     from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.verify.again import StartedReplay
     from omnisupport_ingest.verify.proof import Proof
-    from omnisupport_ingest.verify.replayed import StartedReplay
 
 WINDOW = "minutes:1"
 """Window size of a home that the demo makes: the workload reaches at least two of them."""
@@ -262,7 +262,7 @@ def replay_a_window(demo: Demo) -> StartedReplay:
     """Launch a partition backfill of a finished window, through every layer."""
     from omnisupport_ingest.definitions import build_definitions
     from omnisupport_ingest.defs.backfills import Backfill, launch_backfill
-    from omnisupport_ingest.verify.replayed import replayable, start_replay
+    from omnisupport_ingest.verify.again import replayable, start_replay
 
     workspace, source = demo.workspace, demo.settings.source
 
@@ -305,7 +305,7 @@ def wait_for_the_sensor(demo: Demo) -> None:
 def finish_the_replay(demo: Demo, replay: StartedReplay) -> None:
     """Wait for the backfill; ``DemoStuck`` if it failed or changed the content of a table."""
     from omnisupport_ingest.defs.backfills import backfill_status
-    from omnisupport_ingest.verify.replayed import changed_tables
+    from omnisupport_ingest.verify.again import changed_tables
 
     with _instance(demo) as instance:
         _wait(demo, lambda: backfill_status(instance, replay.backfill_id).finished, "the backfill")

@@ -16,8 +16,7 @@ from omnisupport_ingest.cli.stopping import stop_on_signal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from omnisupport_ingest.runtime.log_entries import Entries
-    from omnisupport_ingest.runtime.service_logs import Follower, ServiceLog
+    from omnisupport_ingest.runtime.service_logs import Entries, Follower, ServiceLog
 
 _LOOK_SECONDS = 0.5
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
@@ -137,8 +136,7 @@ class _Following:
                 _print(component, line, self._width)
 
     def _add(self, log: ServiceLog, *, from_start: bool) -> None:
-        from omnisupport_ingest.runtime.log_entries import Entries
-        from omnisupport_ingest.runtime.service_logs import Follower
+        from omnisupport_ingest.runtime.service_logs import Entries, Follower
 
         follower = self._opened.enter_context(Follower(log, from_start=from_start))
         self._followed[log.component] = (follower, Entries())

@@ -1,8 +1,9 @@
-"""Takes the batches of a home through every layer again, in another home with other settings.
+"""Takes what has landed through every layer again: the content of no table may differ.
 
-The content of a layer depends only on what has landed. So one machine, a cluster, and a cluster of another
-size must give the same content hash for every window of every table, however and whenever the work was
-divided.
+The content of a layer depends only on what has landed. It is compared by its hash, in two ways. The Dagster
+daemon replays a finished window by a backfill: every table must have the content it had. And the batches of a
+home go through every layer of another home with other settings: one machine, a cluster, and a cluster of
+another size must give the same, however and whenever the work was divided.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,11 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import parse_json, read_file
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.layers import checkpoints
+from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import encode
 from omnisupport_ingest.runtime.environment import settings_environment
@@ -32,6 +36,56 @@ from omnisupport_ingest.storage import MARKER, at_hand, storage_of
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.table import LakeTable
+
+# --- a window, replayed --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartedReplay:
+    """The backfill that replays ``window``. ``before``: path of each table → content hash of the window."""
+
+    source: str
+    window: str
+    backfill_id: str
+    before: dict[str, str]
+
+
+def replayable(workspace: Workspace, source: str) -> list[Checkpoint]:
+    """Return the checkpoints of windows that have accepted events and are in every layer."""
+    behind = pending_windows(workspace, source).windows
+    committed = checkpoints.read([workspace.deduped(source)])
+    return [each for each in committed if each.deduped and each.window not in behind]
+
+
+def start_replay(workspace: Workspace, source: str, launch: Callable[[str], str]) -> StartedReplay:
+    """Start the replay of the replayable window with the most events.
+
+    ``launch``: called with the window; starts its backfill and returns the backfill's id.
+    """
+    window = max(replayable(workspace, source), key=lambda each: each.deduped).window
+    # The hashes are read first: the backfill may be fast.
+    before = _content_hashes(workspace, source, window)
+    return StartedReplay(source, window, launch(window), before)
+
+
+def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
+    """Return the paths of tables whose content the replay changed; empty if all is well."""
+    after = _content_hashes(workspace, replay.source, replay.window)
+    return sorted(table for table, content in replay.before.items() if after.get(table) != content)
+
+
+def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
+    hashes = {}
+    for table in _tables_of(workspace, source):
+        snapshot = table.look()
+        # A table without new events has no part of an open window.
+        state = snapshot.state(window) if snapshot is not None else None
+        if state is not None:
+            hashes[table.spec.path] = state.checkpoint.content_hash
+    return hashes
+
+
+# --- all batches, in another home -----------------------------------------------------------------------
 
 _NOT_COPIED = ("lake", "dagster", "logs", "run", "postgres", "inbox")
 """What the home has made of its batches, or needs for its processes."""
@@ -129,8 +183,14 @@ def differing(one: Contents, other: Contents) -> list[str]:
 
 def _tables(workspace: Workspace) -> Iterator[LakeTable]:
     for source in workspace.contracts.sources():
-        yield workspace.raw(source)
-        yield workspace.deduped(source)
+        yield from _tables_of(workspace, source)
         for contract in workspace.contracts.of_source(source):
-            yield workspace.net_changes(contract)
             yield workspace.dimension(contract)
+
+
+def _tables_of(workspace: Workspace, source: str) -> Iterator[LakeTable]:
+    """The tables of ``source`` whose content belongs to windows."""
+    yield workspace.raw(source)
+    yield workspace.deduped(source)
+    for contract in workspace.contracts.of_source(source):
+        yield workspace.net_changes(contract)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.runtime.guard import RotatingLog
-from omnisupport_ingest.runtime.log_entries import LONGEST, Entries
 from omnisupport_ingest.runtime.service_logs import (
+    LONGEST,
+    Entries,
     Follower,
     ServiceLog,
     last_errors,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.verify.replayed import changed_tables, replayable, start_replay
+from omnisupport_ingest.verify.again import changed_tables, replayable, start_replay
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 

@@ -17,9 +17,15 @@ import numpy as np
 import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Literals, Members, Numbers
+from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Literals, Members
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.postgres.protocol.text_columns import PIECE_BYTES, Irregular, escape, pieces
+from omnisupport_ingest.sources.postgres.protocol.text_columns import (
+    PIECE_BYTES,
+    Irregular,
+    Positions,
+    escape,
+    pieces,
+)
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
 from omnisupport_ingest.sources.postgres.session.silence import Awaited
@@ -176,7 +182,7 @@ class _WholeLines(io.RawIOBase):
             raise RowTooLarge(longest, self._longest)
 
 
-def _escaped_for_json(block: bytes) -> tuple[bytearray, Numbers]:
+def _escaped_for_json(block: bytes) -> tuple[bytearray, Positions]:
     """Return lines of COPY with JSON's escapes instead of COPY's, and the positions where values end.
 
     Both formats write most escapes alike. Tabs and line ends, which separate values, and ``\\N`` stay.
@@ -205,7 +211,7 @@ def _has_vertical_tab(block: bytearray) -> bool:
     )
 
 
-def _control_letters(block: bytearray) -> Numbers:
+def _control_letters(block: bytearray) -> Positions:
     letters = np.frombuffer(block, np.uint8)
     found = [np.flatnonzero(piece < _FIRST_PRINTABLE) for piece in pieces(letters)]
     return np.concatenate([each + number * PIECE_BYTES for number, each in enumerate(found)])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from omnisupport_ingest.sources.postgres.protocol.text_columns import big_endian
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Positions, big_endian
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation, RowTooLarge
 
 WAL_DATA, KEEPALIVE = ord("w"), ord("k")
@@ -64,8 +64,6 @@ _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
 
 _SIZE = struct.Struct("!Q")
 _LENGTH = struct.Struct("!xI")
-
-Positions = npt.NDArray[np.int64]
 
 
 class Rows(NamedTuple):

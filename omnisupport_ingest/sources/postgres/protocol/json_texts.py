@@ -18,10 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.sources.postgres.protocol.text_columns import Irregular
-
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from omnisupport_ingest.sources.postgres.protocol.text_columns import Flags, Irregular, Positions
 
 _BEFORE_A_MEMBER = 3
 _VARIANTS = 2 * _BEFORE_A_MEMBER
@@ -40,7 +37,7 @@ class Literals(NamedTuple):
     """
 
     content: bytes
-    lengths: Numbers
+    lengths: Positions
 
     @classmethod
     def of_objects(cls, names: Sequence[str]) -> Literals:
@@ -68,10 +65,10 @@ class Members(NamedTuple):
     whether it is a text, or null; ``numbers``: number of its text among all texts.
     """
 
-    rows: Numbers
-    columns: Numbers
+    rows: Positions
+    columns: Positions
     is_text: Flags
-    numbers: Numbers
+    numbers: Positions
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,9 @@ class JsonTexts:
     _first_literal: int
 
     @classmethod
-    def of(cls, texts: bytearray, starts: Numbers, ends: Numbers, literals: Sequence[Literals]) -> JsonTexts:
+    def of(
+        cls, texts: bytearray, starts: Positions, ends: Positions, literals: Sequence[Literals]
+    ) -> JsonTexts:
         """``texts`` holds one text from each of ``starts`` to its end, in ascending order. It is used up."""
         used = [*literals, _OF_ARRAYS]
         closings = np.fromiter(map(len, _CLOSINGS), np.int64, len(_CLOSINGS))
@@ -154,7 +153,9 @@ class JsonTexts:
         return _strings(offsets, joined.buffers()[2], rows[firsts], count)
 
 
-def _strings(offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Numbers, count: int) -> pa.StringArray:
+def _strings(
+    offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Positions, count: int
+) -> pa.StringArray:
     """Return ``content`` as an array of ``count`` texts, null for rows that are not in ``rows``."""
     validity = None
     if len(rows) != count:
@@ -166,7 +167,7 @@ def _strings(offsets: npt.NDArray[np.int32], content: pa.Buffer, rows: Numbers, 
     return texts
 
 
-def escaped_texts(block: bytes, starts: Numbers, ends: Numbers) -> tuple[bytearray, Numbers, Numbers]:
+def escaped_texts(block: bytes, starts: Positions, ends: Positions) -> tuple[bytearray, Positions, Positions]:
     """Escape the texts of ``block`` from ``starts`` to ``ends`` for JSON; return them and their bounds.
 
     Each text must be followed by a byte in the block. ``Irregular`` if a text contains a NUL.
