@@ -69,18 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _HERE = Path(__file__).parent
 
-_BUSY = frozenset(("proof", "layers", "read", "review", "checks", "recovery", "cdc", "cli", "defs", "oracle"))
-"""Rooms whose tests keep the cores busy, with Spark above all."""
-
 _WAITING = frozenset(("sources", "runtime"))
-"""Rooms whose tests wait for servers and processes most of the time."""
+"""Folders whose tests wait for servers and processes most of the time; the others keep the cores busy."""
 
 
 _REAL = frozenset(("spark", "postgres", "awkward", "broker", "warm", "s3"))
 """Fixtures that are a real server or a Spark session."""
 
-_REAL_ROOMS = frozenset(("cli", "defs", "proof", "recovery", "verify"))
-"""Rooms whose tests start processes, or make Dagster instances, and say so by no fixture."""
+_REAL_FOLDERS = frozenset(("cli", "defs", "proof", "recovery", "verify"))
+"""Folders whose tests start processes, or make Dagster instances, and say so by no fixture."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -140,21 +137,21 @@ def _put_in_order(items: list[pytest.Item]) -> None:
     for item in items:
         seconds[item.path] = seconds.get(item.path, 0.0) + _seconds(item)
     turns: dict[Path, float] = {}
-    for room_names in (_BUSY, _WAITING):
-        of_these = [file for file in seconds if _room(file) in room_names]
+    for waits in (False, True):
+        of_these = [file for file in seconds if (_folder(file) in _WAITING) is waits]
         of_these.sort(key=lambda file: -seconds[file])
         turns |= {file: turn / len(of_these) for turn, file in enumerate(of_these)}
-    items.sort(key=lambda item: turns.get(item.path, 1.0))
+    items.sort(key=lambda item: turns[item.path])
 
 
 def _seconds(item: pytest.Item) -> float:
     """About how long a test takes."""
     if item.get_closest_marker("slow") is not None:
         return 12.0
-    return 1.5 if _is_real(item) else 0.05
+    return 1.5 if item.get_closest_marker("full") is not None else 0.05
 
 
-def _room(file: Path) -> str:
+def _folder(file: Path) -> str:
     return file.relative_to(_HERE).parts[0]
 
 
@@ -168,7 +165,7 @@ def _is_real(item: pytest.Item) -> bool:
 
     Of those `make test` runs a few stories, which are marked ``quick``.
     """
-    return _room(item.path) in _REAL_ROOMS or _has_real_fixture(item)
+    return _folder(item.path) in _REAL_FOLDERS or _has_real_fixture(item)
 
 
 def _has_real_fixture(item: pytest.Item) -> bool:
