@@ -7,6 +7,7 @@ What it cannot see: an effect behind a name made at run time, and what a library
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Scan:
     reasons: tuple[int, ...]
 
 
+@functools.cache
 def scan(source: str) -> Scan:
     """The effects and failpoints in the text of a module. A name that is no literal counts as None."""
     reasons = tuple(

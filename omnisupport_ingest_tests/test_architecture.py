@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -50,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imported(module: Path) -> set[str]:
+@functools.cache
+def imported(module: Path) -> frozenset[str]:
     """Every name that ``module`` imports, at whatever depth of the code."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.read_text())):
@@ -61,7 +63,7 @@ def imported(module: Path) -> set[str]:
             name = node.module or ""
             own = name == "omnisupport_ingest"
             found |= {f"{name}.{alias.name}" for alias in node.names} if own else {name}
-    return found
+    return frozenset(found)
 
 
 def package_of(module: Path) -> str:
