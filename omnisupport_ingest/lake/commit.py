@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 NOTE = "omnisupport_ingest"
 """The key under which ``commitInfo`` of a log entry describes our work."""
+
+WRITER = "omnisupport_ingest_writer"
+"""The key under which it tells one attempt to commit from every other."""
 
 _NOTED_WINDOWS = 100
 """A log entry names at most this many windows; the states of all are in the table."""
@@ -106,9 +110,9 @@ def commit_actions(
 
     ``note``: describes the work to people who read the log. ``replacing_all_with``: remove every file that
     the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
-    longer the newest.
+    longer the newest. A commit of ours whose answer from the object store was lost is none.
     """
-    version = handle.version()
+    version, writer = handle.version(), uuid.uuid4().hex
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
         with failpoint("lake.commit", app_id):
@@ -118,7 +122,7 @@ def commit_actions(
                 schema=replacing_all_with or handle.schema(),
                 partition_by=handle.metadata().partition_columns,
                 commit_properties=CommitProperties(
-                    custom_metadata={NOTE: note},
+                    custom_metadata={NOTE: note, WRITER: writer},
                     max_commit_retries=0,
                     app_transactions=[Transaction(app_id, app_version)],
                 ),
@@ -127,6 +131,10 @@ def commit_actions(
         newest = DeltaTable(handle.table_uri).version()
         if newest == version:
             raise
+        # The library put the entry again, and the store said that it was there.
+        committed = DeltaTable(handle.table_uri, version=version + 1).history(1)[0]
+        if committed.get(WRITER) == writer:
+            return version + 1
         raise conflict(handle.table_uri, version, newest) from error
     return version + 1
 
