@@ -18,6 +18,8 @@ SECONDS ?= 60
 # A file is one process's; they come in the order in which conftest.py puts them.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n 2 $(BY_FILE)
+# A command after it has a home of its own, whose landing and lake are in a bucket of an S3 server here.
+IN_BUCKET := $(BIN)/python -m omnisupport_ingest_tests.storage.s3_server
 # What pytest ends with if ARGS choose no test.
 NONE := 5
 TESTS := omnisupport_ingest_tests
@@ -36,8 +38,9 @@ demo: $(INSTALLED) ## Run the main job end to end and prove its result (DOMAIN=s
 	$(BIN)/omnisupport-ingest demo $(if $(filter command%,$(origin DOMAIN)),--domain $(DOMAIN)) $(ARGS)
 
 .PHONY: cluster-demo
-cluster-demo: $(INSTALLED) ## Run the demo on a Spark cluster of this machine, and compare with one (ARGS="--cluster 3")
-	OMNISUPPORT_HOME=.omnisupport-cluster $(BIN)/omnisupport-ingest demo --cluster 2 --fresh --changes 5000 $(ARGS)
+cluster-demo: $(INSTALLED) ## Run the demo on a Spark cluster here, and compare with one machine (BUCKET=1 ARGS="--cluster 3")
+	OMNISUPPORT_HOME=.omnisupport-cluster $(if $(BUCKET),$(IN_BUCKET)) \
+		$(BIN)/omnisupport-ingest demo --cluster 2 --fresh --changes 5000 $(ARGS)
 
 .PHONY: up
 up: $(INSTALLED) ## Run the platform with the Dagster UI until Ctrl-C (ARGS="--workload 20")

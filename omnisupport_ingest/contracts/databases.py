@@ -55,7 +55,8 @@ class Database:
         for table, users in _by_name(tables):
             yield Shared(
                 f"{table} has a contract for each of {' and '.join(users)}, of database {self.name}.",
-                "A table belongs to one slot. Withdraw one of them: omnisupport-ingest contracts withdraw "
+                "A table belongs to one slot, with all of its keys: row filters do not divide it. Withdraw "
+                "one of them: omnisupport-ingest contracts withdraw "
                 f"{table} --source {users[-1]}",
                 table,
             )

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
@@ -30,6 +32,9 @@ T = TypeVar("T")
 
 NOTE = "omnisupport_ingest"
 """The key under which ``commitInfo`` of a log entry describes our work."""
+
+WRITER = "omnisupport_ingest_writer"
+"""The key under which, in an object store, it tells one attempt to commit from every other."""
 
 _NOTED_WINDOWS = 100
 """A log entry names at most this many windows; the states of all are in the table."""
@@ -106,9 +111,11 @@ def commit_actions(
 
     ``note``: describes the work to people who read the log. ``replacing_all_with``: remove every file that
     the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
-    longer the newest.
+    longer the newest. A commit of ours whose answer from the object store was lost is none.
     """
     version = handle.version()
+    # A disk answers in the same call.
+    writer = {} if urlsplit(handle.table_uri).scheme in ("", "file") else {WRITER: uuid.uuid4().hex}
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
         with failpoint("lake.commit", app_id):
@@ -118,7 +125,7 @@ def commit_actions(
                 schema=replacing_all_with or handle.schema(),
                 partition_by=handle.metadata().partition_columns,
                 commit_properties=CommitProperties(
-                    custom_metadata={NOTE: note},
+                    custom_metadata={NOTE: note} | writer,
                     max_commit_retries=0,
                     app_transactions=[Transaction(app_id, app_version)],
                 ),
@@ -127,6 +134,11 @@ def commit_actions(
         newest = DeltaTable(handle.table_uri).version()
         if newest == version:
             raise
+        if writer:
+            # The library may have put the entry a second time, and been told that it is there.
+            committed = DeltaTable(handle.table_uri, version=version + 1).history(1)[0]
+            if writer.items() <= committed.items():
+                return version + 1
         raise conflict(handle.table_uri, version, newest) from error
     return version + 1
 

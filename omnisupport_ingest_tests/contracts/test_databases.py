@@ -79,6 +79,7 @@ def test_a_table_a_slot_or_a_publication_of_two_is_named_with_both(project: Path
     assert "same slot, s1" in shared[0].problem and "same publication, p1" in shared[1].problem
     assert all("events and orders" in each.problem for each in shared)
     assert "contracts withdraw public.clicks --source orders" in shared[2].fix
+    assert "row filters do not divide it" in shared[2].fix
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from omnisupport_ingest.runtime.spark import classic_session
@@ -19,6 +20,7 @@ from omnisupport_ingest_tests.proof.story import Story, draw
 from omnisupport_ingest_tests.proof.tally import IN_HISTORIES, IN_SCHEDULES, LEFT_OPEN, Tally
 from omnisupport_ingest_tests.proof.ways import LANES as WAY_LANES
 from omnisupport_ingest_tests.proof.ways import WAYS, prove_ways
+from omnisupport_ingest_tests.storage.s3_server import in_a_bucket
 
 LANES = 100
 """Histories that share a home, by default: many in one Spark job, few enough to read what failed."""
@@ -46,10 +48,16 @@ def main() -> int:
         help=f"bring the first {WAY_LANES} histories of each home in by every way, or by these alone: "
         f"{', '.join(WAYS)}",
     )
+    parser.add_argument(
+        "--bucket", action="store_true", help="keep landing and lake of each home in a bucket of an S3 server"
+    )
     parser.add_argument("--keep", type=Path, help="run in this folder and keep what failed there")
     asked = parser.parse_args()
     began, seen, failed, by_ways = time.monotonic(), Tally(), 0, 0
-    with tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix="omnisupport-proof-") as temporary,
+        in_a_bucket() if asked.bucket else nullcontext(),
+    ):
         root = (asked.keep or Path(temporary)).absolute()
         os.environ.setdefault("TZ", "UTC")
         start_for_small_work()
@@ -120,6 +128,7 @@ def _failure(error: Exception, seeds: range, asked: argparse.Namespace) -> str:
     command = "python -m omnisupport_ingest_tests.proof --steps"
     command += f" --landings {asked.landings}" if asked.landings else ""
     command += "" if asked.ways is None else " ".join([" --ways", *asked.ways])
+    command += " --bucket" if asked.bucket else ""
     lines.append(f"Again: {command} --start {seeds.start} --seeds {len(seeds)} --lanes {asked.lanes}")
     return "\n".join(lines)
 

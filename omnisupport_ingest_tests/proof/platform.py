@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,6 +33,7 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.erasing import Erased, erase
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
@@ -50,7 +51,10 @@ class NeverDone(AssertionError):
 
 
 class Platform:
-    """One home and what runs on it. ``folder`` is made; the landing clock is what each batch says."""
+    """One home and what runs on it. ``folder`` is made; the landing clock is what each batch says.
+
+    Where ``OMNISUPPORT_STORAGE`` is set, the home keeps landing and lake at a place of its own below it.
+    """
 
     def __init__(
         self, folder: Path, spark: SparkSession, terms: Mapping[str, Terms], actions: Mapping[str, str]
@@ -59,12 +63,14 @@ class Platform:
         self._landed = 0
         self._ends: dict[int, Lsn] = {}
         self._last: dict[int, str] = {}
-        self._lost: set[str] = set()
+        self._lost: dict[str, bytes] = {}
         self._numbers = 0
         self._closed: GateClosed | None = None
         self.watch = Watch(SOURCE)
         self.replays = 0
         folder.mkdir(parents=True)
+        shared = Settings(_env_file=None).storage
+        self._place = None if shared is None else f"{shared.rstrip('/')}/{uuid.uuid4().hex}"
         self.workspace = self._opened(terms, actions)
         self.decisions = self.workspace.decisions
 
@@ -78,9 +84,10 @@ class Platform:
             contracts_dir=contracts,
             decision_table=table,
             source=SOURCE,
+            storage=self._place,
             _env_file=None,
         )
-        home = Home.open(settings.home, WINDOW, now=START)
+        home = Home.open(settings.home, WINDOW, now=START, storage=self._place)
         return Workspace(settings, home, load_contracts(contracts), load_decision_table(table))
 
     def change_law(self, terms: Mapping[str, Terms], actions: Mapping[str, str]) -> None:
@@ -100,29 +107,36 @@ class Platform:
         A batch that is lost and that nothing continues yet is there meanwhile, as if it went afterwards: who
         lands knows the end of the chain.
         """
-        ends = self._lost & set(self._last.values())
+        ends = self._lost.keys() & self._last.values()
         for batch_id in ends:
-            self._manifest(batch_id, lost=True).rename(self._manifest(batch_id))
+            self._put_back(batch_id)
         manifest = self._land(batch)
         for batch_id in ends:
-            self._manifest(batch_id).rename(self._manifest(batch_id, lost=True))
+            self._take_away(batch_id)
         if manifest.stream is not None:
             self._last[batch.epoch] = manifest.batch_id
         return manifest
 
     def lose(self, batch_id: str) -> None:
         """The manifest of a batch is gone."""
-        self._lost.add(batch_id)
-        self._manifest(batch_id).rename(self._manifest(batch_id, lost=True))
+        self._lost[batch_id] = self._manifest(batch_id).read_bytes()
+        self._take_away(batch_id)
 
     def find(self, batch_id: str) -> None:
         """The manifest of a batch that was lost is back, as from a backup."""
-        self._lost.remove(batch_id)
-        self._manifest(batch_id, lost=True).rename(self._manifest(batch_id))
+        self._put_back(batch_id)
+        del self._lost[batch_id]
 
-    def _manifest(self, batch_id: str, *, lost: bool = False) -> Path:
-        folder = self._folder if lost else self.workspace.landing(SOURCE).folder / "manifests"
-        return folder / f"{batch_id}.json"
+    def _take_away(self, batch_id: str) -> None:
+        manifest = self._manifest(batch_id)
+        storage_of(manifest).unlink(manifest)
+
+    def _put_back(self, batch_id: str) -> None:
+        manifest = self._manifest(batch_id)
+        assert storage_of(manifest).create(manifest, self._lost[batch_id])
+
+    def _manifest(self, batch_id: str) -> Path:
+        return self.workspace.landing(SOURCE).folder / "manifests" / f"{batch_id}.json"
 
     def _land(self, batch: Batch) -> Manifest:
         self._landed += 1
@@ -261,13 +275,15 @@ class Platform:
     def erased_like(self, other: Platform) -> None:
         """What was erased in ``other`` is erased here."""
         of_other, own = (each.workspace.erasures(SOURCE).folder for each in (other, self))
-        if of_other.exists():
-            shutil.copytree(of_other, own)
+        for each in storage_of(of_other).listed(of_other):
+            copy, content = own / each.path.relative_to(of_other), at_hand(each.path).read_bytes()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            create_exclusively(copy, content)
 
     def forget_the_lake(self) -> None:
         """Delete every table; what people decided stays, for nothing else knows it."""
         for table in self.workspace.tables():
-            shutil.rmtree(table.folder, ignore_errors=True)
+            storage_of(table.folder).remove_folder(table.folder)
         self.watch.forget()
 
     def content(self) -> dict[tuple[str, str], str]:

@@ -16,8 +16,10 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUn
 
 
 @pytest.fixture
-def crash_desk(source: SourceUnderTest, tmp_path: Path, warm: str) -> CrashDesk:
-    """A filled support desk with one contracted table; nothing of it captured yet."""
+def crash_desk(kept_in: str | None, source: SourceUnderTest, tmp_path: Path, warm: str) -> CrashDesk:
+    """A filled support desk with one contracted table; nothing of it captured yet. Its home keeps landing and
+    lake in folders, and once more in a bucket."""
+    source.overrides["storage"] = kept_in
     return CrashDesk.made(source, tmp_path / "desk", warm)
 
 

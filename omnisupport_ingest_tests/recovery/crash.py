@@ -24,12 +24,13 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.workload import Workload
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.lake.sweep import sweep
+from omnisupport_ingest.lake.sweep import sweep, sweepable
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 from omnisupport_ingest.settings import PREFIX
+from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.verify.proof import Proof, prove
 from omnisupport_ingest_tests.recovery.dagster_storage import storage_with_failpoints
 from omnisupport_ingest_tests.recovery.traces import Trace
@@ -129,6 +130,10 @@ class CrashDesk:
         )
 
     # --- processes --------------------------------------------------------------------------------
+
+    @property
+    def in_bucket(self) -> bool:
+        return self.source.settings.storage is not None
 
     @property
     def workspace(self) -> Workspace:
@@ -257,7 +262,7 @@ class CrashDesk:
         events: dict[tuple[int, int, int], dict[str, Any]] = {}
         for manifest in self.source.manifests():
             for file in manifest.files:
-                path = self.workspace.landing(SOURCE).folder / file.path
+                path = self.workspace.landing(SOURCE).path_of(file)
                 for row in pq.read_table(path, partitioning=None).to_pylist():
                     if row["source_table"] == "tickets" and row["key"] is not None:
                         events[row["epoch"], row["commit_lsn"], row["ordinal"]] = row
@@ -277,13 +282,19 @@ class CrashDesk:
 
     def _nothing_left(self, workspace: Workspace) -> None:
         landing = workspace.landing(SOURCE)
-        with_data = {file.parent.name for file in (landing.folder / "data").glob("*/*")}
+        # Objects are as old as whole seconds of the store's clock say.
+        older_than = timedelta(seconds=-5 if self.in_bucket else 0)
+        landing.sweep(older_than)
+        data = landing.folder / "data"
+        with_data = {each.path.parent.name for each in storage_of(data / "any").listed(data)}
         assert with_data <= set(landing.batch_ids())
         for table in workspace.tables():
             if table.exists:
-                sweep(table, timedelta(0))
+                sweep(table, older_than)
                 trace = Trace.of(table)
                 assert not trace.unfinished | trace.finished, table.spec.path
+                if self.in_bucket:
+                    assert sweepable(table, older_than) == (0, 0), table.spec.path
 
 
 def finished(ended: Ended) -> Ended:

@@ -19,7 +19,7 @@ from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.layers.workspace import Workspace
 for table in Workspace.open(Settings(_env_file=None)).tables():
-    sweep(table, timedelta(0))
+    sweep(table, timedelta(seconds=-5))
 """
 
 BACKFILL = """
@@ -128,7 +128,9 @@ def test_commands_killed_at_their_gates_are_carried_out_by_the_same_command(
         == desk.source.query("SELECT count(*) FROM support.tickets")[0][0]
     )
 
-    killed.script("lake.sweep", SWEEP)
+    if not desk.in_bucket:
+        # Objects are not moved aside before they are deleted.
+        killed.script("lake.sweep", SWEEP)
     for _ in range(3):
         desk.change()
         finished(desk.capture())

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import checkpoints
 from omnisupport_ingest.layers.workspace import Workspace
@@ -60,7 +60,7 @@ class Trace:
             layout.unit_of(file.relative_to(folder).as_posix()) for file in folder.rglob("g*/**/*.parquet")
         }
         return cls(
-            version=DeltaTable(str(folder)).version(),
+            version=open_delta(folder).version(),
             units=frozenset(unit for unit in units if unit),
             unfinished=frozenset(draft.name for draft in drafts - finished),
             finished=frozenset(draft.name for draft in finished),
@@ -115,7 +115,7 @@ def contents(workspace: Workspace) -> dict[str, Content]:
 def _content(table: LakeTable, folded: TableContract | None) -> Content:
     """``folded``: the contract, where the table holds what each run folded; its parts are merged here."""
     found = checkpoints.read([table])
-    held = DeltaTable(str(table.folder)).to_pyarrow_table()
+    held = open_delta(table.folder).to_pyarrow_table()
     assert len(held) == sum(each.rows for each in found)
     if folded is not None:
         found = tuple(replace(each, rows=0) for each in found)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +20,28 @@ LOST = "lost"
 """The store does what is asked, and its answer never arrives."""
 REFUSED = "refused"
 """The store does not let the request in, and repeats in its answer how it was signed."""
+SLOW = "slow"
+"""The answer comes after ``SLOW_SECONDS``."""
+
+SLOW_SECONDS = 1.5
+
+_LISTED = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 
 
 class FaultyProxy:
-    """Does ``plan`` to the next requests of ``method``, one each, then passes everything on."""
+    """Does ``plan`` to the next requests of ``method`` with ``of`` in their path, one each, then passes
+    everything on.
+
+    delta-rs holds Python's lock while it waits, so a process that has the proxy may not call it.
+    """
 
     def __init__(self, behind: int) -> None:
         self.plan: deque[str] = deque()
-        self.method = "PUT"
+        self.method, self.of = "PUT", ""
         self.requests: list[str] = []
         """Method of each, and how many bytes it brought."""
+        self.unlisted: set[bytes] = set()
+        """Ends of keys that lists leave out, as those of a store that has not heard of them everywhere."""
         self._lock = threading.Lock()
         proxy = self
 
@@ -54,7 +68,8 @@ class FaultyProxy:
         size = int(request.headers.get("Content-Length") or 0)
         with self._lock:
             self.requests.append(f"{request.command} {size}")
-            fault = self.plan.popleft() if self.plan and request.command == self.method else None
+            hit = request.command == self.method and self.of in request.path
+            fault = self.plan.popleft() if self.plan and hit else None
         if fault == CUT:
             request.rfile.read(size // 2)
             request.close_connection = True
@@ -72,12 +87,16 @@ class FaultyProxy:
             request.end_headers()
             request.wfile.write(told)
             return
+        if fault == SLOW:
+            time.sleep(SLOW_SECONDS)
         client = http.client.HTTPConnection("127.0.0.1", behind, timeout=30)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
         client.request(request.command, request.path, body, headers)
         answer = client.getresponse()
         content = answer.read()
         client.close()
+        if request.command == "GET" and "list-type=2" in request.path:
+            content = _LISTED.sub(self._unless_unlisted, content)
         if fault == LOST:
             request.close_connection = True
             return
@@ -90,6 +109,9 @@ class FaultyProxy:
         request.end_headers()
         if request.command != "HEAD":
             request.wfile.write(content)
+
+    def _unless_unlisted(self, listed: re.Match[bytes]) -> bytes:
+        return b"" if listed[1].endswith(tuple(self.unlisted)) else listed[0]
 
 
 @contextmanager

@@ -3,20 +3,27 @@
 It honours put-if-absent (``If-None-Match: *``) and updates by etag, holds checksums against what it received,
 and has multipart uploads. It shows nothing of latency, of limits of requests, of rights, or of a real store's
 listings while others write; and its parts are checked only as it implements them.
+
+``python -m omnisupport_ingest_tests.storage.s3_server COMMAND …`` runs a command of the program in a new home
+whose landing and lake are in a bucket of such a server. Both end with it.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest_tests.waiting import until
 
 
@@ -78,6 +85,31 @@ def s3_server(port: int) -> Iterator[S3Server]:
         process.wait()
 
 
+@contextmanager
+def in_a_bucket() -> Iterator[None]:
+    """Have new homes of this process and of those that it starts keep landing and lake in a bucket."""
+    with s3_server(free_port()) as server:
+        os.environ.update(server.variables | {f"{PREFIX}STORAGE": server.place()})
+        yield
+
+
+def main(command: Sequence[str]) -> int:
+    """Return the exit code of ``command``; where it is not 0, the home stays, with its logs."""
+    folder = Path(tempfile.mkdtemp(prefix="omnisupport-bucket-"))
+    with in_a_bucket():
+        os.environ[f"{PREFIX}HOME"] = str(folder / "home")
+        code = subprocess.run(command).returncode
+    if code:
+        print(f"The home stays in {folder}.", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
+    return code
+
+
 def _answers(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ import resource
 import socket
 import threading
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +32,16 @@ from omnisupport_ingest.storage import (
     storage_of,
 )
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, REFUSED, FaultyProxy, faulty_proxy
+from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.storage.faulty_proxy import (
+    BUSY,
+    CUT,
+    LOST,
+    REFUSED,
+    SLOW,
+    FaultyProxy,
+    faulty_proxy,
+)
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 HOURLY = WindowSize.parse("hourly")
@@ -41,6 +51,10 @@ def bucket(home: Path, s3: S3Server, place: str | None = None) -> BucketStorage:
     storage = open_storage(home, place or s3.place())
     assert isinstance(storage, BucketStorage)
     return storage
+
+
+def landing_of(home: Path, place: str) -> LandingStore:
+    return LandingStore(Home.open(home, HOURLY, storage=place).landing, "shop")
 
 
 def ledger_row(ledger: Ledger) -> pa.Table:
@@ -90,7 +104,7 @@ def test_a_put_whose_answer_was_lost_is_known_to_be_ours(
     assert len([each for each in proxy.requests if each.startswith("PUT")]) == 3
 
 
-@pytest.mark.parametrize("fault", [BUSY, CUT, LOST])
+@pytest.mark.parametrize("fault", [BUSY, CUT, LOST, SLOW])
 def test_an_upload_that_fails_in_between_is_whole_at_last(
     proxy: FaultyProxy, s3: S3Server, tmp_path: Path, fault: str
 ) -> None:
@@ -181,6 +195,60 @@ def test_records_that_another_home_lands_are_brought_and_few_requests_are_made(
     store.begin_epoch("the second", None)
     other.look_again()
     assert [each.reason for each in other.epochs()] == ["the first", "the second"]
+
+
+def test_a_batch_takes_two_puts_and_two_looks_however_many_there_are(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    store = landing_of(tmp_path, s3.place())
+    store.begin_epoch("the first", None)
+    made = []
+    for start in range(10, 100, 10):
+        before = len(proxy.requests)
+        land(store, start, start + 10)
+        made.append([each.split()[0] for each in proxy.requests[before:]])
+    assert made == [["HEAD", "PUT", "HEAD", "PUT"]] * 9
+
+
+@pytest.mark.parametrize("fault", [BUSY, LOST, SLOW])
+def test_what_is_read_of_a_store_that_answers_badly_is_whole(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path, fault: str
+) -> None:
+    place = s3.place()
+    store = landing_of(tmp_path / "first", place)
+    store.begin_epoch("the first", None)
+    land(store, 10, 20)
+    proxy.method = "GET"
+    proxy.plan.extend([fault] * 4)
+    other = landing_of(tmp_path / "second", place)
+    [batch] = other.landed().batches
+    assert not proxy.plan
+    proxy.plan.append(fault)
+    other.verify(batch)
+    assert not proxy.plan
+
+
+def test_a_batch_that_a_list_leaves_out_is_a_gap_and_no_loss(
+    proxy: FaultyProxy, s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    ours, other = (landing_of(tmp_path / name, place) for name in ("ours", "other"))
+    ours.begin_epoch("the first", None)
+    first, second, third = [land(ours, start, start + 10) for start in (10, 20, 30)]
+    proxy.unlisted = {f"{second.batch_id}.json".encode()}
+    other.look_again()
+    taken = other.landed()
+    assert [each.batch_id for each in taken.batches] == [first.batch_id]
+    assert taken.gap is not None
+    # Whether data belongs to a batch is asked of the batch, not of a list.
+    assert other.sweep(timedelta(seconds=-5)) == []
+    proxy.unlisted = set()
+    other.look_again()
+    assert [each.batch_id for each in other.landed().batches] == [
+        each.batch_id for each in (first, second, third)
+    ]
+    for each in other.manifests():
+        other.verify(each)
 
 
 def test_a_home_keeps_to_its_storage(s3: S3Server, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.landing.batches import land
+from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, SLOW, faulty_proxy
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 HOURLY = WindowSize.parse("hourly")
@@ -118,6 +119,24 @@ def test_a_decision_whose_commit_did_not_come_is_none_and_its_file_is_swept(
     assert sweep(table) == []
     assert len(sweep(table, timedelta(seconds=-5))) == 1 - committed
     assert ledger.entries().num_rows == committed + 1
+
+
+@pytest.mark.parametrize("fault", [BUSY, CUT, LOST, SLOW])
+@pytest.mark.parametrize("entry", [0, 1, 2], ids=["table", "first", "second"])
+def test_a_commit_that_the_store_answers_badly_counts_once(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, entry: int
+) -> None:
+    place = s3.place()
+    home = Home.open(tmp_path / "home", HOURLY, storage=place)
+    with faulty_proxy(s3.port) as proxy:
+        proxy.of = f"_delta_log/{entry:020d}.json"
+        proxy.plan.append(fault)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        process = start(DECIDES, tmp_path / "home", place, 2)
+        assert process.communicate(timeout=120)[1] == ""
+        assert not proxy.plan
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.variables["AWS_ENDPOINT_URL"])
+    assert retention_ledger(home.lake, "shop").entries()["sequence"].to_pylist() == [1, 2]
 
 
 def test_two_machines_that_commit_at_once_lose_nothing(s3: S3Server, tmp_path: Path) -> None:
