@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.lake import schema
 from omnisupport_ingest.layers import deduped, raw
 from omnisupport_ingest.layers.deduped import contracts_needed
+from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE
 from omnisupport_ingest_tests.layers.three_tables import ThreeTables
 
@@ -126,3 +128,20 @@ def test_a_nested_type_of_a_system_column_is_worked_out_once_for_all_tables(
     for each in others:
         schema.retyped('{"fields": []}', contracts.net_changes(each).spec.schema)
     assert len(found) == once > 0
+
+
+def test_a_look_takes_the_hash_of_no_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through every column and rule, and a run looks nine times."""
+    desk = desk_of(tmp_path, FEW)
+    desk.land_of(1, "notes")
+    hashed: list[str] = []
+    original = TableContract.__hash__
+
+    def counted(contract: TableContract) -> int:
+        hashed.append(contract.name)
+        return original(contract)
+
+    monkeypatch.setattr(TableContract, "__hash__", counted)
+    assert pending_windows(desk.workspace, SOURCE).tables
+    standing_of_windows(desk.workspace, SOURCE)
+    assert not hashed
