@@ -237,9 +237,7 @@ class _Look:
                 Layer(judged, self._judged_versions(judged), decisions, sealed=removed.sealed),
             ),
             tables=tuple(
-                TableLayer(each, snapshot, decisions)
-                for each, snapshot in self._folded
-                if each not in parked
+                TableLayer(each, snapshot, decisions) for each, snapshot in self._folded if each not in parked
             ),
             parked=parked,
         )
