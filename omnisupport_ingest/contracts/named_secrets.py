@@ -8,7 +8,6 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.documents import read_bytes
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import named_variable
 
 
 class ConnectionMissing(IngestError):
@@ -26,6 +25,9 @@ def secret_in(how: str, name: str, named_by: str, what: str) -> str:
 
 
 def _of_variable(name: str, named_by: str, what: str) -> str:
+    # Spark's workers import this module and need no settings, which take a third of a second to import.
+    from omnisupport_ingest.settings import named_variable
+
     text = named_variable(name)
     if not text:
         raise ConnectionMissing(

@@ -15,9 +15,8 @@ from functools import cached_property
 
 from omnisupport_ingest.contracts.named_secrets import ConnectionMissing, secret_in
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import PREFIX
 
-SETTING = f"{PREFIX}PII_KEYS"
+SETTING = "OMNISUPPORT_PII_KEYS"
 
 SHORTEST_SECRET = 32
 """Least length of a secret in characters; a shorter one could be guessed, and with it every hash."""

@@ -37,6 +37,10 @@ _ENDS = {
 _LAST = {"dagster/priority": "-1"}
 """A run takes its steps one by one; steps with this priority come after those that make tables."""
 
+_TABLES_OF_A_STEP = 16
+"""Tables whose checks are one step. Dagster plans every output of a step, also those that a run leaves out;
+so a run over one table plans the checks of these tables, not of all."""
+
 RETRY_SECONDS = 15.0
 """How often a run tries its last checks again while it waits for another run that writes its table."""
 
@@ -71,7 +75,10 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
             _layers_check(source, contracts, name=name, finding=finding, severity=severity)
             for name, finding, severity in of_every_layer
         ),
-        _table_checks(source, contracts),
+        *(
+            _table_checks(source, contracts, group, name=f"complete_{number}_{source}")
+            for number, group in enumerate(_groups_of(contracts))
+        ),
     ]
 
 
@@ -125,9 +132,20 @@ def _layers_check(
     )
 
 
-def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
-    """Return the checks of every dimension, contract expectations included; landing is read once for all."""
-    asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
+def _groups_of(contracts: Sequence[TableContract]) -> list[Sequence[TableContract]]:
+    return [
+        contracts[start : start + _TABLES_OF_A_STEP] for start in range(0, len(contracts), _TABLES_OF_A_STEP)
+    ]
+
+
+def _table_checks(
+    source: str, contracts: Sequence[TableContract], group: Sequence[TableContract], *, name: str
+) -> dg.AssetChecksDefinition:
+    """Return the checks of the dimensions of ``group``, contract expectations included, as the step ``name``.
+
+    Landing is read once for all of them. ``contracts``: all of the source.
+    """
+    asset_of = {contract.name: keys.dimension_key(contract) for contract in group}
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
         "fresh": _tables_fresh_now,
@@ -137,27 +155,27 @@ def _table_checks(source: str, contracts: Sequence[TableContract]) -> dg.AssetCh
         "not_quiet": quality_checks.not_quiet,
     }
     of_some = {
-        "volume_expected": {each.name for each in contracts if each.quality.volume is not None},
-        "not_quiet": {each.name for each in contracts if (f := each.quality.freshness) and f.quiet},
+        "volume_expected": {each.name for each in group if each.quality.volume is not None},
+        "not_quiet": {each.name for each in group if (f := each.quality.freshness) and f.quiet},
     }
 
     def findings(workspace: Workspace, chosen: _CheckKeys) -> Iterator[dg.AssetCheckResult]:
         for check_name, of_tables in listed.items():
-            names = [
-                name for name, asset in asset_of.items() if dg.AssetCheckKey(asset, check_name) in chosen
+            tables = [
+                table for table, asset in asset_of.items() if dg.AssetCheckKey(asset, check_name) in chosen
             ]
-            for name, finding in of_tables(workspace, source, names).items():
-                yield _result(finding, _WARN, asset=asset_of[name], name=check_name)
+            for table, finding in of_tables(workspace, source, tables).items():
+                yield _result(finding, _WARN, asset=asset_of[table], name=check_name)
 
     return _after_tables(
         source,
         contracts,
-        name=f"complete_{source}",
+        name=name,
         specs=[
-            dg.AssetCheckSpec(name, asset=asset, description=_description(of_tables))
+            dg.AssetCheckSpec(check_name, asset=asset, description=_description(of_tables))
             for table, asset in asset_of.items()
-            for name, of_tables in listed.items()
-            if table in of_some.get(name, asset_of)
+            for check_name, of_tables in listed.items()
+            if table in of_some.get(check_name, asset_of)
         ],
         findings=findings,
     )

@@ -26,7 +26,7 @@ from omnisupport_ingest.lake.delta import is_delta, open_delta, table_uri, trans
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 class SchemaChanged(IngestError):
@@ -117,7 +117,19 @@ class _Converted:
     @cached_property
     def types(self) -> Mapping[str, Any]:
         # What ``delta`` has, which takes six times as long to say so.
-        return {each.name: _nullable(each.dataType.jsonValue()) for each in self.spark.fields}
+        return {each.name: _field_type(each) for each in self.spark.fields}
+
+
+def _field_type(field: StructField) -> Any:
+    """The type of ``field`` in Delta's words. A nested one is worked out once: every table of a kind has the
+    same system columns, by the same objects."""
+    known = _nested_types.get(id(field))
+    if known is not None and known[0] is field:
+        return known[1]
+    found = _nullable(field.dataType.jsonValue())
+    if not isinstance(found, str) and len(_nested_types) < _SCHEMAS_KEPT:
+        _nested_types[id(field)] = field, found
+    return found
 
 
 def _nullable(of_type: Any) -> Any:
@@ -140,6 +152,8 @@ def _converted(schema: StructType) -> _Converted:
 
 
 _SCHEMAS_KEPT = 1024
+_nested_types: dict[int, tuple[StructField, Any]] = {}
+"""By the ``id`` of the field, which is held so that its ``id`` is not used again."""
 _conversions: dict[int, _Converted] = {}
 """By the ``id`` of the Spark schema, which nobody changes once it is made. A conversion takes longer than
 most of the work that needs it."""

@@ -10,7 +10,7 @@ table of quarantine (``quarantine``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +25,8 @@ from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
@@ -88,13 +90,15 @@ class _Job(WindowJob):
     """The work of one window, and the raw files to judge.
 
     ``batches``: those that raw holds of the window; ``landed``: what landing has of them. ``distinct``:
-    whether no two of the events can stand at one position.
+    whether no two of the events can stand at one position. ``tables``: those that the events are of, by full
+    name; None if landing has forgotten that.
     """
 
     files: tuple[LakeFile, ...]
     batches: tuple[str, ...]
     landed: tuple[LandedPart, ...]
     distinct: bool
+    tables: frozenset[str] | None
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,8 @@ class _Update(WindowUpdate[_Job]):
     def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
         workspace, source = self.run.workspace, self.run.source
         rules = _judging_rules(workspace, source, self._versions, [job.window for job in jobs])
-        rules = replace(rules, sealed=self._sealed)
+        needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
+        rules = replace(rules, contracts=needed, sealed=self._sealed)
         if rules.erasures:
             marked = _marked(self.run.spark, self._raw, jobs, contents_of(rules))
             judged = dedupe.judge(marked, with_rejected(marked, rules))
@@ -266,6 +271,7 @@ def _job(
     elif plan.work is Work.REPLACE:
         refuse_less(window, sum(file.rows for file in files), sum(part.rows for part in parts))
     read = files_to_read(paths, stands_for, plan.read) or ()
+    to_judge = new if plan.work is Work.APPEND else batches
     return _Job(
         plan=plan,
         upstream=upstream,
@@ -276,7 +282,34 @@ def _job(
             layer=LAYER, table=LAYER, window=window, inputs=upstream.units, versions=upstream.versions
         ),
         distinct=distinct,
+        tables=_tables_in(parts, to_judge),
     )
+
+
+def _tables_in(parts: Sequence[LandedPart], names: Collection[str]) -> frozenset[str] | None:
+    """The tables that batches ``names`` have events of; None if landing has forgotten one of these."""
+    wanted = frozenset(names)
+    if not wanted <= {part.batch_id for part in parts}:
+        return None
+    return frozenset(table for part in parts if part.batch_id in wanted for table in part.rows_per_table)
+
+
+def contracts_needed(
+    contracts: Sequence[TableContract], tables: Iterable[frozenset[str] | None]
+) -> tuple[TableContract, ...]:
+    """Those of the source's ``contracts`` that the events of ``tables`` are judged by: tasks are sent no
+    others.
+
+    ``tables``: of each window, by full name; all contracts are needed where it is None. What no contract
+    describes is protected as soon as one table of the source is, so a protected one is kept.
+    """
+    named: set[str] = set()
+    for each in tables:
+        if each is None:
+            return tuple(contracts)
+        named |= each
+    protected = next((each for each in contracts if needs_protection(each)), None)
+    return tuple(each for each in contracts if each.full_name in named or each is protected)
 
 
 def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | None) -> bool:

@@ -168,7 +168,7 @@ class _Survey:
         """For each table whose net changes the dimension does not show whole, and that may not wait any
         longer at ``now``, by its name one window to run again."""
         found = {}
-        for contract, net_changes in self._folded.items():
+        for contract, net_changes in self._folded:
             dimension = self._seen.newest(self._workspace.dimension(contract))
             waits = self._seen.once(
                 f"unmerged {contract.name}",
@@ -214,10 +214,11 @@ class _Survey:
 
     def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        self._folded = {each: newest(workspace.net_changes(each)) for each in self._contracts}
+        # No mapping by contract: the hash of one costs more than the look at its table.
+        self._folded = [(each, newest(workspace.net_changes(each))) for each in self._contracts]
         parked = tuple(
             each
-            for each, snapshot in self._folded.items()
+            for each, snapshot in self._folded
             if snapshot is not None and waiting(workspace, each, snapshot)
         )
         judged = self._files.deduped if self._files is not None else newest(workspace.deduped(source))
@@ -236,9 +237,7 @@ class _Survey:
                 Layer(judged, self._judged_versions(judged), decisions, sealed=removed.sealed),
             ),
             tables=tuple(
-                TableLayer(each, snapshot, decisions)
-                for each, snapshot in self._folded.items()
-                if each not in parked
+                TableLayer(each, snapshot, decisions) for each, snapshot in self._folded if each not in parked
             ),
             parked=parked,
         )
@@ -296,7 +295,7 @@ class _Survey:
         numbers = numbers_of(
             raw_layer.state(window),
             judged,
-            [each.state(window) if each is not None else None for each in self._folded.values()],
+            [each.state(window) if each is not None else None for _, each in self._folded],
             listed=window != OUT_OF_RANGE
             and (raw_layer.has_files(window) or bool(self.landed.parts(window))),
             withheld=withheld,

@@ -176,9 +176,7 @@ def _updated(
     if len(in_hand) == 1:
         places = np.full(made.num_rows, in_hand[0].number)
     else:
-        places = range_numbers(target.order.values(made), ranges)
-        by_place = np.argsort(places, kind="stable")
-        made, places = made.take(pa.array(by_place)).combine_chunks(), places[by_place]
+        made, places = by_place(made, range_numbers(target.order.values(made), ranges))
     outcomes = []
     for each, was in zip(in_hand, old, strict=True):
         start, end = np.searchsorted(places, [each.number, each.number + 1])
@@ -189,6 +187,17 @@ def _updated(
         else:
             outcomes.append(_outcome(each.number))
     return outcomes
+
+
+def by_place(rows: pa.Table, places: npt.NDArray[np.int32]) -> tuple[pa.Table, npt.NDArray[np.int32]]:
+    """Return ``rows`` in the order of their ``places``, and these.
+
+    Nothing is copied where they are in order: rows of new keys come in the order of the keys.
+    """
+    if (places[1:] >= places[:-1]).all():
+        return rows, places
+    order = np.argsort(places, kind="stable")
+    return rows.take(pa.array(order)).combine_chunks(), places[order]
 
 
 def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:

@@ -39,6 +39,9 @@ from omnisupport_ingest.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+WORKER_DAEMON = "omnisupport_ingest.cli.worker_daemon"
+"""The program that Python workers are forks of."""
+
 _LOCAL = re.compile(r"local\[(?P<slots>\d+|\*)(?:,\d+)?\]")
 """A master on this machine, with its slots (Spark, "Master URLs")."""
 
@@ -104,6 +107,8 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
             # Only tells where: whoever starts a JVM sets SPARK_LOCAL_DIRS, which wins over `spark.local.dir`,
             # and Spark warns at every start of a configuration that has the latter.
             "spark.omnisupport.localDir": str(scratch.path),
+            # A cluster's executors get this package only with a session.
+            "spark.python.daemon.module": WORKER_DAEMON,
         }
     own = spark_properties(settings, session_conf(settings).keys())
     if more := own.get(JAVA_OPTIONS):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,6 +18,7 @@ from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.pii_keys import SETTING
 from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.lake import file_rows, file_tasks
 from omnisupport_ingest.lake.file_rows import batches_of, rows_of
@@ -24,12 +27,13 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.landing.manifest import DataFile
-from omnisupport_ingest.layers import event_tasks
+from omnisupport_ingest.layers import event_copies, event_tasks, fold_tasks, updating_files
 from omnisupport_ingest.layers.event_copies import Copies
 from omnisupport_ingest.layers.event_tasks import Judged, LandedFile, judge, order_of, take_in
 from omnisupport_ingest.layers.fold_tasks import Share, fold
 from omnisupport_ingest.layers.scenarios import Group
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest_tests.cdc.lanes import CONTRACT
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -320,3 +324,12 @@ def test_a_rejected_batch_is_withheld_whole_whichever_task_has_its_files(tmp_pat
     again, accepted, beside = judged_by(replace(judging_rules, rejected=first.broken.rejected), "again")
     assert (accepted, beside) == ([2], {0: "batch_rejected", 1: "row_rule"})
     assert again.broken.counts == first.broken.counts
+
+
+def test_a_worker_of_spark_imports_no_settings() -> None:
+    """A worker needs what it is sent; pydantic and asyncio would cost each one a third of a second."""
+    tasks = [event_tasks, fold_tasks, event_copies, updating_files]
+    code = f"import sys, {', '.join(each.__name__ for each in tasks)}; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"omnisupport_ingest.settings", "pydantic", "asyncio"} & set(told.split())
+    assert f"{PREFIX}PII_KEYS" == SETTING

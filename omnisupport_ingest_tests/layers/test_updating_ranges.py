@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, range_numbers, ranges_of
 from omnisupport_ingest.layers import updating_ranges
 from omnisupport_ingest.layers.updating_files import _collected
-from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, is_cut, update_ranges
+from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, by_place, is_cut, update_ranges
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
 from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
@@ -128,3 +129,12 @@ def test_what_was_taken_already_writes_no_file() -> None:
             assert {file.path for file in many.files} == before
         files += len(before)
     assert files > 40
+
+
+def test_rows_that_come_in_the_order_of_their_places_are_not_copied() -> None:
+    rows = pa.table({"key": ["a", "b", "c", "d"]})
+    places = np.array([0, 0, 2, 5], np.int32)
+    assert by_place(rows, places)[0] is rows
+    ordered, sorted_places = by_place(rows, places[::-1])
+    assert ordered["key"].to_pylist() == ["c", "d", "b", "a"]
+    assert sorted_places.tolist() == sorted(places)
