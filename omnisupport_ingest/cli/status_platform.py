@@ -41,6 +41,7 @@ def platform_document(home: Home) -> dict[str, Any]:
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
         "sensors": None if sensors is None else [plain(asdict(each)) for each in sensors],
         "runs": None if known is None else [_run(each) for each in known.runs],
+        "failed_runs": None if known is None else [_run(each) for each in known.failed_jobs],
         "checks": None
         if known is None
         else {

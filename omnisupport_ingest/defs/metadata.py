@@ -18,6 +18,7 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_DECISION,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.defs.keys import docs_address
 from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
@@ -104,6 +105,11 @@ def checkpoint_metadata(
     if duration_seconds is not None:
         entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
     return entries
+
+
+def docs_metadata(page: str) -> Mapping[str, dg.MetadataValue]:
+    """Return the link of an asset to ``page`` of the documentation, which the UI itself shows."""
+    return {"documentation": MetadataValue.url(docs_address(page))}
 
 
 def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:

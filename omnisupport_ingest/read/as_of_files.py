@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +49,12 @@ def write_tables(
     workspace: Workspace,
     reading: Reading,
     spark: SparkSession,
-    folder: Path,
+    paths: Mapping[str, Path],
     form: Format,
     *,
     deleted: bool,
 ) -> list[TableAsOf]:
-    """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
+    """Write each table of ``reading`` to the file that ``paths`` has for its name, by ``export``'s rules."""
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     # No failpoint: scratch files, which the next command removes if this process is killed.
@@ -66,7 +67,7 @@ def write_tables(
             counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
         written_tables = []
         for contract in reading.contracts:
-            path = folder / f"{contract.name}.{form.value}"
+            path = paths[contract.name]
             files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
             written = write_file(contract, files, path, form, deleted=deleted)
             note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)

@@ -21,6 +21,9 @@ from omnisupport_ingest.runtime.sensors_seen import SensorSeen
 _SECONDS = 0.3
 """How long to wait for a file that somebody writes."""
 
+_RUNS_LOOKED_AT = 300
+"""So many runs back a failed one is told, for hours where an ingest run comes every few seconds."""
+
 _GOING_ON = frozenset({"QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"})
 
 
@@ -60,9 +63,14 @@ class CheckSeen:
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What the files say: the newest runs, the newest first; of every sensor its last tick; of every check
-    its last verdict; and when the daemon was last alive, None before its first start."""
+    its last verdict; and when the daemon was last alive, None before its first start.
+
+    ``failed_jobs``: of each job whose last run that has ended failed, that run. A run that goes on does not
+    make it well again.
+    """
 
     runs: tuple[RunSeen, ...]
+    failed_jobs: tuple[RunSeen, ...]
     sensors: tuple[SensorSeen, ...]
     checks: tuple[CheckSeen, ...]
     daemon_at: datetime | None
@@ -82,6 +90,7 @@ def recorded(folder: Path, *, most: int = 5) -> Recorded | None:
         return None
     return Recorded(
         runs=tuple(_query(runs, lambda each: _runs(each, most))),
+        failed_jobs=tuple(_query(runs, _failed_jobs)),
         sensors=tuple(_query(ticks, _sensors)),
         checks=tuple(_query(folder / "history" / "runs" / "index.db", _checks)),
         daemon_at=next(iter(_query(runs, _heartbeat)), None),
@@ -107,6 +116,14 @@ def _runs(connection: sqlite3.Connection, most: int) -> Iterator[RunSeen]:
     for run_id, job, status, began, ended, backfill in rows:
         name = "replay" if job.startswith("__") and backfill is not None else job
         yield RunSeen(run_id, name, status, _of_seconds(began), _of_seconds(ended))
+
+
+def _failed_jobs(connection: sqlite3.Connection) -> Iterator[RunSeen]:
+    newest: dict[str, RunSeen] = {}
+    for run in _runs(connection, _RUNS_LOOKED_AT):
+        if not run.going_on:
+            newest.setdefault(run.job, run)
+    yield from (run for run in newest.values() if run.failed)
 
 
 def _sensors(connection: sqlite3.Connection) -> Iterator[SensorSeen]:
