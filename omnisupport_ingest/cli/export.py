@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_err, size
@@ -64,7 +65,8 @@ def export(table: str, form: str | None, out: Out, include_deleted: bool, as_jso
     (contract,) = tables_named(workspace, [table])
     chosen = _format(form, out)
     path = out.file(f"{contract.name}.{chosen}")
-    done = write(workspace, contract, path, chosen, deleted=include_deleted)
+    with speaking():
+        done = write(workspace, contract, path, chosen, deleted=include_deleted)
     if as_json:
         echo_json(asdict(done) | {"watermark": iso(done.watermark)})
         return
@@ -161,17 +163,19 @@ def as_of(
     workspace = open_workspace()
     settings, chosen = workspace.settings, _chosen(workspace, tables)
     if out is None:
-        reading = open_reading(workspace, chosen, at, epoch=epoch)
-        tables_as_of = count_tables(reading, session(settings))
+        with speaking():
+            reading = open_reading(workspace, chosen, at, epoch=epoch)
+            tables_as_of = count_tables(reading, session(settings))
     else:
         as_format = _format(form, out)
         # Judged before anything is read.
         places = out.files([f"{each.name}.{as_format}" for each in chosen])
-        reading = open_reading(workspace, chosen, at, epoch=epoch)
         paths = {contract.name: place for contract, place in zip(chosen, places, strict=True)}
-        tables_as_of = write_tables(
-            workspace, reading, session(settings), paths, as_format, deleted=include_deleted
-        )
+        with speaking():
+            reading = open_reading(workspace, chosen, at, epoch=epoch)
+            tables_as_of = write_tables(
+                workspace, reading, session(settings), paths, as_format, deleted=include_deleted
+            )
     source = reading.contracts[0].source
     if as_json:
         echo_json(_document(source, reading.below, tables_as_of))

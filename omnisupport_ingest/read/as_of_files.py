@@ -15,6 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import Reading
@@ -42,7 +43,8 @@ class TableAsOf:
 
 def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
     """Count the rows of each table of ``reading``."""
-    return [_counted(contract.name, reading.table(spark, contract)) for contract in reading.contracts]
+    contracts = progress.each(reading.contracts, lambda each: f"folding {each.name}")
+    return [_counted(contract.name, reading.table(spark, contract)) for contract in contracts]
 
 
 def write_tables(
@@ -61,7 +63,7 @@ def write_tables(
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
-        for contract in reading.contracts:
+        for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
             uri = f"file://{states[contract.name]}"
             reading.table(spark, contract).write.parquet(uri)
             counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
