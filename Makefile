@@ -122,7 +122,8 @@ docs: $(DOCS_INSTALLED) ## Build the documentation as a site, site/index.html; a
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet $(ARGS)
 
 .PHONY: screenshots
-screenshots: $(INSTALLED) $(DOCS_INSTALLED) ## Take the pictures of the documentation anew; needs Chromium
+screenshots: $(INSTALLED) $(DOCS_INSTALLED) ## Make the pictures of the documentation anew; needs Chromium
+	$(DOCS)/bin/python docs/pictures.py
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
 	$(DOCS)/bin/python docs/screenshots.py
 

@@ -1,7 +1,7 @@
 """Everything is in ``pyproject.toml``; here only what it cannot say.
 
-``contracts/``, ``data/`` and ``reports/`` stand at the top of the repository and are read from there; a built
-package carries copies under ``omnisupport_ingest/packaged``.
+``contracts/``, ``data/``, ``reports/``, ``docs/`` and the pages beside it stand at the top of the repository
+and are read from there; a built package carries copies under ``omnisupport_ingest/packaged``.
 """
 
 import shutil
@@ -18,8 +18,10 @@ class BuildWithContracts(build_py):
             return
         packaged = Path(self.build_lib) / "omnisupport_ingest" / "packaged"
         shutil.rmtree(packaged, ignore_errors=True)
-        for folder in ("contracts", "data", "reports"):
-            shutil.copytree(folder, packaged / folder)
+        for folder in ("contracts", "data", "reports", "docs"):
+            shutil.copytree(folder, packaged / folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        for page in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
+            shutil.copy(page, packaged / page)
 
 
 setup(cmdclass={"build_py": BuildWithContracts})

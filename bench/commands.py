@@ -25,6 +25,7 @@ LIMIT = 2.0
 LOOKS: dict[str, tuple[str, ...]] = {
     "settings": (),
     "status": ("--all",),
+    "alarms": (),
     "ledger": (),
     "doctor": (),
     "report": ("--out", "{folder}/report.html"),

@@ -11,6 +11,7 @@ from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.defs.assets import build_assets
 from omnisupport_ingest.defs.checks import build_content_checks, build_log_checks
 from omnisupport_ingest.defs.equality import build_equality
+from omnisupport_ingest.defs.freshness import freshness_sensor
 from omnisupport_ingest.defs.history import build_history
 from omnisupport_ingest.defs.jobs import JobContent, build_jobs
 from omnisupport_ingest.defs.kafka_sensors import topics_sensor
@@ -99,6 +100,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
                         job=JobContent.of_ingest(workspace.contracts, source, log_checks),
                     ),
                     late_arrivals_sensor(source=source),
+                    freshness_sensor(source, contracts),
                     *([source_health_sensor(definition)] if captured else []),
                 ]
             ),

@@ -227,8 +227,9 @@ class Settings(BaseSettings):
     )
     alarm_command: str | None = Field(
         None,
-        description="Command line, run by `sh`, when the source's health gets worse, better, or has other "
-        "problems; it reads a JSON document on its standard input. Unset: none.",
+        description="Command line, run by `sh`, when what is wrong with the platform or a source changes: "
+        "worse, better, or other problems ([alarms](operate.md#alarms)); it reads a JSON document on its "
+        "standard input. Unset: none.",
         examples=["/usr/local/bin/page-on-call"],
         json_schema_extra={"values": "command line"},
     )
@@ -236,6 +237,13 @@ class Settings(BaseSettings):
         None,
         description="The same document is posted to this address. Unset: none.",
         examples=["https://hooks.example/…"],
+        json_schema_extra={"values": "URL, secret"},
+    )
+    heartbeat_url: SecretStr | None = Field(
+        None,
+        description="Asked (GET) every minute while the platform runs and nothing is left to tell, so that "
+        "who watches for it hears when the machine or `up` is gone. Unset: none.",
+        examples=["https://watch.example/ping/…"],
         json_schema_extra={"values": "URL, secret"},
     )
     dagster_pg_url: SecretStr | None = Field(

@@ -20,7 +20,7 @@ from omnisupport_ingest_tests.test_docs import _problem
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 PROGRAM = "/opt/omnisupport/bin/omnisupport-ingest "
-SERVICES = {("capture",), *(("serve", name) for name in serve.params[0].type.choices)}  # type: ignore[attr-defined]
+SERVICES = {("capture",), ("alarms", "--watch"), *(("serve", name) for name in serve.params[0].type.choices)}  # type: ignore[attr-defined]
 
 
 def units() -> dict[str, list[str]]:

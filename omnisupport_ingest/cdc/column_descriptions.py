@@ -40,6 +40,14 @@ EVENT_COLUMNS = {
 }
 """Columns of ``raw_cdc_staging`` and ``deduped_events``."""
 
+QUARANTINE_COLUMNS = EVENT_COLUMNS | {
+    "reason": "Why the event is here: a scenario of the decision table.",
+    "detector": "What found it.",
+    "rules": "Names of the rules of the contract that the row breaks.",
+    "review_state": "open, discarded, or not_needed where the decision table asks for no review.",
+}
+"""Columns of ``quarantine``."""
+
 HISTORY_COLUMNS = {
     "_cdc_key": SYSTEM_COLUMNS["_cdc_key"],
     "_cdc_valid_from": "When the event that opens the version was committed.",
@@ -65,4 +73,6 @@ def column_descriptions(names: Collection[str]) -> Mapping[str, str]:
     """Return the descriptions of the platform's own columns of a table that has the columns ``names``."""
     if STATE in names:
         return _DIMENSION_COLUMNS
+    if "review_state" in names:
+        return QUARANTINE_COLUMNS
     return HISTORY_COLUMNS if "_cdc_valid_from" in names else EVENT_COLUMNS

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.opening import open_home, open_settings, open_workspace
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, heading
 from omnisupport_ingest.cli.render import table as show_table
 
@@ -58,13 +59,8 @@ def show(table: str | None, as_json: bool) -> None:
 
 
 @checkpoint.command()
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File to write. An existing file is replaced.",
-)
-def export(out: Path) -> None:
+@out_option("Where to write checkpoints.json; an existing file is replaced.", required=True)
+def export(out: Out) -> None:
     """Write to a file how far landing and every window of the lake are, for `checkpoint import`.
 
     The file is no backup: it has no row and no key. It shows whether a restored home is complete. Back up
@@ -82,12 +78,11 @@ def export(out: Path) -> None:
     from omnisupport_ingest.records import encode
 
     record = describe(open_workspace())
-    if not out.absolute().parent.is_dir():
-        raise click.UsageError(f"{out.parent} is not a folder.")
+    path = out.file("checkpoints.json")
     with failpoint("checkpoint.file"):
-        replace(out.absolute(), encode(record))
+        replace(path, encode(record))
     checkpoints, sources = record.checkpoints, record.sources
-    click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {out}.")
+    click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {path}.")
 
 
 @checkpoint.command(name="import")

@@ -14,6 +14,7 @@ import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, open_workspace, tables_named
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.contracts.load import (
@@ -41,10 +42,8 @@ def contracts() -> None:
     "--table", "tables", multiple=True, metavar="SCHEMA.TABLE", help="A table of the source; repeatable."
 )
 @click.option("--all", "every", is_flag=True, help="Every table of the source except partitions.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write to.  [default: OMNISUPPORT_CONTRACTS_DIR, else the home's, else contracts/data]",
+@out_option(
+    "Where to write; unset: the folder OMNISUPPORT_CONTRACTS_DIR, else the home's, else contracts/data."
 )
 @click.option(
     "--owner",
@@ -58,7 +57,7 @@ def contracts() -> None:
 def new(
     tables: tuple[str, ...],
     every: bool,
-    out: Path | None,
+    out: Out | None,
     owner: str,
     force: bool,
     source: str | None,

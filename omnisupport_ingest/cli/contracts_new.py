@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from omnisupport_ingest.cli.contracts_diff import connect_to_source
+from omnisupport_ingest.cli.out import Out
 from omnisupport_ingest.cli.render import counted, say_err
 from omnisupport_ingest.contracts.documents import document_text, program_file
 from omnisupport_ingest.contracts.in_force import recorded
@@ -49,14 +50,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NewContracts:
-    """What to write: contracts of ``tables`` (all of the source if empty), to the folder ``out`` if given.
+    """What to write: contracts of ``tables`` (all of the source if empty), to ``out`` if given.
 
     ``force``: replace existing contracts.
     """
 
     settings: Settings
     tables: Sequence[str]
-    out: Path | None
+    out: Out | None
     owner: str
     force: bool = False
 
@@ -64,19 +65,25 @@ class NewContracts:
 def write_contracts(request: NewContracts) -> list[Outcome]:
     """Write a contract for each table that ``request`` names; the outcomes have its order."""
     settings = request.settings
-    folder = request.out or settings.contracts_dir or own_folder(settings)
+    given = request.out
+    folder = _folder(given) if given is not None else settings.contracts_dir or own_folder(settings)
     contracts = _contracts_in(folder, settings.source)
     with closing(connect_to_source(settings)) as connection:
         live, candidates = read_live_tables(connection), cursor_candidates(connection)
     chosen, outcomes = _choose(request.tables, live)
     taken = {table: contract.name for table, contract in contracts.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
+    # Refused here if several tables are to be one file.
+    file = None
+    if given is not None and not given.is_folder and chosen:
+        (file,) = given.files([each.full_name for each in chosen])
     # No failpoint: a folder: one that is there already is as good.
     folder.mkdir(parents=True, exist_ok=True)
     for table in chosen:
         key = table.schema, table.table
         known = contracts.get(key)
-        path = Path(known.path) if known is not None else _free_path(folder, names[key], settings.source)
+        new = file or _free_path(folder, names[key], settings.source)
+        path = Path(known.path) if known is not None else new
         make = partial(
             draft,
             table,
@@ -87,6 +94,10 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
         )
         outcomes.append(_write(table, None if request.force else known, path, make))
     return outcomes
+
+
+def _folder(out: Out) -> Path:
+    return out.path if out.is_folder else out.path.parent
 
 
 def _choose(

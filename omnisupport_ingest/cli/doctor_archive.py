@@ -113,7 +113,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
         except IngestError as error:
             yield name, {"error": error.problem, "fix": error.fix}
     home = settings.home.expanduser().absolute()
-    known = recorded(home / "dagster", most=50)
+    known = recorded(home / "dagster", settings.dagster_pg_url, most=50)
     if known is not None:
         yield "runs.json", [asdict(each) for each in known.runs]
     yield "logs.json", {each.name: log_summary(each) for each in sorted((home / "logs").glob("*.log"))}

@@ -236,11 +236,18 @@ def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
 
     home = workspace.home
     running = (home.run / "supervisor.lock").exists() and in_use(home)
-    known = recorded(home.path / "dagster")
+    storage = workspace.settings.dagster_pg_url
+    known = recorded(home.path / "dagster", storage)
+    if known is None and storage is not None:
+        yield Diagnosis(
+            "dagster",
+            Level.PROBLEM,
+            "The PostgreSQL of Dagster's records does not answer.",
+            "Start it, or correct OMNISUPPORT_DAGSTER_PG_URL.",
+        )
+        return
     if known is None:
-        elsewhere = workspace.settings.dagster_pg_url is not None
-        seen = "its storage is a PostgreSQL" if elsewhere else "no run was recorded yet"
-        yield Diagnosis("dagster", Level.NOTE if elsewhere else Level.OK, seen)
+        yield Diagnosis("dagster", Level.OK, "no run was recorded yet")
         return
     if running and known.daemon_at is not None and datetime.now(UTC) - known.daemon_at > _DAEMON_SILENT:
         yield Diagnosis(

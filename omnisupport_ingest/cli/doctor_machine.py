@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.status_health import SCARCE_BYTES, SOON_DAYS
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.report.facts import SourceFacts
     from omnisupport_ingest.settings import Settings
 
-_SCARCE_BYTES = 2 * 1024**3
-_SOON_DAYS = 7
 _LEAST_HISTORY = timedelta(minutes=10)
 """A forecast from less than that is not reliable."""
 
@@ -214,10 +213,10 @@ def disk(workspace: Workspace, facts: list[SourceFacts]) -> Iterator[Diagnosis]:
     free = f"{render.size(usage.free)} free of {render.size(usage.total)}"
     days = days_left(facts, usage.free, datetime.now(UTC))
     ahead = "" if days is None else f", full in {days:,.0f} days at the pace of the last day"
-    if usage.free < _SCARCE_BYTES or (days is not None and days < _SOON_DAYS):
+    if usage.free < SCARCE_BYTES or (days is not None and days < SOON_DAYS):
         yield Diagnosis(
             "disk",
-            Level.PROBLEM if usage.free < _SCARCE_BYTES // 4 else Level.WARNING,
+            Level.PROBLEM if usage.free < SCARCE_BYTES // 4 else Level.WARNING,
             f"{free}{ahead}.",
             "omnisupport-ingest sweep deletes replaced versions of tables. Or use a larger disk.",
         )

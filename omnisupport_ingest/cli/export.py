@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso, say_err, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.position import Lsn, Position
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.read.as_of_files import TableAsOf
+    from omnisupport_ingest.read.export import Format
+
+_FORM_HELP = "What to write.  [default: as the file's name ends, in a folder csv]"
 
 
 @click.command()
@@ -29,17 +33,12 @@ if TYPE_CHECKING:
     "--format",
     "form",
     type=click.Choice(["csv", "parquet", "jsonl"]),
-    help="What to write.  [default: as the file's name ends]",
+    help=_FORM_HELP,
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File to write. An existing file is replaced.",
-)
+@out_option("Where to write the rows; an existing file is replaced.", required=True)
 @click.option("--include-deleted", is_flag=True, help="Also softly deleted rows; _cdc_is_deleted marks them.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document.")
-def export(table: str, form: str | None, out: Path, include_deleted: bool, as_json: bool) -> None:
+def export(table: str, form: str | None, out: Out, include_deleted: bool, as_json: bool) -> None:
     """Write the current state of TABLE, its dimension, to a file that only you can read.
 
     TABLE is the name in the lake or at the source, with its source or schema where the name is not unique.
@@ -60,21 +59,18 @@ def export(table: str, form: str | None, out: Path, include_deleted: bool, as_js
     3 no home.
     """
     leave_out_pandas()
-    from omnisupport_ingest.read.export import Format
     from omnisupport_ingest.read.export import export as write
 
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [table])
-    chosen = form or out.suffix.lstrip(".").lower()
-    if chosen not in {each.value for each in Format}:
-        raise click.UsageError(f"The name {out.name} does not say what to write: add --format.")
-    if not out.parent.is_dir():
-        raise click.UsageError(f"{out.parent} is not a folder.")
-    done = write(workspace, contract, out.absolute(), Format(chosen), deleted=include_deleted)
+    chosen = _format(form, out)
+    path = out.file(f"{contract.name}.{chosen}")
+    with speaking():
+        done = write(workspace, contract, path, chosen, deleted=include_deleted)
     if as_json:
         echo_json(asdict(done) | {"watermark": iso(done.watermark)})
         return
-    click.echo(f"{counted(done.rows, 'row')} of {done.table} in {out} ({size(done.bytes)}).")
+    click.echo(f"{counted(done.rows, 'row')} of {done.table} in {path} ({size(done.bytes)}).")
     mark = f", watermark {clock(done.watermark)}" if done.watermark else ""
     if done.pending_batches:
         behind = f"{counted(done.pending_batches, 'landed batch')} not in it yet"
@@ -119,18 +115,12 @@ def _read_at(_context: click.Context, _param: click.Parameter, text: str) -> Pos
     type=click.IntRange(min=1),
     help="Epoch of an LSN.  [default: the newest whose stream reached it]",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write a file per table to. Existing files are replaced.",
-)
+@out_option("Where to write a file for each table; existing files are replaced.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["csv", "parquet", "jsonl"]),
-    default="csv",
-    show_default=True,
-    help="What to write.",
+    help=_FORM_HELP,
 )
 @click.option("--include-deleted", is_flag=True, help="Also softly deleted rows; _cdc_is_deleted marks them.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was read as one JSON document.")
@@ -138,8 +128,8 @@ def as_of(
     at: Position | Lsn | datetime,
     tables: tuple[str, ...],
     epoch: int | None,
-    out: Path | None,
-    form: str,
+    out: Out | None,
+    form: str | None,
     include_deleted: bool,
     as_json: bool,
 ) -> None:
@@ -166,35 +156,42 @@ def as_of(
     """
     from omnisupport_ingest.read.as_of import open_reading
     from omnisupport_ingest.read.as_of_files import count_tables, write_tables
-    from omnisupport_ingest.read.export import Format
     from omnisupport_ingest.runtime.spark import session
 
     if epoch is not None and not isinstance(at, Lsn):
         raise click.UsageError("--epoch goes with an LSN only.")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise click.UsageError(f"{out.parent} is not a folder.")
     workspace = open_workspace()
-    settings = workspace.settings
-    reading = open_reading(workspace, _chosen(workspace, tables), at, epoch=epoch)
+    settings, chosen = workspace.settings, _chosen(workspace, tables)
     if out is None:
-        tables_as_of = count_tables(reading, session(settings))
+        with speaking():
+            reading = open_reading(workspace, chosen, at, epoch=epoch)
+            tables_as_of = count_tables(reading, session(settings))
     else:
-        # No failpoint: a folder: one that is there already is as good.
-        out.mkdir(mode=0o700, exist_ok=True)
-        tables_as_of = write_tables(
-            workspace,
-            reading,
-            session(settings),
-            out.absolute(),
-            Format(form),
-            deleted=include_deleted,
-        )
+        as_format = _format(form, out)
+        # Judged before anything is read.
+        places = out.files([f"{each.name}.{as_format}" for each in chosen])
+        paths = {contract.name: place for contract, place in zip(chosen, places, strict=True)}
+        with speaking():
+            reading = open_reading(workspace, chosen, at, epoch=epoch)
+            tables_as_of = write_tables(
+                workspace, reading, session(settings), paths, as_format, deleted=include_deleted
+            )
     source = reading.contracts[0].source
     if as_json:
         echo_json(_document(source, reading.below, tables_as_of))
         return
     click.echo(f"{source} as it was before {reading.below} (epoch {reading.below.epoch}).")
     _print_tables(tables_as_of)
+
+
+def _format(given: str | None, out: Out) -> Format:
+    """The format that is asked for, else that of the file's suffix; in a folder csv."""
+    from omnisupport_ingest.read.export import Format
+
+    name = given or ("csv" if out.is_folder else out.suffix)
+    if name not in {each.value for each in Format}:
+        raise click.UsageError(f"The name {out.path.name} does not say what to write: add --format.")
+    return Format(name)
 
 
 def _chosen(workspace: Workspace, tables: Sequence[str]) -> list[TableContract]:

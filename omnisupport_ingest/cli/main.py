@@ -14,6 +14,7 @@ import click
 
 from omnisupport_ingest import __version__
 from omnisupport_ingest.cli import errors
+from omnisupport_ingest.cli.alarms import alarms
 from omnisupport_ingest.cli.capture import capture
 from omnisupport_ingest.cli.checkpoint import checkpoint
 from omnisupport_ingest.cli.contracts import contracts
@@ -74,6 +75,7 @@ class _Cli(Commands):
         ),
         "Look": (
             "status",
+            "alarms",
             "ledger",
             "doctor",
             "report",
@@ -122,6 +124,7 @@ _COMMANDS = (
     manifest,
     workload,
     status,
+    alarms,
     ledger,
     doctor,
     report,

@@ -123,7 +123,11 @@ METRICS: tuple[Metric, ...] = (
         lambda home: len(home["health"]["reasons"]),
     ),
     _home("disk_free_bytes", "Room on the disk of the home.", lambda home: home["disk"]["free"]),
-    _home("disk_days_left", "Days until the disk is full, an estimate.", lambda home: home["disk"]["days"]),
+    _home(
+        "disk_days_left",
+        "Days until the disk is full, an estimate; none in the first week.",
+        lambda home: home["disk"]["days"] if home["disk"]["settled"] else None,
+    ),
     _home(
         "checks_failed",
         "Checks whose last evaluation failed.",

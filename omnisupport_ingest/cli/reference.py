@@ -1,4 +1,4 @@
-"""The pages that are made from the code: ``docs/cli.md``, ``docs/settings.md`` and ``.env.example``.
+"""The pages that are made from the code: ``docs/cli.md``, ``docs/settings.md``, ``.env.example`` and others.
 
 ``python -m omnisupport_ingest.cli.reference`` writes them below the working directory. Of
 ``docs/settings.md`` only the table is made; what stands outside its two marks is written by hand.
@@ -18,12 +18,13 @@ from pydantic.fields import FieldInfo
 
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.cli.metrics import metrics_page
+from omnisupport_ingest.cli.reference_data import reference_page
 from omnisupport_ingest.settings import PREFIX, Settings
 
 REGENERATE = "python -m omnisupport_ingest.cli.reference"
 
 COMMANDS_PAGE, SETTINGS_PAGE, EXAMPLE = Path("docs/cli.md"), Path("docs/settings.md"), Path(".env.example")
-METRICS_PAGE = Path("docs/metrics.md")
+METRICS_PAGE, DATA_PAGE = Path("docs/metrics.md"), Path("docs/reference.md")
 
 _HELP_WIDTH = 96
 
@@ -172,6 +173,7 @@ def main() -> None:
     SETTINGS_PAGE.write_text(settings_page(SETTINGS_PAGE.read_text()))
     EXAMPLE.write_text(example())
     METRICS_PAGE.write_text(metrics_page())
+    DATA_PAGE.write_text(reference_page())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.cli.opening import contracted_source, open_workspace
 from omnisupport_ingest.cli.render import counted, echo_json, some
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
@@ -163,7 +164,8 @@ def _preview(request: ReplayRequest) -> ReplayPreview:
     workspace, settings = request.workspace, request.workspace.settings
 
     def preview(spark: SparkSession) -> ReplayPreview:
-        return preview_replay(workspace, spark, request.source, request.windows, request.contracts)
+        with speaking():
+            return preview_replay(workspace, spark, request.source, request.windows, request.contracts)
 
     with interrupt_on_terminate():
         if in_use(request.home):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import echo_json, size
 
 
 @click.command()
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write.  [default: report.html in the home]",
-)
+@out_option("Where to write the page; unset: report.html in the home.")
 @click.option(
     "--batches",
     type=click.IntRange(min=1),
@@ -25,7 +20,7 @@ from omnisupport_ingest.cli.render import echo_json, size
     help="Read the newest N batches of each source.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as one JSON document instead.")
-def report(out: Path | None, batches: int, as_json: bool) -> None:
+def report(out: Out | None, batches: int, as_json: bool) -> None:
     """Write one HTML page with plots: freshness, lag, latency, events, faults, growth, cost of runs.
 
     The page is one file that opens without a server and without a network. It is made from the manifests of
@@ -48,8 +43,6 @@ def report(out: Path | None, batches: int, as_json: bool) -> None:
     if as_json:
         echo_json(page.document(str(workspace.home.path), sources))
         return
-    path = (out or workspace.home.path / page.FILE_NAME).absolute()
-    if not path.parent.is_dir():
-        raise click.UsageError(f"{path.parent} is not a folder.")
+    path = (out or Out(workspace.home.path, is_folder=True)).file(page.FILE_NAME)
     written = page.write(workspace, path, sources)
     click.echo(f"Wrote {path} ({size(written)}). Open it in a browser.")

@@ -134,7 +134,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
             "decision_table": str(chosen.decision_table),
             "tables": len(workspace.contracts),
         },
-        "platform": platform_document(home),
+        "platform": platform_document(home, settings),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "source": logs[0],
         "other_logs": logs[1:],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.cli import render
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
 
 HEALTHY, WARNING, BROKEN = "healthy", "warning", "broken"
+
+SCARCE_BYTES = 2 * 1024**3
+SOON_DAYS = 7
+"""Less room on the disk of the home than this, or for fewer days, is too little."""
 
 _IN_DANGER = frozenset({"unreserved", "lost"})
 """States of a slot whose WAL the server may remove, or has."""
@@ -66,11 +71,40 @@ def source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "quarantine", f"{counts} (omnisupport-ingest quarantine list)"
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong. ``kind`` is the same while it is the same problem, whatever its numbers are.
+
+    ``says``: what is wrong. ``help``: the command that helps, or what to do. ``broken``: data is held back.
+    """
+
+    kind: str
+    says: str
+    help: str
+    broken: bool = False
+
+
+SLOT, CHECK = "slot", "check"
+"""First words of kinds: of what threatens a slot, and of a red check."""
+
+_CHECKS_NAMED = "omnisupport-ingest status"
+
+
 def health(document: dict[str, Any]) -> dict[str, Any]:
     """Return the worst level in the document of ``status``, and the reasons for it."""
-    broken, warned = list(_broken(document)), list(_warned(document))
-    level = BROKEN if broken else WARNING if warned else HEALTHY
-    return {"level": level, "reasons": broken + warned}
+    found = list(problems(document))
+    level = BROKEN if any(each.broken for each in found) else WARNING if found else HEALTHY
+    return {"level": level, "reasons": list(_reasons(found))}
+
+
+def _reasons(found: list[Problem]) -> Iterator[str]:
+    """What each problem says, the broken ones first; red checks are counted, as ``status`` lists them."""
+    checks = [each for each in found if each.kind.startswith(CHECK)]
+    for each in sorted(found, key=lambda each: not each.broken):
+        if each not in checks:
+            yield each.says
+        elif each is checks[0]:
+            yield f"{render.counted(len(checks), 'check')} failed"
 
 
 def health_line(health: dict[str, Any]) -> str:
@@ -80,46 +114,75 @@ def health_line(health: dict[str, Any]) -> str:
     return word if not health["reasons"] else f"{word}: {'; '.join(health['reasons'])}"
 
 
-def _broken(document: dict[str, Any]) -> Iterator[str]:
-    for log in (document["source"], *document["other_logs"]):
-        if log["capture"] == "FAILED":
-            yield f"capture of {log['name']} has failed"
-    for each in document["sources"]:
-        landing = each["landing"]
-        if landing["problem"]:
-            yield f"landing of {each['source']} cannot be read"
-        elif landing["gap"] and not landing["gap"]["repaired"]:
-            yield f"a gap holds batches of {each['source']} back"
-
-
-def _warned(document: dict[str, Any]) -> Iterator[str]:
-    platform = document["platform"]
-    followed = {each["source"] for each in document["sources"] if each["landing"].get("stream_end")}
-    for log in (document["source"], *document["other_logs"]):
-        if log["slot"].get("there") is False and log["name"] in followed:
-            yield f"the slot of {log['name']} is not on the server any more"
-        if log["slot"]["wal_status"] in _IN_DANGER:
-            yield f"the slot of {log['name']} is {log['slot']['wal_status']}"
-    for each in document["readings"]:
-        if each["problem"] is not None:
-            yield f"{each['source']} cannot be looked at"
-        if any(part["gone"] for part in each.get("partitions", ())):
-            yield f"records of {each['source']} were deleted before they were read"
-    for name in dict.fromkeys(each["source"] for each in document["definition_changes"]):
-        yield f"files of {name} have changed, and its capture does not go by them yet"
-    failed = platform["checks"]["failed"] if platform["checks"] else []
-    if failed:
-        yield f"{render.counted(len(failed), 'check')} failed"
-    newest: dict[str, dict[str, Any]] = {}
-    for run in platform["runs"] or ():
-        newest.setdefault(run["job"], run)
-    for run in newest.values():
-        if run["status"] == "FAILURE":
-            yield f"the last run of {run['job']} failed"
-    for sensor in platform["sensors"] or ():
-        if not sensor["running"] or sensor["tick"] == "FAILURE":
-            yield f"sensor {sensor['name']} {'failed' if sensor['running'] else 'is stopped'}"
-    yield from promises_broken(document)
+def problems(document: dict[str, Any]) -> Iterator[Problem]:
+    """Yield everything that the document of ``status`` shows to be wrong."""
+    yield from _of_landing(document)
+    yield from _of_sources(document)
+    yield from _of_platform(document["platform"])
+    yield from _of_disk(document["disk"])
+    for kind, says in promises_broken(document):
+        helps = "verify --repair" if kind.startswith("differs") else "status"
+        yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
         if events := sum(each["quarantine"].values()):
-            yield f"{render.counted(events, 'event')} of {each['source']} in quarantine"
+            says = f"{render.counted(events, 'event')} of {each['source']} in quarantine"
+            yield Problem(f"quarantine {each['source']}", says, "omnisupport-ingest quarantine list")
+
+
+def _of_landing(document: dict[str, Any]) -> Iterator[Problem]:
+    for log in (document["source"], *document["other_logs"]):
+        name = log["name"]
+        if log["capture"] == "FAILED":
+            says = f"capture of {name} has failed"
+            yield Problem(f"capture {name}", says, f"omnisupport-ingest source status {name}", broken=True)
+    for each in document["sources"]:
+        landing, name = each["landing"], each["source"]
+        if landing["problem"]:
+            says = f"landing of {name} cannot be read"
+            yield Problem(f"landing {name}", says, landing["problem"]["fix"], broken=True)
+        elif landing["gap"] and not landing["gap"]["repaired"]:
+            says = f"a gap holds batches of {name} back"
+            yield Problem(f"gap {name}", says, landing["gap"]["fix"], broken=True)
+
+
+def _of_sources(document: dict[str, Any]) -> Iterator[Problem]:
+    followed = {each["source"] for each in document["sources"] if each["landing"].get("stream_end")}
+    for log in (document["source"], *document["other_logs"]):
+        name, helps = log["name"], f"omnisupport-ingest source status {log['name']}"
+        if log["slot"].get("there") is False and name in followed:
+            yield Problem(f"{SLOT} {name} gone", f"the slot of {name} is not on the server any more", helps)
+        if log["slot"]["wal_status"] in _IN_DANGER:
+            yield Problem(f"{SLOT} {name}", f"the slot of {name} is {log['slot']['wal_status']}", helps)
+    for each in document["readings"]:
+        name, helps = each["source"], f"omnisupport-ingest source status {each['source']}"
+        if each["problem"] is not None:
+            yield Problem(f"away {name}", f"{name} cannot be looked at", helps)
+        if any(part["gone"] for part in each.get("partitions", ())):
+            yield Problem(f"gone {name}", f"records of {name} were deleted before they were read", helps)
+    for change in document["definition_changes"]:
+        name = change["source"]
+        says = f"files of {name} have changed, and its capture does not go by them yet"
+        yield Problem(f"files {name}", says, change["fix"])
+
+
+def _of_platform(platform: dict[str, Any]) -> Iterator[Problem]:
+    for check in platform["checks"]["failed"] if platform["checks"] else ():
+        name = f"{check['asset']}:{check['check']}"
+        yield Problem(f"{CHECK} {name}", f"{name}: {check['said'] or 'no message'}", _CHECKS_NAMED)
+    for run in platform["failed_runs"] or ():
+        says = f"the last run of {run['job']} failed"
+        yield Problem(f"run {run['job']}", says, "omnisupport-ingest logs --errors")
+    for sensor in platform["sensors"] or ():
+        if not sensor["running"] or sensor["tick"] == "FAILURE":
+            says = f"sensor {sensor['name']} {'failed' if sensor['running'] else 'is stopped'}"
+            yield Problem(f"sensor {sensor['name']}", says, "omnisupport-ingest status --all")
+
+
+def _of_disk(disk: dict[str, Any]) -> Iterator[Problem]:
+    # In the first week the first reading of the tables would be taken for what comes every day.
+    days = disk["days"] if disk["settled"] else None
+    if disk["free"] >= SCARCE_BYTES and (days is None or days >= SOON_DAYS):
+        return
+    ahead = "" if days is None else f", full in {days:,.0f} days"
+    says = f"the disk of the home has {render.size(disk['free'])} left{ahead}"
+    yield Problem("disk", says, "omnisupport-ingest sweep, or a larger disk")

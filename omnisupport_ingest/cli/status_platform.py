@@ -1,6 +1,6 @@
 """The part of ``status`` about the platform: services, sensors, runs, checks, also while nothing runs.
 
-While the UI answers, it tells of the sensors; else Dagster's own files do (``runtime.recorded_runs``).
+While the UI answers, it tells of the sensors; else Dagster's own records do (``runtime.recorded_runs``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from omnisupport_ingest.cli import render
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
+    from omnisupport_ingest.settings import Settings
 
 _RUNS_SHOWN = 3
 _CHECKS_SHOWN = 3
 
 
-def platform_document(home: Home) -> dict[str, Any]:
+def platform_document(home: Home, settings: Settings) -> dict[str, Any]:
     """What runs on ``home``, and what Dagster has recorded, as JSON values."""
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.ports import LOOPBACK
@@ -30,7 +31,7 @@ def platform_document(home: Home) -> dict[str, Any]:
 
     run_folder = home.path / "run"
     port = ui_port(run_folder)
-    known = recorded(home.path / "dagster")
+    known = recorded(home.path / "dagster", settings.dagster_pg_url)
     sensors = sensors_seen(port) if port else None
     if sensors is None and known is not None:
         sensors = known.sensors
@@ -41,6 +42,7 @@ def platform_document(home: Home) -> dict[str, Any]:
         "ui": f"http://{LOOPBACK}:{port}" if port else None,
         "sensors": None if sensors is None else [plain(asdict(each)) for each in sensors],
         "runs": None if known is None else [_run(each) for each in known.runs],
+        "failed_runs": None if known is None else [_run(each) for each in known.failed_jobs],
         "checks": None
         if known is None
         else {

@@ -66,16 +66,17 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
             yield "differs", f"{_name(source, each)}: {each['verified']['in_words']} (verify --repair)"
 
 
-def promises_broken(document: dict[str, Any]) -> Iterator[str]:
-    """Reasons for a warning: service levels that contracts ask for and are broken, tables that differ."""
+def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and words of each warning: service levels that contracts ask for and are broken, tables that
+    differ."""
     for source in document["sources"]:
         for table in source.get("tables", ()):
-            name = _name(source["source"], table)
+            name, of = _name(source["source"], table), source["source"]
             level, verified = table.get("service_level"), table.get("verified")
             if level and level["by_contract"] and level["broken"]:
-                yield f"the service level of {name} is broken"
+                yield f"level {of}.{name}", f"the service level of {name} is broken"
             if verified and verified["state"] == "differs":
-                yield f"{name} differs from its source"
+                yield f"differs {of}.{name}", f"{name} differs from its source"
 
 
 def _name(source: str, table: dict[str, Any]) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import counted, echo_json, heading, say_err, size, span, table
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.settings import ENV_FILE, PREFIX, env_with
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.tuning.measuring import Load
+    from omnisupport_ingest.tuning.measuring import Load, Measured
     from omnisupport_ingest.tuning.points import Bounds, Percentiles, Point, Setting
 
 _VARIABLE = f"{PREFIX}BATCH_MAX_SECONDS"
@@ -31,11 +33,21 @@ def _measured(command: Any) -> Any:
     for option in reversed(
         (
             click.option(
+                "--own",
+                is_flag=True,
+                help="Measure your own source, data and traffic, with your own capture (see above).",
+            ),
+            click.option(
+                "--yes",
+                is_flag=True,
+                help="Agree to what --own does without being asked.",
+            ),
+            click.option(
                 "--rate",
                 type=click.FloatRange(1),
                 default=500.0,
                 show_default=True,
-                help="Changes per second of the traffic.",
+                help="Changes per second of the traffic; not with --own.",
             ),
             click.option(
                 "--seconds",
@@ -113,16 +125,10 @@ def _bounded(command: Any) -> Any:
 @click.command()
 @_measured
 @_bounded
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("tune.svg"),
-    show_default=True,
-    help="File for the curve: .svg, or .png with the extra `png`.",
-)
+@out_option("Where to draw the curve: .svg, or .png with the extra `png`.", default="tune.svg")
 @click.option("--write", is_flag=True, help="Set what is recommended in .env; its other lines stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print the points and the recommendation as JSON.")
-def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
+def tune(out: Out, write: bool, as_json: bool, **options: Any) -> int:
     """Measure latency against batch interval and size on this machine, and recommend a setting.
 
     A PostgreSQL, a slot and a home of its own take the demo's traffic with each setting in turn, in a folder
@@ -135,43 +141,52 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
     batch. What your own platform and traffic take is measured all the time: `report` shows it from commit to
     durable batch and to dimension.
 
+    With --own no traffic is made. Your own capture runs on your own home with each interval in turn, for
+    --seconds each, and lands what your programs commit meanwhile, as it always does; nothing is written to
+    the source. Stop `up` first, and choose a time at which they write. Sizes are tried if --size names them.
+
     \b
     Examples:
       omnisupport-ingest tune
       omnisupport-ingest tune --rate 5000 --seconds 30 --interval 1 --interval 10 --write
+      omnisupport-ingest tune --own --seconds 120 --interval 1 --interval 5
       omnisupport-ingest tune --to dimension --interval 1 --interval 5 --seconds 60 --out tune.png
 
-    Exit code: 0 recommended, 1 no interval keeps the bounds, 2 usage or settings, 4 PostgreSQL or Java is
-    missing, 7 a service failed.
+    Exit code: 0 recommended, 1 no interval keeps the bounds, 2 usage or settings, 3 no home for --own,
+    4 PostgreSQL or Java is missing, 5 the source is not set up, 6 the home is in use, 7 a service failed or
+    nothing was committed.
     """
     from omnisupport_ingest.durable import replace
     from omnisupport_ingest.tuning.curve import drawn, picture, require_plots
     from omnisupport_ingest.tuning.measuring import Load
     from omnisupport_ingest.tuning.points import Bounds, recommend, settings_to_try
 
-    out = out.absolute()
-    if not out.parent.is_dir():
-        raise click.UsageError(f"{out.parent} is not a folder.")
-    if out.suffix not in (".svg", ".png"):
-        raise click.UsageError(f"{out.name} ends neither with .svg nor with .png.")
-    if out.suffix == ".png":
+    path = out.file("tune.svg")
+    if path.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"{path.name} ends neither with .svg nor with .png.")
+    if path.suffix == ".png":
         require_plots()
     to_dimension = options["end"] == "dimension"
-    load = Load(options["rate"], options["seconds"], to_dimension=to_dimension)
+    of_own = bool(options["own"])
+    rate, sizes = _traffic_asked(of_own, options)
+    load = Load(rate, options["seconds"], to_dimension=to_dimension)
     cpu = (150.0 if to_dimension else 25.0) if options["most_cpu"] is None else options["most_cpu"]
     bounds = Bounds(options["most_batches"], options["most_files"], cpu / 100)
     usual = open_settings().batch_max_bytes
-    points = _measure(load, settings_to_try(options["intervals"], options["sizes"], usual))
+    tried = settings_to_try(options["intervals"], sizes, usual)
+    if of_own and not options["yes"]:
+        _agree(load, tried)
+    points = _measure(load, tried)
     chosen = recommend(points, bounds)
     # No failpoint: a drawing for people; the same command makes it again.
-    replace(out, picture(points) if out.suffix == ".png" else drawn(points).encode())
+    replace(path, picture(points) if path.suffix == ".png" else drawn(points).encode())
     if write and chosen is not None:
         _write(chosen)
     if as_json:
-        echo_json(_document(points, bounds, chosen, out))
+        echo_json(_document(points, bounds, chosen, path))
     else:
         _show(points, bounds, chosen)
-        click.echo(f"\nThe curve is in {out}; open it in a browser or a viewer.")
+        click.echo(f"\nThe curve is in {path}; open it in a browser or a viewer.")
         if write and chosen is not None:
             click.echo(
                 f"{ENV_FILE} has {_VARIABLE}={_value(chosen)} now; `up` takes it in at its next start."
@@ -179,18 +194,49 @@ def tune(out: Path, write: bool, as_json: bool, **options: Any) -> int:
     return FINDINGS if chosen is None else 0
 
 
-def _measure(load: Load, tried: Sequence[Setting]) -> list[Point]:
-    """The points, measured one after the other, with the progress on standard error."""
-    from omnisupport_ingest.tuning.measuring import measure, scratch
+def _traffic_asked(of_own: bool, options: dict[str, Any]) -> tuple[float | None, Sequence[int]]:
+    """The rate and the sizes to try; with --own no rate, and just the sizes that are named."""
+    named = click.get_current_context().get_parameter_source
+    given = {name for name in ("rate", "sizes") if named(name) is not click.core.ParameterSource.DEFAULT}
+    if not of_own:
+        return options["rate"], options["sizes"]
+    if "rate" in given:
+        raise click.UsageError("--own makes no traffic, so it has no --rate.")
+    return None, options["sizes"] if "sizes" in given else ()
+
+
+def _agree(load: Load, tried: Sequence[Setting]) -> None:
+    settings = open_settings()
+    whole = sum(load.seconds + each.seconds for each in tried)
+    say_err(
+        f"Your capture of {settings.source} will run with {counted(len(tried), 'setting')} in turn on "
+        f"{settings.home}, for about {span(whole)}, and land what is committed meanwhile. Nothing is written "
+        "to the source, and no setting is changed."
+    )
+    click.confirm("Go on?", abort=True, err=True)
+
+
+def _platform(load: Load) -> AbstractContextManager[Measured]:
+    """What is measured: the user's own platform, or a new one beside their home."""
+    from omnisupport_ingest.tuning.measuring import own, scratch
 
     settings = open_settings()
+    if load.rate is None:
+        return own(settings, existing_home(settings), load, say_err)
     beside = settings.home.expanduser().absolute().parent
     while not beside.is_dir():
         beside = beside.parent
+    return scratch(settings, beside, load, say_err)
+
+
+def _measure(load: Load, tried: Sequence[Setting]) -> list[Point]:
+    """The points, measured one after the other, with the progress on standard error."""
+    from omnisupport_ingest.tuning.measuring import measure
+
     whole = sum(load.seconds + each.seconds + 6 for each in tried) + (90 if load.to_dimension else 15)
     say_err(f"Measuring {counted(len(tried), 'point')}, about {span(whole)} …")
     points = []
-    with interrupt_on_terminate(), scratch(settings, beside, load, say_err) as platform:
+    with interrupt_on_terminate(), _platform(load) as platform:
         for number, each in enumerate(tried, 1):
             say_err(f"{number} of {len(tried)}: a batch every {_cut(each)} …")
             points.append(measure(platform, each))
@@ -293,7 +339,7 @@ def _remark(point: Point, bounds: Bounds, chosen: Point | None) -> str:
     return "; ".join(bounds.broken_by(point))
 
 
-def _document(points: Sequence[Point], bounds: Bounds, chosen: Point | None, out: Path) -> dict[str, Any]:
+def _document(points: Sequence[Point], bounds: Bounds, chosen: Point | None, curve: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -309,5 +355,5 @@ def _document(points: Sequence[Point], bounds: Bounds, chosen: Point | None, out
         ],
         "bounds": asdict(bounds),
         "recommended": None if chosen is None else {_VARIABLE: chosen.setting.seconds},
-        "curve": str(out),
+        "curve": str(curve),
     }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from omnisupport_ingest.cli.alarms import is_told
 from omnisupport_ingest.cli.metrics import require_library
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.render import say_err
@@ -85,6 +86,8 @@ def up(rate: float | None) -> None:
                 if settings.metrics_port is not None:
                     supervisor.start(services.metrics(settings))
                     click.echo(f"Metrics: http://{LOOPBACK}:{settings.metrics_port}/metrics")
+                if is_told(settings):
+                    supervisor.start(services.alarms(settings))
                 for name in captures.names:
                     click.echo(f"Source {name}: {captures.shown(name)}")
                 click.echo("Connect to it in another terminal: omnisupport-ingest source connect\n")

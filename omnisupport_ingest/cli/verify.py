@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.cli.opening import log_of, open_settings
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.verify_checksums import verify_by_checksums
@@ -92,7 +93,8 @@ def verify(
     require_progress(workspace)
     if by_checksums:
         return verify_by_checksums(workspace, tables, repair=repair, as_json=as_json)
-    proof = prove(workspace, lambda: session(settings), tables=tables, sample=sample)
+    with speaking():
+        proof = prove(workspace, lambda: session(settings), tables=tables, sample=sample)
     if as_json:
         echo_json(proof_document(proof))
     else:

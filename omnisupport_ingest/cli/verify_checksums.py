@@ -9,6 +9,7 @@ import click
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.long_look import speaking
 
 if TYPE_CHECKING:
     from omnisupport_ingest.equality.checking import Checked
@@ -25,7 +26,8 @@ def verify_by_checksums(workspace: Workspace, tables: Sequence[str], *, repair: 
     from omnisupport_ingest.equality.checking import CheckOptions, check_source
     from omnisupport_ingest.read.verified import DIFFERS, EQUAL
 
-    checked = check_source(workspace, CheckOptions(tables))
+    with speaking():
+        checked = check_source(workspace, CheckOptions(tables))
     requested = {
         each.contract.name: _repaired(workspace, each)
         for each in checked

@@ -20,7 +20,8 @@ from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
-from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata
+from omnisupport_ingest.defs.freshness import service_level_metadata
+from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata, docs_metadata
 from omnisupport_ingest.defs.tables import source_lineage, source_metadata, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -55,16 +56,18 @@ class LayerRun:
 class LakeTable:
     """A table of the lake as an asset: what Dagster shows of it, and the layer that makes it.
 
-    ``upstream``: the asset it is made from. ``contract``: whose columns it has; None for a table that holds
+    ``docs_page``: of ``docs/``, with its anchor. ``upstream``: the asset it is made from.
+    ``contract``: whose columns it has; None for a table that holds
     the events of all ``contracts``. ``make``: runs the layer. ``extra_metadata``: what every materialization
     shows besides the checkpoint of its window.
     """
 
     key: dg.AssetKey
     upstream: dg.AssetKey
-    group: str
+    layer: str
     spec: TableSpec
     description: str
+    docs_page: str
     code_version: str
     contracts: Sequence[TableContract]
     contract: TableContract | None = None
@@ -96,10 +99,14 @@ def landing_asset(*, workspace: Workspace, definition: SourceDefinition) -> dg.A
         keys.landing_key(source),
         description=f"Batches of {source}: immutable data files, each batch with a manifest. Written outside "
         "of Dagster; the sensor observes how far they reach.",
-        group_name=keys.LANDING,
+        group_name=source,
         kinds=kinds,
         owners=_owners(workspace.contracts.of_source(source)),
-        metadata=source_metadata(workspace.contracts.of_source(source)),
+        tags={keys.LAYER_TAG: keys.LANDING},
+        metadata={
+            **source_metadata(workspace.contracts.of_source(source)),
+            **docs_metadata("architecture.md#landing-batch-and-manifest"),
+        },
     )
 
 
@@ -113,7 +120,8 @@ def _tables_of_source(
         LakeTable(
             key=keys.raw_key(source),
             upstream=keys.landing_key(source),
-            group=keys.RAW,
+            layer=keys.RAW,
+            docs_page="architecture.md#tables",
             spec=raw_spec,
             description=raw_spec.description,
             code_version=str(LOGIC_VERSION),
@@ -126,7 +134,8 @@ def _tables_of_source(
         LakeTable(
             key=keys.deduped_key(source),
             upstream=keys.raw_key(source),
-            group=keys.DEDUPED,
+            layer=keys.DEDUPED,
+            docs_page="late_data.md#the-decision-table",
             spec=deduped_spec,
             description=f"{deduped_spec.description} Events not accepted are in the table quarantine beside "
             "it.",
@@ -149,14 +158,15 @@ def _dimension(
     return LakeTable(
         key=keys.dimension_key(contract),
         upstream=keys.deduped_key(contract.source),
-        group=keys.DIMENSIONS,
+        layer=keys.DIMENSIONS,
+        docs_page="query.md#current-state",
         spec=spec,
         description=f"{contract.description} {spec.description}",
         code_version=_code_version([contract]),
         contracts=(contract,),
         contract=contract,
         partitions=partitions,
-        lineage=source_lineage(contract),
+        lineage={**source_lineage(contract), **service_level_metadata(contract)},
         make=lambda run: dimensions.materialize(
             run.workspace,
             run.spark,
@@ -182,11 +192,15 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         partitions_def=table.partitions,
         backfill_policy=dg.BackfillPolicy.single_run() if table.partitions is not None else None,
         description=table.description,
-        group_name=table.group,
+        group_name=table.key.path[0],
         kinds=_LAKE_KINDS,
         owners=_owners(table.contracts),
-        tags={"contract_version": contract.version} if contract is not None else None,
-        metadata={**table_metadata(table.spec, contract), **table.lineage},
+        tags={keys.LAYER_TAG: table.layer, **({"contract_version": contract.version} if contract else {})},
+        metadata={
+            **table_metadata(table.spec, contract),
+            **table.lineage,
+            **docs_metadata(table.docs_page),
+        },
         code_version=table.code_version,
         pool=keys.pool_of(table.key),
     )

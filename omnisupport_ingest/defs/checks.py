@@ -22,6 +22,9 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
+FRESH = "fresh"
+"""The check that the service level of a dimension is kept."""
+
 _CheckKeys = Set[dg.AssetCheckKey]
 
 _WARN = dg.AssetCheckSeverity.WARN
@@ -148,7 +151,7 @@ def _table_checks(
     asset_of = {contract.name: keys.dimension_key(contract) for contract in group}
     listed: Mapping[str, Callable[[Workspace, str, Collection[str]], dict[str, CheckFinding]]] = {
         "complete": checks.tables_complete,
-        "fresh": _tables_fresh_now,
+        FRESH: _tables_fresh_now,
         "schema_as_contracted": quality_checks.schemas_as_contracted,
         "rules_kept": quality_checks.rules_kept,
         "volume_expected": quality_checks.volume_expected,
@@ -293,6 +296,19 @@ def _result(
         severity=severity if finding.severity is None else _SEVERITIES[finding.severity],
         description=finding.summary,
         metadata=metadata,
+    )
+
+
+def evaluation(finding: CheckFinding, asset: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation:
+    """Return ``finding`` as what a sensor records of a check that only warns."""
+    result = _result(finding, _WARN, asset=asset, name=name)
+    return dg.AssetCheckEvaluation(
+        asset_key=asset,
+        check_name=name,
+        passed=result.passed,
+        severity=result.severity,
+        description=result.description,
+        metadata=result.metadata,
     )
 
 

@@ -54,7 +54,8 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
     return LakeTable(
         key=keys.history_key(contract),
         upstream=keys.deduped_key(contract.source),
-        group=keys.HISTORY,
+        layer=keys.HISTORY,
+        docs_page="history.md#the-history-table",
         spec=spec,
         description=f"{contract.description} {spec.description}",
         code_version=f"{history.HISTORY_VERSION}-{contract.fingerprint[:12]}",

@@ -28,10 +28,20 @@ PROCESS_TAG = "omnisupport/process"
 
 LANDING, RAW, DEDUPED, DIMENSIONS = "landing", "raw", "deduped", "dimensions"
 HISTORY, TARGETS = "history", "targets"
-"""Asset groups, one per layer."""
+"""Values of the tag ``layer`` of an asset. Its group is its source."""
+
+LAYER_TAG = "layer"
+
+DOCUMENTATION = "/omnisupport"
+"""Where the UI's webserver shows the documentation."""
 
 NO_VALUE: Any = dg.Nothing
 """Type of an asset that yields its output by hand: it has no value, so no IO manager stores one."""
+
+
+def docs_address(page: str) -> str:
+    """Return the address, within the UI, of ``page`` of ``docs/``, such as ``history.md#as-of``."""
+    return f"{DOCUMENTATION}/docs/{page}"
 
 
 def landing_key(source: str) -> dg.AssetKey:

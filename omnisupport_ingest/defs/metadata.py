@@ -18,6 +18,7 @@ from omnisupport_ingest.contracts.decision_table import (
     REVIEW_DECISION,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.defs.keys import docs_address
 from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
@@ -36,6 +37,51 @@ _COUNTED: Mapping[str, tuple[str, ...]] = {
 
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
+
+MEANINGS: Mapping[str, str] = {
+    "cursor": "Position of the last event that was taken in the window.",
+    "watermark": "Up to which time the source was complete when the window was made.",
+    "dedupe_key": "What identifies an event: epoch, LSN of the commit, ordinal.",
+    "idempotency_key": "What identifies the write: the same one is done once.",
+    "checkpoint": "The commit that has this state: version of the table, generation of the window, time.",
+    "lsn_range": "LSNs of the first and the last event of the window.",
+    "last_batch_id": "The last batch that was taken in.",
+    "committed_by_run": "The run whose commit the state is; an older one where nothing was to be done.",
+    "content_hash": "Hash of the rows of the window (of a dimension: of its net changes).",
+    "batches": "Batches of the window that were taken in.",
+    "generation": "How often the window was rebuilt.",
+    "dagster/row_count": "Rows of the window; of a history, of the table.",
+    "watermark_lag_seconds": "How far the watermark was behind the commit.",
+    "events_raw": "Events of the window, duplicates included.",
+    "events_deduped": "Distinct accepted events.",
+    "events_duplicate": "Copies that were left out.",
+    "events_quarantined": "Events that wait in quarantine, or were discarded.",
+    "closed": "Whether the window is closed.",
+    "scenario_NAME": "Events of a scenario of the decision table, or rebuilds of the window for it.",
+    "detected_by": "What found each of these scenarios.",
+    "rules_broken": "Events that break a rule of the contract, whatever its policy.",
+    "rules_broken_by_name": "The same, by rule.",
+    "rules_share": "Share of the time that rules cost.",
+    "exact_kernel_share": "Share of the run's events that went one by one through the exact kernel.",
+    "content_hash_before": "The hash that a replay found.",
+    "replay": "What the replay changed, and why: nothing, if the hashes are equal.",
+    "keys_changed": "Keys whose net change the replay changed.",
+    "delta_version": "Version of the Delta table.",
+    "upstream_version": "Version of the table that it was made from.",
+    "duration_seconds": "Seconds of the step, for all its windows.",
+    "complete_to": "Position up to which the whole dimension is complete.",
+    "complete_to_time": "The time of that.",
+    "dimension_version": "Version of the dimension.",
+    "dimension_rows": "Rows of the dimension, deleted ones included.",
+    "dimension_content_hash": "Hash of all rows of the dimension.",
+    "merge_keys": "Keys that the last update changed.",
+    "merge_keys_share": "The same, as a share of all rows.",
+    "merge_files": "Files that the last update wrote again.",
+    "merge_files_share": "The same, as a share of all files.",
+    "unmerged_rows": "Rows that wait for a delayed merge.",
+    "merge_due": "When they are merged at the latest.",
+}
+"""What every entry means; the page docs/reference.md shows it."""
 
 
 def checkpoint_metadata(
@@ -104,6 +150,11 @@ def checkpoint_metadata(
     if duration_seconds is not None:
         entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
     return entries
+
+
+def docs_metadata(page: str) -> Mapping[str, dg.MetadataValue]:
+    """Return the link of an asset to ``page`` of the documentation, which the UI itself shows."""
+    return {"documentation": MetadataValue.url(docs_address(page))}
 
 
 def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:

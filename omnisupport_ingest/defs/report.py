@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.metadata import docs_metadata
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import page
 
@@ -18,6 +19,7 @@ from omnisupport_ingest.report import page
     description="One HTML page with plots: freshness, lag, latency, events, faults, growth and cost of runs. "
     "Made from the manifests of landed batches and the tables' own logs; no value of a row is in it.",
     kinds={"html"},
+    metadata=docs_metadata("operate.md#the-report"),
 )
 def report_page(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]

@@ -13,6 +13,7 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.defs.metadata import docs_metadata
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.targets.sync import sync_target
@@ -72,9 +73,11 @@ def target_asset(contract: TableContract) -> dg.AssetsDefinition:
         deps=[keys.dimension_key(contract)],
         description=f"{contract.description} Its current state in another PostgreSQL, as "
         f"{contract.target.schema}.{contract.target.table}.",
-        group_name=keys.TARGETS,
+        group_name=contract.source,
         kinds={"postgres"},
         owners=[contract.owner],
+        tags={keys.LAYER_TAG: keys.TARGETS},
+        metadata=docs_metadata("targets.md"),
         pool=keys.pool_of(key),
     )
     def sync(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.Output[None]:

@@ -18,7 +18,9 @@ from typing import Any
 from dagster_webserver import app, cli
 from dagster_webserver.webserver import DagsterWebserver
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 
+from omnisupport_ingest.defs import docs_pages
 from omnisupport_ingest.settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -163,10 +165,13 @@ async def _refuse(scope: Scope, send: Send, text: str) -> None:
 
 
 class GuardedWebserver(DagsterWebserver):  # type: ignore[type-arg]
-    """Dagster's webserver with the guard before everything else in it."""
+    """Dagster's webserver with the guard before everything else in it, and the pages of the documentation."""
 
     def build_middleware(self) -> list[Middleware]:
         return [Middleware(RequestGuard, hosts=Settings().ui_hosts), *super().build_middleware()]
+
+    def build_routes(self) -> list[BaseRoute]:
+        return [*docs_pages.routes(), *super().build_routes()]  # type: ignore[no-untyped-call]
 
 
 def main() -> None:

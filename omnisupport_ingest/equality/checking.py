@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 import psycopg2
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan, by_number
 from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
@@ -122,11 +123,12 @@ class _Round:
     def run(self, contracts: Sequence[TableContract]) -> list[Checked]:
         settings, done = self.workspace.settings, []
         dsn = source_dsn(settings, self.workspace.home)
+        progress.reached("waiting for a moment of the source at which no transaction writes")
         try:
             with source_at(dsn, settings.publication, self.options.patience) as source:
                 self.options.advance()
                 deadline = time.monotonic() + self.options.patience
-                for contract in contracts:
+                for contract in progress.each(contracts, lambda each: f"comparing {each.name}"):
                     done.append(self._table(contract, source, deadline))
         except SlotNotMade:
             why = f"transactions that may write are under way for more than {self.options.patience:.0f} s"

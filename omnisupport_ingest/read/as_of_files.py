@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import Reading
@@ -41,32 +43,33 @@ class TableAsOf:
 
 def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
     """Count the rows of each table of ``reading``."""
-    return [_counted(contract.name, reading.table(spark, contract)) for contract in reading.contracts]
+    contracts = progress.each(reading.contracts, lambda each: f"folding {each.name}")
+    return [_counted(contract.name, reading.table(spark, contract)) for contract in contracts]
 
 
 def write_tables(
     workspace: Workspace,
     reading: Reading,
     spark: SparkSession,
-    folder: Path,
+    paths: Mapping[str, Path],
     form: Format,
     *,
     deleted: bool,
 ) -> list[TableAsOf]:
-    """Write each table of ``reading`` to a file in ``folder`` with its name, by ``export``'s rules."""
+    """Write each table of ``reading`` to the file that ``paths`` has for its name, by ``export``'s rules."""
     _remove_left_behind(workspace.home.run)
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     # No failpoint: scratch files, which the next command removes if this process is killed.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
         counts = {}
-        for contract in reading.contracts:
+        for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
             uri = f"file://{states[contract.name]}"
             reading.table(spark, contract).write.parquet(uri)
             counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
         written_tables = []
         for contract in reading.contracts:
-            path = folder / f"{contract.name}.{form.value}"
+            path = paths[contract.name]
             files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
             written = write_file(contract, files, path, form, deleted=deleted)
             note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)

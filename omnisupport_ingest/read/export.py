@@ -20,6 +20,7 @@ from pathlib import Path
 
 import duckdb
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, FLOATS, Kind
 from omnisupport_ingest.durable import sync_file, sync_folder
@@ -79,7 +80,7 @@ def export(
     by ``_cdc_is_deleted``. ``NoDimension`` if there is nothing to write.
     """
     # Before the table is opened, so that what is read afterwards is at least as complete.
-    progress = _progress(workspace, contract)
+    behind = _progress(workspace, contract)
     snapshot = workspace.dimension(contract).look()
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
     if snapshot is None or state is None:
@@ -97,9 +98,9 @@ def export(
         bytes=written.bytes,
         unresolved=written.unresolved,
         cursor=state.checkpoint.cursor,
-        complete_to=progress.complete_to,
-        pending_batches=progress.pending_batches,
-        watermark=progress.watermark or state.checkpoint.watermark,
+        complete_to=behind.complete_to,
+        pending_batches=behind.pending_batches,
+        watermark=behind.watermark or state.checkpoint.watermark,
         delta_version=snapshot.version,
     )
 
@@ -200,6 +201,9 @@ def write_rows(
         connection.execute(f"CREATE VIEW lake AS {_rows(contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
+        # Without a bar of its own: only what it knows of its progress.
+        connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        progress.reached(f"writing {contract.name}", lambda: connection.query_progress() / 100)
         # DuckDB's own temporary file would be readable by other users.
         connection.execute(
             f"COPY (SELECT {', '.join(columns)} FROM lake WHERE {kept}) TO {_text(str(draft))} "

@@ -115,9 +115,7 @@ def service_level(
     added.
     """
     promise = contract.quality.freshness
-    within = promise.max_lag if promise is not None and promise.max_lag is not None else FRESH_WITHIN
-    if contract.delayed_merge is not None:
-        within += contract.delayed_merge.max_age
+    within, _ = allowed_lag(contract)
     equal_within = promise.verified_within if promise is not None else None
     through = verified.through if verified is not None else None
     lag = freshness.lag_seconds(now)
@@ -137,6 +135,15 @@ def service_level(
         ago,
         tuple(broken),
     )
+
+
+def allowed_lag(contract: TableContract) -> tuple[timedelta, bool]:
+    """How far the dimension may be behind the clock, and whether its contract says so."""
+    promise = contract.quality.freshness
+    by_contract = promise is not None and promise.max_lag is not None
+    within = promise.max_lag if promise is not None and promise.max_lag is not None else FRESH_WITHIN
+    waits = contract.delayed_merge.max_age if contract.delayed_merge is not None else timedelta(0)
+    return within + waits, by_contract
 
 
 def in_words(seconds: float) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.fold import fold_events, hashed, merge_rows
 from omnisupport_ingest.cdc.folded import folded_type
@@ -71,12 +72,16 @@ def preview_replay(
     rules = judging_rules_of(workspace, source, wanted_windows)
     marked = dedupe.mark_copies(to_judge(events), contents_of(rules))
     judged = dedupe.judge(marked, with_rejected(marked, rules)).cache()
+    progress.reached("judging the events again")
     try:
         verdicts = {
             row["verdict"]: row["count"]
             for row in judged.where(F.col("window") != OUT_OF_RANGE).groupBy("verdict").count().collect()
         }
-        tables = tuple(_table(workspace, spark, judged, contract, wanted_windows) for contract in contracts)
+        tables = tuple(
+            _table(workspace, spark, judged, contract, wanted_windows)
+            for contract in progress.each(contracts, lambda each: f"folding {each.name}")
+        )
     finally:
         judged.unpersist()
     return ReplayPreview(

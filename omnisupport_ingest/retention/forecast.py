@@ -41,12 +41,14 @@ _MANIFEST_BYTES = 3_000
 class DiskForecast:
     """``layers``: bytes in use by layer. ``per_day``: growth in bytes per day, None before there is an
     hour to tell it by. ``free`` bytes are left on the disk of the home, which is full in ``days`` (null: not
-    told, or nothing grows)."""
+    told, or nothing grows). ``settled``: the home is older than the days that growth is told by, so that the
+    first reading of its tables, which comes once, is not in it."""
 
     layers: Mapping[str, int]
     per_day: int | None
     free: int
     days: float | None
+    settled: bool = False
 
 
 def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
@@ -70,7 +72,8 @@ def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
         return DiskForecast(dict(layers), None, free, None)
     days = (now - since) / timedelta(days=1)
     per_day = sum(layers.values()) * recent / by_window / days
-    return DiskForecast(dict(layers), round(per_day), free, free / per_day if per_day else None)
+    settled = now - workspace.grid.first > LOOKS_BACK
+    return DiskForecast(dict(layers), round(per_day), free, free / per_day if per_day else None, settled)
 
 
 def _tables(workspace: Workspace, source: str) -> list[tuple[str, LakeTable]]:

@@ -1,4 +1,4 @@
-"""Telling people of an alarm: a command of theirs, a webhook, or both."""
+"""Telling people of an alarm, by a command of theirs, a webhook, or both; and others that we are alive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:
     if settings.alarm_command is not None:
         faults.append(_run(settings.alarm_command, text))
     if settings.alarm_webhook is not None:
-        faults.append(_post(settings.alarm_webhook.get_secret_value(), text))
+        faults.append(_ask(settings.alarm_webhook.get_secret_value(), text, "alarm webhook"))
     wrong = [fault for fault in faults if fault is not None]
     if wrong:
         raise AlarmNotSent(
@@ -39,6 +39,15 @@ def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:
             fix=f"Correct {PREFIX}ALARM_COMMAND or {PREFIX}ALARM_WEBHOOK; it is tried again until it works.",
         )
     return bool(faults)
+
+
+def send_heartbeat(settings: Settings) -> None:
+    """Ask the address of the heartbeat, if the settings name one. ``AlarmNotSent`` if it does not answer."""
+    if settings.heartbeat_url is None:
+        return
+    fault = _ask(settings.heartbeat_url.get_secret_value(), None, "heartbeat")
+    if fault is not None:
+        raise AlarmNotSent(fault, fix=f"Correct {PREFIX}HEARTBEAT_URL; it is tried again by every look.")
 
 
 def _run(command: str, text: bytes) -> str | None:
@@ -51,16 +60,16 @@ def _run(command: str, text: bytes) -> str | None:
     return None if done.returncode == 0 else f"The alarm command ended with code {done.returncode}."
 
 
-def _post(address: str, text: bytes) -> str | None:
+def _ask(address: str, text: bytes | None, name: str) -> str | None:
+    """Post ``text`` to ``address``, or get it without one; what went wrong, in words without the address."""
     if not address.startswith(_SCHEMES):
-        return "The alarm webhook is no http or https address."
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
-        address, data=text, headers={"Content-Type": "application/json"}, method="POST"
-    )
+        return f"The {name} is no http or https address."
+    headers = {} if text is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, data=text, headers=headers)  # noqa: S310 - it is checked above
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
-        return f"The alarm webhook answered {error.code}."
+        return f"The {name} answered {error.code}."
     except (OSError, ValueError) as error:
-        return f"The alarm webhook cannot be reached: {type(error).__name__}."
+        return f"The {name} cannot be reached: {type(error).__name__}."

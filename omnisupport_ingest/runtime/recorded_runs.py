@@ -1,25 +1,36 @@
-"""Runs, ticks and checks as the files of Dagster's instance have them, read without Dagster or its UI.
+"""Runs, ticks and checks as the storage of Dagster's instance has them, read without Dagster or its UI.
 
-Dagster keeps them in SQLite (``dagster._core.storage``: tables ``runs``, ``job_ticks``,
-``asset_check_executions``, ``daemon_heartbeats``). A home whose storage is a PostgreSQL has no such files:
-then nothing is told.
+Dagster keeps them in SQLite files of the home, or in a PostgreSQL, alike in both (``dagster._core.storage``:
+tables ``runs``, ``job_ticks``, ``instigators``, ``asset_check_executions``, ``daemon_heartbeats``).
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.runtime.sensors_seen import SensorSeen
 
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
 _SECONDS = 0.3
 """How long to wait for a file that somebody writes."""
+
+_POSTGRES_SECONDS = 2
+"""How long a PostgreSQL may take to be reached, and for each answer."""
+
+_RUNS_LOOKED_AT = 300
+"""So many runs back a failed one is told, for hours where an ingest run comes every few seconds."""
+
+_DRIVER = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
 
 _GOING_ON = frozenset({"QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"})
 
@@ -60,9 +71,14 @@ class CheckSeen:
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What the files say: the newest runs, the newest first; of every sensor its last tick; of every check
-    its last verdict; and when the daemon was last alive, None before its first start."""
+    its last verdict; and when the daemon was last alive, None before its first start.
+
+    ``failed_jobs``: of each job whose last run that has ended failed, that run. A run that goes on does not
+    make it well again.
+    """
 
     runs: tuple[RunSeen, ...]
+    failed_jobs: tuple[RunSeen, ...]
     sensors: tuple[SensorSeen, ...]
     checks: tuple[CheckSeen, ...]
     daemon_at: datetime | None
@@ -72,34 +88,76 @@ class Recorded:
         return tuple(each for each in self.checks if not each.passed)
 
 
-def recorded(folder: Path, *, most: int = 5) -> Recorded | None:
-    """What the instance in ``folder`` (the home's ``dagster``) has recorded; None if it keeps no such files.
+def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -> Recorded | None:
+    """What the instance in ``folder`` (the home's ``dagster``) has recorded; None if nothing is there yet.
 
-    ``most``: how many runs. A file that cannot be read, or is of another version, gives no runs.
+    ``storage``: the PostgreSQL that it keeps its records in instead; None too if that does not answer.
+    ``most``: how many runs. What cannot be read, or is of another version, gives nothing.
     """
+    if storage is not None:
+        return _of_postgres(storage, most)
     runs, ticks = folder / "history" / "runs.db", folder / "schedules" / "schedules.db"
     if not runs.is_file():
         return None
     return Recorded(
         runs=tuple(_query(runs, lambda each: _runs(each, most))),
+        failed_jobs=tuple(_query(runs, _failed_jobs)),
         sensors=tuple(_query(ticks, _sensors)),
         checks=tuple(_query(folder / "history" / "runs" / "index.db", _checks)),
         daemon_at=next(iter(_query(runs, _heartbeat)), None),
     )
 
 
-def _query(file: Path, ask: Callable[[sqlite3.Connection], Iterator[Any]]) -> Sequence[Any]:
+_Ask = Callable[..., Iterable[Any]]
+"""Returns the rows of a query and its parameters, each of which stands in it as ``?``."""
+
+_UNREADABLE = (Unreadable, LookupError, TypeError, ValueError)
+
+
+def _query(file: Path, read: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any]:
     if not file.is_file():
         return ()
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_SECONDS)) as connection:
-            return list(ask(connection))
-    except (sqlite3.Error, Unreadable, LookupError, TypeError, ValueError):
+            return list(read(connection.execute))
+    except (sqlite3.Error, *_UNREADABLE):
         return ()
 
 
-def _runs(connection: sqlite3.Connection, most: int) -> Iterator[RunSeen]:
-    rows = connection.execute(
+def _of_postgres(storage: SecretStr, most: int) -> Recorded | None:
+    import psycopg2
+
+    options = f"-c statement_timeout={_POSTGRES_SECONDS * 1000}"
+    # SQLAlchemy's name of a driver is no part of a connection string.
+    dsn = _DRIVER.sub("postgresql://", storage.get_secret_value())
+    try:
+        with closing(psycopg2.connect(dsn, connect_timeout=_POSTGRES_SECONDS, options=options)) as connection:
+            connection.set_session(readonly=True, autocommit=True)
+
+            def ask(sql: str, parameters: Sequence[Any] = ()) -> Iterable[Any]:
+                cursor = connection.cursor()
+                cursor.execute(sql.replace("?", "%s"), parameters)
+                return list(cursor.fetchall())
+
+            def read(of: Callable[[_Ask], Iterator[Any]]) -> tuple[Any, ...]:
+                try:
+                    return tuple(of(ask))
+                except (psycopg2.Error, *_UNREADABLE):
+                    return ()
+
+            return Recorded(
+                runs=read(lambda each: _runs(each, most)),
+                failed_jobs=read(_failed_jobs),
+                sensors=read(_sensors),
+                checks=read(_checks),
+                daemon_at=next(iter(read(_heartbeat)), None),
+            )
+    except psycopg2.Error:
+        return None
+
+
+def _runs(ask: _Ask, most: int) -> Iterator[RunSeen]:
+    rows = ask(
         "SELECT run_id, pipeline_name, status, start_time, end_time, backfill_id FROM runs "
         "ORDER BY id DESC LIMIT ?",
         [most],
@@ -109,14 +167,18 @@ def _runs(connection: sqlite3.Connection, most: int) -> Iterator[RunSeen]:
         yield RunSeen(run_id, name, status, _of_seconds(began), _of_seconds(ended))
 
 
-def _sensors(connection: sqlite3.Connection) -> Iterator[SensorSeen]:
+def _failed_jobs(ask: _Ask) -> Iterator[RunSeen]:
+    newest: dict[str, RunSeen] = {}
+    for run in _runs(ask, _RUNS_LOOKED_AT):
+        if not run.going_on:
+            newest.setdefault(run.job, run)
+    yield from (run for run in newest.values() if run.failed)
+
+
+def _sensors(ask: _Ask) -> Iterator[SensorSeen]:
     newest = "SELECT max(id) FROM job_ticks WHERE type = 'SENSOR' GROUP BY selector_id"
-    stopped = {
-        row[0] for row in connection.execute("SELECT selector_id FROM instigators WHERE status = 'STOPPED'")
-    }
-    rows = connection.execute(
-        f"SELECT selector_id, status, timestamp, tick_body FROM job_ticks WHERE id IN ({newest})"
-    )
+    stopped = {row[0] for row in ask("SELECT selector_id FROM instigators WHERE status = 'STOPPED'")}
+    rows = ask(f"SELECT selector_id, status, timestamp, tick_body FROM job_ticks WHERE id IN ({newest})")
     sensors = []
     for selector, status, at, body in rows:
         tick = parse_json(body)
@@ -125,12 +187,12 @@ def _sensors(connection: sqlite3.Connection) -> Iterator[SensorSeen]:
     yield from sorted(sensors, key=lambda each: each.name)
 
 
-def _checks(connection: sqlite3.Connection) -> Iterator[CheckSeen]:
+def _checks(ask: _Ask) -> Iterator[CheckSeen]:
     newest = (
         "SELECT max(id) FROM asset_check_executions "
         "WHERE execution_status IN ('SUCCEEDED', 'FAILED') GROUP BY asset_key, check_name"
     )
-    rows = connection.execute(
+    rows = ask(
         "SELECT asset_key, check_name, execution_status, evaluation_event_timestamp, "
         f"evaluation_event FROM asset_check_executions WHERE id IN ({newest}) ORDER BY asset_key, check_name"
     )
@@ -143,8 +205,8 @@ def _checks(connection: sqlite3.Connection) -> Iterator[CheckSeen]:
             yield CheckSeen("/".join(parse_json(key)), name, status == "SUCCEEDED", moment, message)
 
 
-def _heartbeat(connection: sqlite3.Connection) -> Iterator[datetime]:
-    (text,) = connection.execute("SELECT max(timestamp) FROM daemon_heartbeats").fetchone()
+def _heartbeat(ask: _Ask) -> Iterator[datetime]:
+    ((text,),) = ask("SELECT max(timestamp) FROM daemon_heartbeats")
     moment = _of_text(text)
     if moment is not None:
         yield moment
@@ -154,6 +216,8 @@ def _of_seconds(value: float | None) -> datetime | None:
     return None if value is None else datetime.fromtimestamp(value, UTC)
 
 
-def _of_text(text: str | None) -> datetime | None:
-    """A time as SQLAlchemy writes it to SQLite: UTC without a zone."""
-    return None if text is None else datetime.fromisoformat(text).replace(tzinfo=UTC)
+def _of_text(moment: str | datetime | None) -> datetime | None:
+    """A time as SQLAlchemy writes it: UTC without a zone, to SQLite as text."""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    return None if moment is None else moment.replace(tzinfo=UTC)

@@ -1,9 +1,13 @@
-"""Real captures at several settings, on a platform of their own that is gone afterwards.
+"""Real captures at several settings, on a platform that is gone afterwards or on the user's own.
 
 A scratch home gets an embedded PostgreSQL with the demo's database, a slot and a publication of its own.
 For each setting a capture process starts with it, the demo's traffic runs for some seconds, and the manifests
 and the tables' logs say how long its events took, as they do in a report. The variables ``OMNISUPPORT_…`` and
 the ``.env`` of whoever asks are out of sight meanwhile, so no process can reach their source or home.
+
+On the user's own home their capture runs with each setting in turn and lands what their programs commit
+meanwhile, as it always does: batches of another age are batches like any other. Nothing is written to the
+source.
 """
 
 from __future__ import annotations
@@ -72,19 +76,20 @@ class MeasuringFailed(IngestError):
 
 @dataclass(frozen=True)
 class Load:
-    """What each point is measured under: the demo's traffic of ``rate`` changes a second for ``seconds``.
+    """What each point is measured under for ``seconds``: the demo's traffic of ``rate`` changes a second.
 
-    ``to_dimension``: Spark and Dagster run too, and latency is measured up to the dimensions.
+    ``rate`` None: whatever the programs of the user's own source commit. ``to_dimension``: Spark and Dagster
+    run too, and latency is measured up to the dimensions.
     """
 
-    rate: float
+    rate: float | None
     seconds: float
     seed: int = services.SEED
     to_dimension: bool = False
 
 
 @dataclass(frozen=True)
-class Scratch:
+class Measured:
     """The platform that is measured: everything but capture runs."""
 
     settings: Settings
@@ -102,7 +107,7 @@ class Scratch:
 
 
 @contextmanager
-def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[Scratch]:
+def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[Measured]:
     """A platform in a new folder below ``folder``; nothing is left of it, whatever ends the block.
 
     ``settings``: of whoever asks, of which only those are taken that change what is measured.
@@ -125,21 +130,39 @@ def scratch(settings: Settings, folder: Path, load: Load, say: Say) -> Iterator[
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Scratch]:
-    try:
-        with HomeLock(home, "tune"), Supervisor(home, report=say) as supervisor:
-            try:
+@contextmanager
+def own(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
+    """The user's own platform, without its capture. ``HomeInUse`` while their platform runs."""
+    with HomeLock(home, "tune"):
+        services.check_source(settings, home, say)
+        with _running(settings, home, load, say) as platform:
+            yield platform
+
+
+@contextmanager
+def _running(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
+    """Everything but capture, on a home whose lock is held."""
+    with Supervisor(home, report=say) as supervisor:
+        try:
+            if settings.source_dsn is None:
                 services.start_source(supervisor, settings, home, say, seed=load.seed)
-                if load.to_dimension:
-                    services.start_spark(supervisor, settings, home, say)
-                    say("Starting Dagster …")
-                    start_dagster_without_ui(supervisor, settings, home)
-                yield Scratch(settings, home, supervisor, load)
+            if load.to_dimension:
+                services.start_spark(supervisor, settings, home, say)
+                say("Starting Dagster …")
+                start_dagster_without_ui(supervisor, settings, home)
+            yield Measured(settings, home, supervisor, load)
+        finally:
+            stop_spark_connect(supervisor, home)
+
+
+def _platform(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[Measured]:
+    try:
+        with HomeLock(home, "tune"), _running(settings, home, load, say) as platform:
+            try:
+                yield platform
             except ServiceFailed as failed:
                 # The logs that it names are gone in a moment.
                 raise MeasuringFailed(failed.problem, fix=f"Its logs end with:\n{_ends_of(home)}") from None
-            finally:
-                stop_spark_connect(supervisor, home)
     finally:
         # Its data may lie outside of the home.
         EmbeddedPostgres(home.postgres).destroy()
@@ -168,7 +191,7 @@ def _out_of_sight(folder: Path) -> Iterator[None]:
         os.environ.update(removed)
 
 
-def measure(platform: Scratch, setting: Setting) -> Point:
+def measure(platform: Measured, setting: Setting) -> Point:
     """Capture the traffic of the load with ``setting``. ``MeasuringFailed`` if nothing of it lands."""
     supervisor = platform.supervisor
     tried = platform.settings.model_copy(
@@ -191,33 +214,39 @@ def measure(platform: Scratch, setting: Setting) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Changes that were committed, and the seconds that this took."""
+    """Changes that were committed by us (0: by others), and the seconds that this took."""
 
     changes: int
     seconds: float
 
 
-def _point(platform: Scratch, setting: Setting, began: datetime, traffic: _Traffic, spent: float) -> Point:
+def _point(platform: Measured, setting: Setting, began: datetime, traffic: _Traffic, spent: float) -> Point:
     """The point of what has landed since ``began``; ``spent``: processor seconds since then."""
     workspace, source = platform.workspace, platform.settings.source
     facts = source_facts(workspace, source, most=_MOST_BATCHES)
     since = [] if facts is None else [each for each in facts.batches if each.landed_at >= began]
     last = max((each.landed_at for each in since if each.events), default=None)
     if facts is None or last is None:
+        own = platform.load.rate is None
         raise MeasuringFailed(
-            f"Nothing landed of {traffic.changes:,} changes at {setting.seconds:g} s.",
-            fix="Measure again with a higher --rate or longer, --seconds.",
+            f"Nothing was committed to a table of {source} for {traffic.seconds:.0f} s."
+            if own
+            else f"Nothing landed of {traffic.changes:,} changes at {setting.seconds:g} s.",
+            fix=f"Measure {'while your programs write, or' if own else 'with a higher --rate or'} for "
+            "longer: --seconds.",
         )
     # What capture landed while nothing committed any more is no cost of the traffic.
     taken = tuple(each for each in since if each.landed_at <= last and each.kind == "stream")
     measured = replace(facts, batches=taken)
     store = workspace.landing(source)
     to_dimension = figures.to_dimension(measured) if platform.load.to_dimension else []
+    events = sum(each.events for each in taken)
+    rate = (traffic.changes or events) / traffic.seconds
     return Point(
         setting=setting,
-        rate_asked=platform.load.rate,
-        rate=traffic.changes / traffic.seconds,
-        events=sum(each.events for each in taken),
+        rate_asked=rate if platform.load.rate is None else platform.load.rate,
+        rate=rate,
+        events=events,
         batches=len(taken),
         files=sum(1 + len(store.read(each.batch_id).files) for each in taken),
         seconds=(last - began).total_seconds(),
@@ -232,9 +261,14 @@ def _percentiles(latencies: Sequence[figures.Latency]) -> Percentiles:
     return Percentiles(*(each or 0.0 for each in values))
 
 
-def _traffic(platform: Scratch) -> _Traffic:
-    """Run the load."""
+def _traffic(platform: Measured) -> _Traffic:
+    """Run the load, or wait while others do."""
     load, began = platform.load, time.monotonic()
+    if load.rate is None:
+        while (waited := time.monotonic() - began) < load.seconds:
+            platform.supervisor.check()
+            time.sleep(min(0.2, load.seconds - waited))
+        return _Traffic(0, time.monotonic() - began)
     workload = Workload(embedded_domain(platform.settings), platform.dsn, load.seed)
 
     def watch(_done: int) -> None:
@@ -244,12 +278,15 @@ def _traffic(platform: Scratch) -> _Traffic:
     return _Traffic(made.changes, time.monotonic() - began)
 
 
-def _captures(platform: Scratch) -> bool:
+def _captures(platform: Measured) -> bool:
     """Whether capture follows the slot, and every table has been read."""
     with closing(connect(platform.dsn)) as connection:
         slot = slot_facts(connection, platform.settings.slot)
     if slot is None or slot.active_pid is None:
         return False
+    if platform.load.rate is None:
+        # Tables that are read meanwhile land in batches of their own, which are no part of a point.
+        return True
     workspace, source = platform.workspace, platform.settings.source
     store = workspace.landing(source)
     epoch = store.current_epoch()
@@ -261,7 +298,7 @@ def _captures(platform: Scratch) -> bool:
     )
 
 
-def _wait_for_all(platform: Scratch) -> None:
+def _wait_for_all(platform: Measured) -> None:
     """Wait until what has committed by now has landed and, where that is measured, is in every layer."""
     workspace, until = platform.workspace, current_wal_lsn(platform.dsn)
 
@@ -274,7 +311,7 @@ def _wait_for_all(platform: Scratch) -> None:
     platform.supervisor.wait(all_there, service=layers, seconds=_DONE_SECONDS)
 
 
-def _processor_seconds(platform: Scratch) -> float:
+def _processor_seconds(platform: Measured) -> float:
     """User and system time of the platform's processes so far; of PostgreSQL's nothing."""
     spent = 0.0
     for name, pid in running_services(platform.home.run).items():

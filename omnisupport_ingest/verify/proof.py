@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.checkpoints import Counts
 from omnisupport_ingest.layers.event_files import EventFiles
@@ -156,18 +157,23 @@ def prove(
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
-            for contract in contracts:
+            for contract in progress.each(contracts, lambda each: f"reading {each.name} at the source"):
                 path = Path(scratch) / f"{contract.name}.parquet"
                 rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
                 protect_rows(contract, path, secrets)
                 expected.append(_Expected(contract, path, rows))
+        progress.reached(f"waiting until the lake is at LSN {lsn}")
         # The slot of the snapshot is dropped by now, so waiting retains no WAL.
         _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
         _require_complete(workspace, source, contracts, lsn)
         _merge_what_waits(workspace, spark, contracts)
-        compared = {each.contract.name: _compare(workspace, spark, each, lsn, sample) for each in expected}
+        compared = {
+            each.contract.name: _compare(workspace, spark, each, lsn, sample)
+            for each in progress.each(expected, lambda each: f"comparing {each.contract.name}")
+        }
     if sample is not None:
         return Proof(lsn, {}, compared, sample)
+    progress.reached("counting the events of every layer")
     counted = events_per_table(workspace, source)
     return Proof(lsn, {each.name: counted.get(each.table, Counts()) for each in contracts}, compared)
 

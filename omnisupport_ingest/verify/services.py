@@ -28,6 +28,7 @@ POSTGRES = "postgres"
 CAPTURE = "capture"
 WORKLOAD = "workload"
 METRICS = "metrics"
+ALARMS = "alarms"
 WATCHER = "land"
 
 _START_SECONDS = 120.0
@@ -129,6 +130,11 @@ def workload(settings: Settings, rate: float) -> Service:
 def metrics(settings: Settings) -> Service:
     """Metrics for Prometheus on ``metrics_port``."""
     return _own(METRICS, settings)
+
+
+def alarms(settings: Settings) -> Service:
+    """What tells people that something is wrong."""
+    return _own(ALARMS, settings, "--watch")
 
 
 def _own(name: str, settings: Settings, *options: str, grace: float = 10.0) -> Service:

@@ -10,9 +10,12 @@ import pytest
 
 from omnisupport_ingest.cli.export import export
 from omnisupport_ingest.contracts.model import UnknownTable
-from omnisupport_ingest.read.export import NoDimension
+from omnisupport_ingest.progress import Stage, listening
+from omnisupport_ingest.read.export import Format, NoDimension
+from omnisupport_ingest.read.export import export as write
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, land_another, run
 from omnisupport_ingest_tests.layers.story import SOURCE
+from omnisupport_ingest_tests.recovery.pipeline import open_workspace
 
 
 def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
@@ -29,6 +32,26 @@ def test_export_writes_the_live_rows_for_their_owner_alone_and_says_how_far(
     assert "Complete to 0/14" in done.stdout
     assert "1 row with unresolved values" in done.stderr
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_export_says_how_far_it_is_while_it_writes(sample_home: SampleHome, tmp_path: Path) -> None:
+    workspace = open_workspace(sample_home.folder)
+    shares = []
+
+    def hear(stage: Stage) -> None:
+        assert stage.share is not None
+        shares.append((stage.what, stage.share()))
+
+    with listening(hear):
+        write(workspace, workspace.contracts.of_source(SOURCE)[0], tmp_path / "again.csv", Format.CSV)
+    ((what, share),) = shares
+    assert what == "writing notes"
+    assert share <= 1
+
+
+def test_export_into_a_folder_has_the_name_of_the_table(sample_home: SampleHome, tmp_path: Path) -> None:
+    run(export, "notes", "--out", f"{tmp_path}/new/")
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["notes.csv"]
 
 
 def test_export_finds_a_table_by_its_name_at_the_source(sample_home: SampleHome, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from bench.commands import LOOKS, NO_LOOKS
 from omnisupport_ingest.cli import reference
+from omnisupport_ingest.cli.reference_data import reference_page
+from omnisupport_ingest.defs import metadata
 from omnisupport_ingest.settings import Settings
 
 pytestmark = pytest.mark.quick
@@ -67,6 +70,34 @@ def test_the_page_of_settings_and_the_example_are_current() -> None:
     how = f"make it again: {reference.REGENERATE}"
     assert page == reference.settings_page(page), f"{reference.SETTINGS_PAGE} is old; {how}"
     assert example == reference.example(), f"{reference.EXAMPLE} is old; {how}"
+
+
+def test_the_page_of_contracts_tables_checks_and_metadata_is_what_the_code_says() -> None:
+    page = (ROOT / reference.DATA_PAGE).read_text()
+    assert page == reference_page(), f"{reference.DATA_PAGE} is old; make it again: {reference.REGENERATE}"
+
+
+def test_every_entry_of_metadata_has_a_meaning() -> None:
+    tree = ast.parse(Path(metadata.__file__).read_text())
+    makers = ("checkpoint_metadata", "dimension_metadata", "_rules", "_replay")
+    names = {
+        name
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef) and function.name in makers
+        for node in ast.walk(function)
+        for name in _entries(node)
+    }
+    assert len(names) > 30
+    assert names - set(metadata.MEANINGS) == set()
+    assert set(metadata.MEANINGS) - names == {"scenario_NAME", "delta_version", "upstream_version"}
+
+
+def _entries(node: ast.AST) -> list[str]:
+    """The names of entries that ``node`` makes: keys of a dictionary, or a place in one that is set."""
+    found: list[ast.expr | None] = list(node.keys) if isinstance(node, ast.Dict) else []
+    if isinstance(node, ast.Assign):
+        found += [each.slice for each in node.targets if isinstance(each, ast.Subscript)]
+    return [each.value for each in found if isinstance(each, ast.Constant) and isinstance(each.value, str)]
 
 
 def test_every_setting_says_what_it_means_and_what_it_takes() -> None:

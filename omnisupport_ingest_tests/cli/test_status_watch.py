@@ -30,11 +30,18 @@ WELL: dict[str, Any] = {
     "readings": [],
     "platform": {
         "checks": {"passed": 3, "failed": []},
-        "runs": [{"job": "ingest_desk", "status": "SUCCESS"}, {"job": "ingest_desk", "status": "FAILURE"}],
+        "failed_runs": [],
         "sensors": [{"name": "wal_batches_desk", "running": True, "tick": "SKIPPED"}],
     },
+    "disk": {"free": 10**12, "days": 900.0, "settled": True},
     "sources": [{"source": "desk", "landing": {"problem": None, "gap": None}, "quarantine": {}}],
 }
+
+
+RED = {"asset": "desk/dim_notes", "check": "fresh", "said": "It is behind. Look: omnisupport-ingest status"}
+
+
+UNREADABLE = {"problem": "x", "fix": "y"}
 
 
 def changed(*path: Any, to: Any) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_failed_before_one_that_succeeded_is_no_warning() -> None:
+def test_a_platform_with_nothing_wrong_is_healthy() -> None:
     assert health(WELL) == {"level": "healthy", "reasons": []}
 
 
@@ -55,12 +62,27 @@ def test_a_run_that_failed_before_one_that_succeeded_is_no_warning() -> None:
     [
         (changed("source", "capture", to="FAILED"), "broken", "capture of desk has failed"),
         (changed("sources", 0, "landing", "problem", to={}), "healthy", None),
-        (changed("sources", 0, "landing", "problem", to={"problem": "x"}), "broken", "cannot be read"),
-        (changed("sources", 0, "landing", "gap", to={"repaired": False}), "broken", "gap"),
+        (
+            changed("sources", 0, "landing", "problem", to={"problem": "x", "fix": "y"}),
+            "broken",
+            "cannot be read",
+        ),
+        (changed("sources", 0, "landing", "gap", to={"repaired": False, "fix": "y"}), "broken", "gap"),
         (changed("sources", 0, "landing", "gap", to={"repaired": True}), "healthy", None),
         (changed("source", "slot", "wal_status", to="lost"), "warning", "the slot of desk is lost"),
-        (changed("platform", "checks", to={"passed": 1, "failed": [{}]}), "warning", "1 check failed"),
-        (changed("platform", "runs", 0, "status", to="FAILURE"), "warning", "last run of ingest_desk failed"),
+        (changed("platform", "checks", to={"passed": 1, "failed": [RED]}), "warning", "1 check failed"),
+        (
+            changed("platform", "failed_runs", to=[{"job": "ingest_desk"}]),
+            "warning",
+            "run of ingest_desk failed",
+        ),
+        (
+            changed("disk", "free", to=10**9),
+            "warning",
+            "has 954 MB left, full in 900 days",
+        ),
+        (changed("disk", "days", to=2.0), "warning", "full in 2 days"),
+        (changed("disk", to={"free": 10**12, "days": 2.0, "settled": False}), "healthy", None),
         (changed("platform", "sensors", 0, "tick", to="FAILURE"), "warning", "wal_batches_desk failed"),
         (changed("platform", "sensors", 0, "running", to=False), "warning", "is stopped"),
         (changed("sources", 0, "quarantine", to={"collision": 2}), "warning", "2 events of desk"),

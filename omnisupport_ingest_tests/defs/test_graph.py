@@ -26,11 +26,13 @@ pytestmark = pytest.mark.quick
 REPOSITORY = Path(__file__).parents[2]
 
 
-def graph_of(workspace: Workspace) -> dict[str, tuple[str, tuple[str, ...]]]:
+def graph_of(workspace: Workspace) -> dict[str, tuple[str | None, str | None, tuple[str, ...]]]:
+    """The group, the layer and the kinds of every asset."""
     graph = build_definitions(workspace).resolve_asset_graph()
+    nodes = {key.to_user_string(): graph.get(key) for key in graph.get_all_asset_keys()}
     return {
-        key.to_user_string(): (graph.get(key).group_name, tuple(sorted(graph.get(key).kinds)))
-        for key in graph.get_all_asset_keys()
+        name: (node.group_name, node.tags.get("layer"), tuple(sorted(node.kinds)))
+        for name, node in nodes.items()
     }
 
 
@@ -40,29 +42,29 @@ def test_the_graph_of_the_shipped_contracts(tmp_path):
     workspace = Workspace(settings, Home.open(settings.home, WindowSize(60)), contracts)
     lake = ("deltalake", "spark")
     expected = {
-        "report": ("reports", ("html",)),
-        "support_desk/landing": ("landing", ("parquet", "postgres")),
-        "support_files/landing": ("landing", ("file", "parquet")),
-        "support_files/raw_cdc_staging": ("raw", lake),
-        "support_files/deduped_events": ("deduped", lake),
-        "support_files/dim_legacy_tickets": ("dimensions", lake),
-        "support_files/history/dim_legacy_tickets_history": ("history", lake),
-        "omnisupport_files/landing": ("landing", ("file", "parquet")),
-        "omnisupport_files/raw_cdc_staging": ("raw", lake),
-        "omnisupport_files/deduped_events": ("deduped", lake),
-        "omnisupport_files/dim_omnisupport_tickets": ("dimensions", lake),
-        "omnisupport_files/history/dim_omnisupport_tickets_history": ("history", lake),
-        "partner_desk/landing": ("landing", ("file", "parquet")),
-        "partner_desk/raw_cdc_staging": ("raw", lake),
-        "partner_desk/deduped_events": ("deduped", lake),
-        "partner_desk/dim_partner_tickets": ("dimensions", lake),
-        "partner_desk/history/dim_partner_tickets_history": ("history", lake),
-        "support_desk/raw_cdc_staging": ("raw", lake),
-        "support_desk/deduped_events": ("deduped", lake),
+        "report": ("reports", None, ("html",)),
+        "support_desk/landing": ("support_desk", "landing", ("parquet", "postgres")),
+        "support_files/landing": ("support_files", "landing", ("file", "parquet")),
+        "support_files/raw_cdc_staging": ("support_files", "raw", lake),
+        "support_files/deduped_events": ("support_files", "deduped", lake),
+        "support_files/dim_legacy_tickets": ("support_files", "dimensions", lake),
+        "support_files/history/dim_legacy_tickets_history": ("support_files", "history", lake),
+        "omnisupport_files/landing": ("omnisupport_files", "landing", ("file", "parquet")),
+        "omnisupport_files/raw_cdc_staging": ("omnisupport_files", "raw", lake),
+        "omnisupport_files/deduped_events": ("omnisupport_files", "deduped", lake),
+        "omnisupport_files/dim_omnisupport_tickets": ("omnisupport_files", "dimensions", lake),
+        "omnisupport_files/history/dim_omnisupport_tickets_history": ("omnisupport_files", "history", lake),
+        "partner_desk/landing": ("partner_desk", "landing", ("file", "parquet")),
+        "partner_desk/raw_cdc_staging": ("partner_desk", "raw", lake),
+        "partner_desk/deduped_events": ("partner_desk", "deduped", lake),
+        "partner_desk/dim_partner_tickets": ("partner_desk", "dimensions", lake),
+        "partner_desk/history/dim_partner_tickets_history": ("partner_desk", "history", lake),
+        "support_desk/raw_cdc_staging": ("support_desk", "raw", lake),
+        "support_desk/deduped_events": ("support_desk", "deduped", lake),
     }
     for table in ("agents", "customers", "organizations", "ticket_comments", "tickets"):
-        expected[f"support_desk/dim_{table}"] = ("dimensions", lake)
-        expected[f"support_desk/history/dim_{table}_history"] = ("history", lake)
+        expected[f"support_desk/dim_{table}"] = ("support_desk", "dimensions", lake)
+        expected[f"support_desk/history/dim_{table}_history"] = ("support_desk", "history", lake)
     assert graph_of(workspace) == expected
 
 

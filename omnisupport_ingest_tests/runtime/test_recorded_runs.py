@@ -1,13 +1,21 @@
 """Runs, sensors and checks from Dagster's own files, as Dagster wrote them."""
 
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlencode
 
 import dagster as dg
+import psycopg2
+import pytest
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.test_utils import instance_for_test
+from pydantic import SecretStr
 
-from omnisupport_ingest.runtime.recorded_runs import recorded
+from omnisupport_ingest.runtime.dagster_home import with_driver
+from omnisupport_ingest.runtime.recorded_runs import Recorded, recorded
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 
 @dg.asset
@@ -20,28 +28,68 @@ def sound(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=not context.run.tags.get("broken"), description="Two rows are gone.")
 
 
-def test_it_says_what_dagster_recorded(tmp_path: Path) -> None:
+@dg.op
+def breaks(context: dg.OpExecutionContext) -> None:
+    if context.run.tags.get("broken"):
+        raise ValueError("as asked")
+
+
+@dg.job
+def brittle() -> None:
+    breaks()
+
+
+@pytest.fixture
+def records(postgres: EmbeddedPostgres) -> Iterator[SecretStr]:
+    """A PostgreSQL for Dagster's records, empty."""
+    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
+        connection.autocommit = True
+        connection.cursor().execute("CREATE DATABASE records")
+    parts = psycopg2.extensions.parse_dsn(postgres.dsn("records"))
+    where = {name: parts[name] for name in ("host", "port") if name in parts}
+    yield SecretStr(f"postgresql://{parts['user']}@/records?{urlencode(where)}")
+    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
+        connection.autocommit = True
+        connection.cursor().execute("DROP DATABASE records WITH (FORCE)")
+
+
+def test_it_says_what_dagster_recorded_in_files(tmp_path: Path) -> None:
+    with instance_for_test(temp_dir=str(tmp_path)) as instance:
+        _says_what_is_recorded(instance, lambda: recorded(tmp_path))
+
+
+def test_it_says_what_dagster_recorded_in_a_postgresql(tmp_path: Path, records: SecretStr) -> None:
+    url = with_driver(records.get_secret_value())
+    overrides = {"storage": {"postgres": {"postgres_url": url}}}
+    with instance_for_test(overrides=overrides, temp_dir=str(tmp_path)) as instance:
+        _says_what_is_recorded(instance, lambda: recorded(tmp_path, records))
+
+
+def test_a_postgresql_that_does_not_answer_tells_nothing(tmp_path: Path) -> None:
+    assert recorded(tmp_path, SecretStr("postgresql://me@127.0.0.1:1/dagster")) is None
+
+
+def _says_what_is_recorded(instance: dg.DagsterInstance, look: Callable[[], Recorded | None]) -> None:
     definitions = dg.Definitions(assets=[rows], asset_checks=[sound], jobs=[dg.define_asset_job("take")])
     job = definitions.resolve_job_def("take")
-    with instance_for_test(temp_dir=str(tmp_path)) as instance:
-        job.execute_in_process(instance=instance)
-        first = recorded(tmp_path)
-        job.execute_in_process(instance=instance, tags={"broken": "yes"})
-        for status, reason in ((TickStatus.SUCCESS, None), (TickStatus.SKIPPED, "Nothing has landed.")):
-            instance.create_tick(
-                TickData(
-                    instigator_origin_id="origin",
-                    instigator_name="wal_batches",
-                    instigator_type=InstigatorType.SENSOR,
-                    status=status,
-                    timestamp=1_800_000_000.0,
-                    selector_id="selector",
-                    skip_reason=reason,
-                    run_ids=[],
-                    run_keys=[],
-                )
+    job.execute_in_process(instance=instance)
+    first = look()
+    job.execute_in_process(instance=instance, tags={"broken": "yes"})
+    for status, reason in ((TickStatus.SUCCESS, None), (TickStatus.SKIPPED, "Nothing has landed.")):
+        instance.create_tick(
+            TickData(
+                instigator_origin_id="origin",
+                instigator_name="wal_batches",
+                instigator_type=InstigatorType.SENSOR,
+                status=status,
+                timestamp=1_800_000_000.0,
+                selector_id="selector",
+                skip_reason=reason,
+                run_ids=[],
+                run_keys=[],
             )
-        last = recorded(tmp_path)
+        )
+    last = look()
     assert first is not None
     assert last is not None
     assert [(each.job, each.status, each.going_on) for each in last.runs] == [("take", "SUCCESS", False)] * 2
@@ -52,6 +100,17 @@ def test_it_says_what_dagster_recorded(tmp_path: Path) -> None:
     assert (sensor.name, sensor.tick, sensor.said) == ("wal_batches", "SKIPPED", "Nothing has landed.")
     assert sensor.tick_at is not None
     assert sensor.tick_at.year == 2027
+    assert last.failed_jobs == ()
+    brittle.execute_in_process(instance=instance, tags={"broken": "yes"}, raise_on_error=False)
+    for _ in range(6):
+        job.execute_in_process(instance=instance)
+    failed_long_ago = look()
+    assert failed_long_ago is not None
+    assert [each.job for each in failed_long_ago.failed_jobs] == ["brittle"], "no other job makes it well"
+    brittle.execute_in_process(instance=instance)
+    well = look()
+    assert well is not None
+    assert well.failed_jobs == ()
 
 
 def test_a_home_without_such_files_tells_nothing_and_a_damaged_one_no_run(tmp_path: Path) -> None:

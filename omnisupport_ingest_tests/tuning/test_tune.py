@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
+from omnisupport_ingest.demo.domains import embedded_domain
+from omnisupport_ingest.demo.workload import Workload
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.runtime.running import running_services
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
+from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command, environment
+from omnisupport_ingest_tests.waiting import until
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 
@@ -40,6 +50,60 @@ def test_it_measures_recommends_and_leaves_nothing_of_it(
     assert (tmp_path / ".env").read_text() == mine + "OMNISUPPORT_BATCH_MAX_SECONDS=0.3\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == [".env", "tune.svg"]
     assert not _working_in(tmp_path)
+
+
+def test_own_traffic_is_measured_by_the_own_capture_on_the_own_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = Home.open(tmp_path / "home", WindowSize(60))
+    stop = threading.Event()
+    programs = threading.Thread(target=_write, args=(home, stop))
+    programs.start()
+    try:
+        with environment(home=str(home.path)):
+            done = command(
+                *("tune", "--own", "--yes", "--seconds", "4", "--interval", "0.3", "--interval", "2"),
+                *("--most-batches", "20000", "--most-files", "90000", "--most-cpu", "400", "--json"),
+            )
+    finally:
+        stop.set()
+        programs.join()
+    assert done.code == 0, done.output
+    often, seldom = json.loads(done.out)["points"]
+    assert (often["setting"]["seconds"], seldom["setting"]["seconds"]) == (0.3, 2.0)
+    assert often["events"] > 0 < seldom["events"]
+    assert seldom["events_per_batch"] > often["events_per_batch"]
+    assert often["rate"] == often["rate_asked"], "what others commit is not asked for"
+    landed = LandingStore(home.landing, "support_desk").landed()
+    assert landed.count >= often["batches"] + seldom["batches"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["home", "tune.svg"]
+
+
+def _write(home: Home, stop: threading.Event) -> None:
+    """Write as programs of the user do, once their server runs and is prepared."""
+    settings = Settings(home=home.path, _env_file=None)  # type: ignore[call-arg]
+    until(lambda: stop.is_set() or "capture" in running_services(home.run))
+    if not stop.is_set():
+        Workload(embedded_domain(settings), source_dsn(settings, home), 1).run_forever(100, stop)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--own", "--rate", "5"), "--own makes no traffic"),
+        (("--own", "--yes"), "There is no home"),
+    ],
+    ids=["a rate", "no home"],
+)
+def test_own_needs_a_home_and_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with environment(home=str(tmp_path / "nowhere")):
+        done = command("tune", *options)
+    assert done.code in (2, 3)
+    assert problem in done.output
 
 
 def _working_in(folder: Path) -> list[int]:

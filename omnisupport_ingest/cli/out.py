@@ -1,0 +1,84 @@
+"""Where ``--out`` writes: one rule for every command that writes files for people.
+
+A path is a folder if it is one, ends with a slash, or has no suffix. In a folder each file has its usual
+name, and a missing folder is made. Any other path is the file itself, so it takes exactly one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+_RULE = "A path without a suffix, or of a folder, is a folder; any other is the file."
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What a person gave for ``--out``: the absolute ``path``, and whether it is a folder."""
+
+    path: Path
+    is_folder: bool
+
+    @classmethod
+    def of(cls, text: str) -> Out:
+        """Read ``text`` by the rule of this module."""
+        path = Path(text).absolute()
+        named_so = text.endswith("/") or (not path.suffix and not path.is_file())
+        return cls(path, named_so or path.is_dir())
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the file, in lower case and without its dot; empty for a folder."""
+        return "" if self.is_folder else self.path.suffix.lstrip(".").lower()
+
+    def file(self, name: str) -> Path:
+        """Return the path of the only file that is written, called ``name`` in a folder."""
+        return self.files([name])[0]
+
+    def files(self, names: Sequence[str]) -> list[Path]:
+        """Return the path of each file, called by ``names`` in a folder, which is made if it is missing.
+
+        Raises a usage error if several files are to be one, or the folder around it does not exist.
+        """
+        if not self.is_folder and len(names) != 1:
+            raise click.UsageError(
+                f"{len(names)} files are to be written, and {self.path} is one: name a folder, "
+                f"like {self.path.with_suffix('')}/."
+            )
+        if self.is_folder and self.path.is_file():
+            raise click.UsageError(f"{self.path} is a file, not a folder.")
+        if not self.path.parent.is_dir():
+            raise click.UsageError(f"{self.path.parent} is not a folder.")
+        if not self.is_folder:
+            return [self.path]
+        # No failpoint: a folder: one that is there already is as good.
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        return [self.path / name for name in names]
+
+
+class _OutPath(click.Path):
+    """The type of the option; the shell completes it as any path."""
+
+    name = "path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:  # click's own signature
+        return value if isinstance(value, Out) else Out.of(str(super().convert(value, param, ctx)))
+
+
+def out_option(help_text: str, *, required: bool = False, default: str | None = None) -> Callable[[Any], Any]:
+    """Return the option ``--out`` of a command, as ``Out``. ``help_text``: what it writes."""
+    return click.option(
+        "--out",
+        type=_OutPath(),
+        metavar="PATH",
+        required=required,
+        default=default,
+        show_default=default is not None,
+        help=f"{help_text} {_RULE}",
+    )

@@ -1,0 +1,98 @@
+"""The freshness policy of every dimension: its service level, which a sensor watches.
+
+Dagster's own freshness policies go by when an asset was materialized. So a backfill of an old window would
+keep them, and a source in which nothing happens would break them. Here the lag counts from the oldest landed
+change that the dimension does not show, whoever materialized what. Runs evaluate the check ``fresh`` as well;
+the sensor records it whenever it changes, also while no run comes about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+import dagster as dg
+
+from omnisupport_ingest.checks.lake_checks import tables_fresh
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.checks import FRESH, evaluation
+from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.freshness import allowed_lag, in_words
+from omnisupport_ingest.records import decode_note, encode_line
+
+_INTERVAL_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessCursor:
+    """The tables whose check was red when the sensor recorded it last."""
+
+    red: tuple[str, ...] = ()
+
+    def to_text(self) -> str:
+        return encode_line(self)
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Self:
+        """Read what ``to_text`` wrote; with any other text the red ones are recorded again."""
+        try:
+            return decode_note(cls, text or "{}")
+        except Unreadable:
+            return cls()
+
+
+def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.SensorDefinition:
+    """Return the sensor of ``source``, whose ``contracts`` are given; it runs unless a person stops it."""
+    asset_of = {contract.name: keys.dimension_key(contract) for contract in contracts}
+
+    @dg.sensor(
+        name=f"freshness_{source}",
+        asset_selection=dg.AssetSelection.assets(*asset_of.values()),
+        # A look costs a few milliseconds for each table.
+        minimum_interval_seconds=max(_INTERVAL_SECONDS, len(contracts)),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Keeps the check {FRESH} of the dimensions of {source}: what people read is not older "
+        "than its service level allows. A backfill makes nothing fresher.",
+    )
+    def freshness_changes(
+        context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.SensorResult:
+        seen = FreshnessCursor.from_text(context.cursor)
+        workspace = workspace.current()
+        if not workspace.landing(source).landed().count:
+            return _nothing(f"Nothing of {source} has landed.", seen)
+        found = tables_fresh(workspace, source, datetime.now(UTC), asset_of)
+        red = {name for name, finding in found.items() if not finding.passed}
+        # A table that is well and was well is recorded by its runs.
+        changed = sorted(red.symmetric_difference(seen.red) & found.keys())
+        cursor = FreshnessCursor(tuple(sorted(red)))
+        if not changed:
+            return _nothing(_summary(len(found), red), cursor)
+        return dg.SensorResult(
+            skip_reason=dg.SkipReason(_summary(len(found), red)),
+            cursor=cursor.to_text(),
+            asset_events=[evaluation(found[name], asset_of[name], FRESH) for name in changed],
+        )
+
+    return freshness_changes
+
+
+def service_level_metadata(contract: TableContract) -> dict[str, str]:
+    """Return what the page of a dimension says of its freshness policy."""
+    within, by_contract = allowed_lag(contract)
+    why = "its contract says so" if by_contract else "the default"
+    return {"freshness_policy": f"at most {in_words(within.total_seconds())} behind its source ({why})"}
+
+
+def _nothing(why: str, cursor: FreshnessCursor) -> dg.SensorResult:
+    return dg.SensorResult(skip_reason=dg.SkipReason(why), cursor=cursor.to_text())
+
+
+def _summary(tables: int, red: set[str]) -> str:
+    if not red:
+        return f"The service level of each of {tables} dimensions is kept."
+    return f"{len(red)} of {tables} dimensions break their service level: {', '.join(sorted(red))}."
