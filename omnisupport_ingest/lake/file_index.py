@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 from deltalake import DeltaTable
 
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake.deletion_vectors import FEATURE
 from omnisupport_ingest.lake.file_index_tables import (
     AT,
     FORMAT,
@@ -41,6 +40,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     listed_by,
     make_tables,
     put,
+    unknown_features,
     version_of,
 )
 from omnisupport_ingest.sqlite_index import IndexDamaged, require_location, writing
@@ -51,10 +51,6 @@ _log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 60.0
 _OPEN_FILES = 8
-
-_FEATURES = {"appendOnly", "invariants", "timestampNtz", "variantType", FEATURE}
-"""Features with which the index knows what a log entry says of files (Delta protocol, table features).
-delta-rs adds ``variantType`` to a table with deletion vectors whose properties it sets."""
 
 
 class VersionNotIndexed(Exception):
@@ -77,10 +73,7 @@ class FileIndex:
     def learn(self, table: TableLog, handle: DeltaTable) -> IndexedVersion | None:
         """Index the files of the version that ``handle`` has open; None if the index cannot be used for
         it."""
-        protocol = handle.protocol()
-        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-        ordinary = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
-        indexed = version_of(handle, table) if ordinary or (features and features <= _FEATURES) else None
+        indexed = None if unknown_features(handle) else version_of(handle, table)
         if indexed is None:
             return None
         files = list(listed_by(handle, table.folder, indexed.partition_by))

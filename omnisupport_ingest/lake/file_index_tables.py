@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.deletion_vectors import DeletionVector
+from omnisupport_ingest.lake.deletion_vectors import FEATURE, DeletionVector
 from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.log_files import files_in_log, has_vectors, vector_of
 from omnisupport_ingest.records import encode_line
@@ -92,6 +92,21 @@ class ListedFile:
     bytes: int
     vector: DeletionVector | None = None
     stats: str | None = None
+
+
+_FEATURES = {"appendOnly", "invariants", "timestampNtz", "variantType", FEATURE}
+"""Features that change nothing of what a log entry must say of files, vectors apart (Delta protocol, table
+features). delta-rs adds ``variantType`` to a table with deletion vectors whose properties it sets."""
+
+
+def unknown_features(handle: DeltaTable) -> list[str]:
+    """Return what the version that ``handle`` has open asks of readers and writers and we do not know."""
+    protocol = handle.protocol()
+    reads, writes = protocol.min_reader_version, protocol.min_writer_version
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    if features:
+        return sorted(features - _FEATURES)
+    return [] if reads == 1 and writes <= 2 else [f"protocol {reads}/{writes}"]
 
 
 def version_of(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:

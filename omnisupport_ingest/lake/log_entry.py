@@ -24,7 +24,13 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.commit import NOTE, Action, VectorChange, conflict
 from omnisupport_ingest.lake.deletion_vectors import FEATURE, PROPERTY
 from omnisupport_ingest.lake.delta import entry_file, open_delta, translated_store_errors
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
+from omnisupport_ingest.lake.file_index_tables import (
+    IndexedVersion,
+    TableLog,
+    digest_of,
+    unknown_features,
+    version_of,
+)
 from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.storage import create_exclusively, storage_of
 
@@ -53,13 +59,26 @@ def may_put_entry(indexed: IndexedVersion, folder: Path) -> bool:
     if not indexed.has_vectors:
         return storage_of(folder).is_local and not demands
     if demands:
-        raise WriterDemands(
-            f"{folder} may have deletion vectors, and its property {min(demands)} puts demands on its "
-            "writers that we do not know how to meet.",
-            fix="Remove the property; or remove the table's folder, and `omnisupport-ingest materialize` "
-            "makes it anew.",
-        )
+        raise _demands(folder, f"property {min(demands)}")
     return True
+
+
+def version_to_commit_on(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
+    """Return the version that ``handle`` has open, of a table that may have deletion vectors and that the
+    index cannot list; None if its log entry is gone. Raises ``WriterDemands``."""
+    features = unknown_features(handle)
+    if features:
+        raise _demands(table.folder, f"feature {features[0]}")
+    return version_of(handle, table)
+
+
+def _demands(folder: Path, what: str) -> WriterDemands:
+    return WriterDemands(
+        f"{folder} may have deletion vectors, and its {what} puts demands on its writers that we do not know "
+        "how to meet.",
+        fix="Another program gave it to the table: take it back; or remove the table's folder, and "
+        "`omnisupport-ingest materialize` makes it anew.",
+    )
 
 
 def put_entry(

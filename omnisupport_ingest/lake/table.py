@@ -42,10 +42,15 @@ from omnisupport_ingest.lake.delta import (
     upload_added,
 )
 from omnisupport_ingest.lake.file_index import FileIndex, index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of, version_of
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.listing import Listing, VersionInIndex
-from omnisupport_ingest.lake.log_entry import allow_vectors, may_put_entry, put_entry
+from omnisupport_ingest.lake.log_entry import (
+    allow_vectors,
+    may_put_entry,
+    put_entry,
+    version_to_commit_on,
+)
 from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.schema import (
     Retyped,
@@ -356,7 +361,7 @@ class TableSnapshot:
         with translated_store_errors(self.table.folder):
             indexed = self._indexed
             if indexed is None and schema is None and has_vectors(self.handle):
-                indexed = version_of(self.handle, self.table.log)
+                indexed = version_to_commit_on(self.handle, self.table.log)
             if schema is None and indexed is not None and may_put_entry(indexed, self.table.folder):
                 version = put_entry(self.table.log, indexed, actions, text)
             else:

@@ -18,8 +18,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, TableFeatures
 from pyspark.sql import SparkSession
+from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import layout
@@ -63,11 +64,13 @@ def _nothing_is_open() -> Iterator[None]:
     lake_table._opened.clear()
 
 
-def placed(table: LakeTable, unit: str, numbers: Sequence[int], name: str = "part-0") -> StagedFile:
+def placed(
+    table: LakeTable, unit: str, numbers: Sequence[float], name: str = "part-0", kind: pa.Schema = KIND
+) -> StagedFile:
     path = f"{layout.unit_folder(WHOLE_TABLE, 1, unit)}/{name}.parquet"
     file = table.folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = pa.table({"n": numbers, "at": [None] * len(numbers)}, KIND)
+    content = pa.table({"n": numbers, "at": [None] * len(numbers)}, kind)
     pq.write_table(content, file, row_group_size=700)
     rows, stats = delta_stats(file)
     return StagedFile(path, WHOLE_TABLE, (), rows, file.stat().st_size, stats)
@@ -364,6 +367,30 @@ def test_property_that_we_cannot_keep_is_named(table: LakeTable) -> None:
     DeltaTable(str(table.folder)).alter.set_table_properties({"delta.appendOnly": "false"})
     with pytest.raises(WriterDemands, match=r"delta\.appendOnly"):
         put(table.open(), "b", [placed(table, "b", [1])])
+
+
+def test_feature_that_we_do_not_know_is_named(table: LakeTable) -> None:
+    first_files(table)
+    handle = DeltaTable(str(table.folder))
+    handle.alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    snapshot = table.open()
+    assert by_ours(snapshot) == list(range(3 * ROWS))
+    with pytest.raises(WriterDemands, match="its feature rowTracking"):
+        put(snapshot, "b", [placed(table, "b", [1])])
+
+
+def test_table_that_is_made_again_under_another_type_loses_its_vectors(table: LakeTable) -> None:
+    files = first_files(table)
+    put(table.open(), "b", dead={files[0].path: [1], files[1].path: range(0, ROWS, 3)})
+    double = StructType([StructField("n", DoubleType()), StructField("at", TimestampType())])
+    other = LakeTable(table.root, replace(table.spec, schema=double))
+    snapshot = other.open()
+    assert [each.column for each in snapshot.retyped] == ["n"]
+    again = placed(table, "c", [1.5], kind=pa.schema([("n", pa.float64()), KIND.field("at")]))
+    put(snapshot, "c", [again], replaces=True)
+    snapshot = other.open()
+    assert by_others(other) == by_arrow(snapshot.files(WHOLE_TABLE)) == [1.5]
+    assert snapshot.has_vectors and without_index(snapshot) == snapshot.files(WHOLE_TABLE)
 
 
 def test_changes_between_versions_name_both_vectors_of_a_file(table: LakeTable) -> None:
