@@ -179,7 +179,7 @@ def main(
 def _loaded(table: Table, scratch: Path, spark: SparkSession, names: Sequence[str]) -> list[Peer]:
     rows = scratch / "rows.parquet"
     dimension = table.workspace.dimension(table.contract).open()
-    rows_of([file.uri for file in dimension.all_files()], rows)
+    rows_of(dimension.all_files(), rows)
     found = peers(scratch, spark, names)
     for each in found:
         began = time.perf_counter()

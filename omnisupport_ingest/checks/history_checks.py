@@ -121,8 +121,8 @@ def _of_last_run(
     dimension, order = workspace.dimension(contract).look(), order_of(contract)
     if state is None or dimension is None:
         return None
-    mine = key_files(history.handle, history.table.folder, order)
-    theirs = key_files(dimension.handle, dimension.table.folder, order)
+    mine = key_files(history, order)
+    theirs = key_files(dimension, order)
     if mine is None or theirs is None:
         return None
     paths = {file.path for file in written}

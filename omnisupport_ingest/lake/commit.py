@@ -12,8 +12,8 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, WINDOW, LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.storage import at_hand
@@ -55,6 +56,8 @@ class WindowChange:
     ``add``: files that enter the window. ``remove``: files that leave it. ``replaces``: every file that the
     window held leaves it, whether ``remove`` names it or not. ``state``: the window's new state.
     ``same_rows``: the window holds the same rows afterwards, so the log marks its files as no change of data.
+    ``marked``: path of a file that stays → its new deletion vector, which lists all of its dead rows
+    (``deletion_vectors.write_vectors``).
     """
 
     window: str
@@ -63,6 +66,7 @@ class WindowChange:
     state: WindowState
     replaces: bool
     same_rows: bool = False
+    marked: Mapping[str, DeletionVector] = field(default_factory=dict)
 
 
 def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddAction:
@@ -88,8 +92,40 @@ def add_state(
     return _add(path, size, partition, stats, same_rows=same_rows)
 
 
-def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
+@dataclass(frozen=True, slots=True)
+class VectorChange:
+    """A file whose deletion vector the log has to name, which deltalake's actions cannot.
+
+    ``file``: as the table holds it, maybe with a vector. ``vector``: its new one; None: the file leaves the
+    table. ``stats``: its statistics (JSON text).
+    """
+
+    file: LakeFile
+    vector: DeletionVector | None
+    stats: str | None = None
+    same_rows: bool = False
+
+
+Action = AddAction | RemoveAction | VectorChange
+
+
+def mark(folder: Path, file: LakeFile, vector: DeletionVector, stats: str | None) -> VectorChange:
+    """Return the action that gives ``file`` of the table in ``folder`` another deletion vector.
+
+    Raises ``StagedFileMissing`` if the vector's own file is gone.
+    """
+    if vector.path is not None and _size(at_hand(folder / vector.path)) is None:
+        raise StagedFileMissing(
+            f"{folder / vector.path} was written with the deletion vector of {file.path}; it is gone.",
+            fix="Run the same work again: it stages its files again.",
+        )
+    return VectorChange(file, vector, stats)
+
+
+def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction | VectorChange:
     """Return the action that removes ``file``."""
+    if file.vector is not None:
+        return VectorChange(file, None, same_rows=same_rows)
     return RemoveAction(
         file.path,
         data_change=not same_rows,
@@ -101,7 +137,7 @@ def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
 
 def commit_actions(
     handle: DeltaTable,
-    actions: Sequence[AddAction | RemoveAction],
+    actions: Sequence[Action],
     *,
     app_id: str,
     note: dict[str, Any],
@@ -113,6 +149,9 @@ def commit_actions(
     the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
     longer the newest. A commit of ours whose answer from the object store was lost is none.
     """
+    plain = [each for each in actions if not isinstance(each, VectorChange)]
+    if len(plain) < len(actions):
+        raise ValueError("delta-rs cannot commit deletion vectors: log_entry.put_entry does")
     version = handle.version()
     # A disk answers in the same call.
     writer = {} if urlsplit(handle.table_uri).scheme in ("", "file") else {WRITER: uuid.uuid4().hex}
@@ -120,7 +159,7 @@ def commit_actions(
     try:
         with failpoint("lake.commit", app_id):
             handle.create_write_transaction(
-                list(actions),
+                plain,
                 mode="append" if replacing_all_with is None else "overwrite",
                 schema=replacing_all_with or handle.schema(),
                 partition_by=handle.metadata().partition_columns,

@@ -58,7 +58,7 @@ class KeyedUpdate(ABC):
     @cached_property
     def _held(self) -> list[KeyFile] | None:
         """The files of the table by their keys; None where these are not known. Delta's library is asked."""
-        return key_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
+        return key_files(self._snapshot, self._order)
 
     @cached_property
     def _files(self) -> list[KeyFile]:
