@@ -134,7 +134,17 @@ class InVectors(Held):
         return rows.filter(pa.array(live_mask(dead_rows_of(file), rows.num_rows)))
 
 
-@settings(max_examples=examples(EXAMPLES), deadline=None)
+def _marking_much(patch: pytest.MonkeyPatch, *, upkeep_too: bool) -> None:
+    """Small tables are all dense and due: let their rows be marked, and their few fresh files be merged."""
+    patch.setattr(upkeep, "FRESH_FILES", 3)
+    patch.setattr(upkeep, "_FEW_FRESH_FILES", 2)
+    patch.setattr(upkeep, "DENSE", 100)
+    if not upkeep_too:
+        patch.setattr(upkeep, "WASTE", 100)
+        patch.setattr(upkeep, "TOO_MUCH_WASTE", 100)
+
+
+@settings(max_examples=examples(EXAMPLES // 2), deadline=None)
 @given(randoms, st.integers(1, 6), st.sampled_from((1, 1 << 26)), st.sampled_from((0.5, 2, 5)))
 def test_marked_rows_and_fresh_files_are_one_file_updated_alone(
     rng: Random, count: int, bytes_in_hand: int, rows_per_file: float
@@ -144,10 +154,7 @@ def test_marked_rows_and_fresh_files_are_one_file_updated_alone(
     part_of = {at: rng.randrange(count) for at in windows}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(updating_ranges, "_BYTES_IN_HAND", bytes_in_hand)
-        patch.setattr(upkeep, "FRESH_FILES", 3)
-        patch.setattr(upkeep, "_FEW_FRESH_FILES", 2)
-        patch.setattr(upkeep, "DENSE", rng.choice((0.1, 1.5)))
-        patch.setattr(upkeep, "WASTE", rng.choice((0.25, 2)))
+        _marking_much(patch, upkeep_too=rng.random() < 0.5)
         one, many = Held(), InVectors(Path(folder), rng, rows_per_file)
         for part in range(count):
             told = [event for event in events if part_of[event.at[:2]] == part]
@@ -168,9 +175,7 @@ def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
         windows = in_windows(rng, events, 2)
         part_of = {at: rng.randrange(5) for at in windows}
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(upkeep, "FRESH_FILES", 3)
-            patch.setattr(upkeep, "_FEW_FRESH_FILES", 2)
-            patch.setattr(upkeep, "DENSE", 1.5)
+            _marking_much(patch, upkeep_too=seed % 2 == 0)
             many = InVectors(Path(folder), rng, 2)
             for part in range(5):
                 told = [event for event in events if part_of[event.at[:2]] == part]
