@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, WINDOW, LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.storage import at_hand
@@ -50,6 +51,8 @@ class WindowChange:
     ``add``: files that enter the window. ``remove``: files that leave it. ``replaces``: every file that the
     window held leaves it, whether ``remove`` names it or not. ``state``: the window's new state.
     ``same_rows``: the window holds the same rows afterwards, so the log marks its files as no change of data.
+    ``marked``: path of a file that stays → its new deletion vector, which lists all of its dead rows
+    (``deletion_vectors.write_vectors``).
     """
 
     window: str
@@ -58,6 +61,7 @@ class WindowChange:
     state: WindowState
     replaces: bool
     same_rows: bool = False
+    marked: Mapping[str, DeletionVector] = field(default_factory=dict)
 
 
 def add_data(folder: Path, file: StagedFile, *, same_rows: bool = False) -> AddAction:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector, path_without_dead_rows
 from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.stats import stats_of
 from omnisupport_ingest.storage import path_at_hand
@@ -87,17 +88,28 @@ class KeyOrder:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """A file of the table, with its lowest key."""
+    """A file of the table, with its lowest key. ``rows``: the live ones. ``vector``: names the dead ones."""
 
     path: str
     full_path: str
     lowest: Bound
     rows: int
+    vector: DeletionVector | None = None
 
     @property
     def uri(self) -> str:
-        """A path that can be opened; the file is downloaded first if an object store keeps it."""
+        """A path that can be opened as bare Parquet (``path_without_dead_rows``)."""
+        return path_without_dead_rows(self)
+
+    @property
+    def stored(self) -> str:
+        """A path that can be opened, of the file with its dead rows."""
         return path_at_hand(self.full_path)
+
+    @property
+    def stored_rows(self) -> int:
+        """The rows in the file, dead ones included."""
+        return self.rows + (self.vector.cardinality if self.vector is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

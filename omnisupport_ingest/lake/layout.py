@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector, path_without_dead_rows
 from omnisupport_ingest.storage import path_at_hand
 
 WINDOW = "window"
@@ -48,6 +49,7 @@ class LakeFile:
     """A file that a version of the table holds.
 
     ``path`` is relative to the table, ``full_path`` is absolute; both are plain text (not URL-encoded).
+    ``rows``: the live ones. ``vector``: names the dead ones, if any.
     """
 
     path: str
@@ -56,11 +58,22 @@ class LakeFile:
     partition: Partition
     rows: int
     bytes: int
+    vector: DeletionVector | None = None
 
     @property
     def uri(self) -> str:
-        """A path that can be opened; the file is downloaded first if an object store keeps it."""
+        """A path that can be opened as bare Parquet (``path_without_dead_rows``)."""
+        return path_without_dead_rows(self)
+
+    @property
+    def stored(self) -> str:
+        """A path that can be opened, of the file with its dead rows."""
         return path_at_hand(self.full_path)
+
+    @property
+    def stored_rows(self) -> int:
+        """The rows in the file, dead ones included."""
+        return self.rows + (self.vector.cardinality if self.vector is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,289 @@
+"""Deletion vectors: which rows of a file are dead, so that a table loses rows without a new file.
+
+The format is Delta's (Delta protocol, "Deletion Vectors" and "Deletion Vector Format"): a Roaring bitmap of
+row numbers, in the log entry itself (Z85 text) if it is small, else in a ``.bin`` file with a CRC-32.
+
+A file with a vector must never be read as bare Parquet: that shows the dead rows. ``lake.live_rows`` and
+``lake.read`` leave them out.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import hashlib
+import struct
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.storage import at_hand, path_at_hand, replace
+
+FEATURE = "deletionVectors"
+"""The table feature (Delta protocol, table features)."""
+
+PROPERTY = "delta.enableDeletionVectors"
+"""The table property that lets other writers make vectors too."""
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows of a file, from 0, ascending."""
+
+_INLINE_BYTES = 256
+"""Up to this size a vector stands in the log entry. Every reader of the log reads it there, but opens no
+further file."""
+
+_MAGIC = 1681511377
+_FILE_FORMAT = b"\x01"
+_UUID_TEXT = 20
+"""Characters of Z85 that a UUID takes."""
+
+_OURS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85, _FROM_Z85 = str.maketrans(_OURS, _Z85), str.maketrans(_Z85, _OURS)
+
+
+class VectorDamaged(IngestError):
+    """Raised for a deletion vector that is missing, damaged, or of a form that we do not read."""
+
+    exit_code = 4
+
+
+class DeadRows(IngestError):
+    """Raised where a file with dead rows would be read as if all of its rows were live."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionVector:
+    """Where the dead rows of one file are listed (Delta protocol, deletion vector descriptor).
+
+    ``storage``: ``i`` for a vector in ``text`` itself, ``u`` for a file that ``text`` names by UUID, ``p``
+    for an absolute path or URI. ``offset``: where it begins in the file. ``bytes``: its size.
+    ``cardinality``: number of dead rows.
+    """
+
+    storage: str
+    text: str
+    offset: int | None
+    bytes: int
+    cardinality: int
+
+    @classmethod
+    def of_log(cls, fields: Mapping[str, Any]) -> DeletionVector:
+        """Return the vector that an action of the log or a checkpoint describes; ``KeyError`` if it
+        does not."""
+        return cls(
+            fields["storageType"],
+            fields["pathOrInlineDv"],
+            fields.get("offset"),
+            fields["sizeInBytes"],
+            fields["cardinality"],
+        )
+
+    def in_log(self) -> dict[str, Any]:
+        """Return the descriptor as an action of the log has it."""
+        found: dict[str, Any] = {"storageType": self.storage, "pathOrInlineDv": self.text}
+        if self.offset is not None:
+            found["offset"] = self.offset
+        return found | {"sizeInBytes": self.bytes, "cardinality": self.cardinality}
+
+    @property
+    def path(self) -> str | None:
+        """The path of its ``.bin`` file relative to the table; None for one in the log or outside the
+        table."""
+        if self.storage != "u" or len(self.text) < _UUID_TEXT:
+            return None
+        name = uuid.UUID(bytes=_decoded(self.text[-_UUID_TEXT:]))
+        return str(PurePosixPath(self.text[:-_UUID_TEXT], f"deletion_vector_{name}.bin"))
+
+
+class MayHaveDeadRows(Protocol):
+    """A file of a table: ``layout.LakeFile``, ``key_files.KeyFile``."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def full_path(self) -> str: ...
+
+    @property
+    def vector(self) -> DeletionVector | None: ...
+
+    @property
+    def stored_rows(self) -> int: ...
+
+
+def path_without_dead_rows(file: MayHaveDeadRows) -> str:
+    """Return a path of ``file`` that can be opened as bare Parquet; the file is downloaded first if an object
+    store keeps it. Raises ``DeadRows`` for a file with a vector."""
+    if file.vector is not None:
+        raise DeadRows(
+            f"{file.full_path} has rows that a deletion vector marks as dead, and this command reads files "
+            "of the table as bare Parquet.",
+            fix="If another program deleted rows of this table, restore the version before: rows of the lake "
+            "are never deleted one by one. If nobody did, report it as a fault of the program.",
+        )
+    return path_at_hand(file.full_path)
+
+
+def read_vector(folder: Path, vector: DeletionVector) -> Rows:
+    """Return the dead rows that ``vector``, of the table in ``folder``, lists.
+
+    Raises ``VectorDamaged``.
+    """
+    if vector.storage == "i":
+        where = f"The deletion vector in the log of {folder}"
+        content = _inline(vector, where)
+    else:
+        file = _file_of(folder, vector)
+        where = f"The deletion vector at byte {vector.offset or 0} of {file}"
+        content = _in_file(file, vector, where)
+    rows = _rows_in(content, where)
+    if len(rows) != vector.cardinality:
+        raise _damaged(where, f"lists {len(rows)} rows; the log says {vector.cardinality}")
+    return rows
+
+
+def dead_rows_of(file: MayHaveDeadRows) -> Rows:
+    """Return the dead rows of ``file``; none if it has no vector. Raises ``VectorDamaged``."""
+    if file.vector is None:
+        return np.zeros(0, np.int64)
+    rows = read_vector(Path(file.full_path.removesuffix(f"/{file.path}")), file.vector)
+    if len(rows) and rows[-1] >= file.stored_rows:
+        where = f"The deletion vector of {file.full_path}"
+        raise _damaged(where, f"lists row {rows[-1]}; the file has {file.stored_rows}")
+    return rows
+
+
+def live_mask(dead: Rows, rows: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of the live ones among ``rows`` rows of which those numbered ``dead`` are not."""
+    mask = np.ones(rows, np.bool_)
+    mask[dead] = False
+    return mask
+
+
+def write_vectors(folder: Path, unit: str, dead: Mapping[str, Rows]) -> dict[str, DeletionVector]:
+    """Write the vectors of one commit to the table in ``folder``; return them by the path of their file.
+
+    ``unit``: folder in the table (``layout.unit_folder``) of the one ``.bin`` file, if any vector needs it.
+    ``dead``: path of a file of the table → all of its dead rows, those of the vector before included. The
+    same rows always give the same file name, so work that is done twice leaves one file.
+    """
+    vectors: dict[str, DeletionVector] = {}
+    large: dict[str, tuple[bytes, int]] = {}
+    for path, rows in sorted(dead.items()):
+        content = encoded(rows)
+        if len(content) <= _INLINE_BYTES:
+            vectors[path] = DeletionVector("i", _z85(content), None, len(content), len(rows))
+        else:
+            large[path] = content, len(rows)
+    if not large:
+        return vectors
+    parts, size = [_FILE_FORMAT], len(_FILE_FORMAT)
+    offsets = {}
+    for path, (content, _) in large.items():
+        offsets[path] = size
+        parts += [struct.pack(">I", len(content)), content, struct.pack(">I", zlib.crc32(content))]
+        size += len(content) + 8
+    whole = b"".join(parts)
+    name = uuid.UUID(bytes=hashlib.sha256(whole).digest()[:16])
+    file = folder / unit / f"deletion_vector_{name}.bin"
+    # No failpoint: a folder: one that is there already is as good.
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with failpoint("lake.vectors", file):
+        # Written anew where it is there already: its time says that a writer is about to commit it.
+        replace(file, whole)
+    for path, (content, count) in large.items():
+        text = f"{unit}{_z85(name.bytes)}"
+        vectors[path] = DeletionVector("u", text, offsets[path], len(content), count)
+    return vectors
+
+
+def encoded(rows: Rows) -> bytes:
+    """Return the serialized vector of ``rows``: magic number and portable 64-bit Roaring bitmap."""
+    from pyroaring import BitMap64
+
+    bitmap = BitMap64(array.array("Q", np.asarray(rows, np.uint64).tobytes()))
+    bitmap.run_optimize()
+    return struct.pack("<I", _MAGIC) + bytes(bitmap.serialize())
+
+
+def _rows_in(content: bytes, where: str) -> Rows:
+    # Most processes never meet a vector.
+    from pyroaring import BitMap64
+
+    if len(content) < 4 or struct.unpack("<I", content[:4])[0] != _MAGIC:
+        raise _damaged(where, "is no Roaring bitmap of the portable form")
+    try:
+        bitmap = BitMap64.deserialize(content[4:])
+    except (ValueError, TypeError, OverflowError):
+        raise _damaged(where, "cannot be decoded") from None
+    return np.array(bitmap.to_array(), np.int64)
+
+
+def _inline(vector: DeletionVector, where: str) -> bytes:
+    try:
+        content = _decoded(vector.text)
+    except ValueError:
+        raise _damaged(where, "is no Z85 text") from None
+    if not vector.bytes <= len(content) < vector.bytes + 4:
+        raise _damaged(where, f"has {len(content)} bytes; the log says {vector.bytes}")
+    return content[: vector.bytes]
+
+
+def _in_file(file: Path, vector: DeletionVector, where: str) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            form = opened.read(1)
+            opened.seek(vector.offset or 0)
+            size, content, check = opened.read(4), opened.read(vector.bytes), opened.read(4)
+    except FileNotFoundError:
+        raise _damaged(where, "is missing") from None
+    if form != _FILE_FORMAT:
+        raise _damaged(where, "is in a file of another format")
+    if size != struct.pack(">I", vector.bytes) or len(content) != vector.bytes:
+        raise _damaged(where, f"does not have the {vector.bytes} bytes that the log says")
+    if check != struct.pack(">I", zlib.crc32(content)):
+        raise _damaged(where, "does not have its checksum")
+    return content
+
+
+def _file_of(folder: Path, vector: DeletionVector) -> Path:
+    try:
+        relative = vector.path
+    except ValueError:
+        relative = None
+    if relative is not None:
+        return at_hand(folder / relative)
+    target = urlsplit(vector.text)
+    if vector.storage == "p" and target.scheme in ("", "file"):
+        return Path(path_at_hand(unquote(target.path) if target.scheme else vector.text))
+    raise _damaged(f"A deletion vector in the log of {folder}", "is stored in a way that we do not read")
+
+
+def _z85(content: bytes) -> str:
+    padded = content + bytes(-len(content) % 4)
+    return base64.b85encode(padded).decode().translate(_TO_Z85)
+
+
+def _decoded(text: str) -> bytes:
+    """Return the bytes of a Z85 text; ``ValueError``."""
+    if len(text) % 5 or not set(text) <= set(_Z85):
+        raise ValueError("no Z85 text")
+    return base64.b85decode(text.translate(_FROM_Z85))
+
+
+def _damaged(where: str, problem: str) -> VectorDamaged:
+    return VectorDamaged(
+        f"{where} {problem}.",
+        fix="Restore the table's folder from a backup; or remove it, and `omnisupport-ingest materialize` "
+        "makes the table anew.",
+    )
