@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,10 +15,12 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.fresh_files import is_fresh
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.upkeep import FRESH_FILES
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest.review.erasing import erase, key_text
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_layers import state
 
 ROWS = 400
@@ -25,8 +30,8 @@ MANY = Commit(10, 1, [Change("c", n, {"title": f"t{n}", "body": f"b{n}"}) for n 
 class Two:
     """The same changes in two homes: ``marking`` has deletion vectors in its contract, ``plain`` has not."""
 
-    def __init__(self, folder: Path, spark: SparkSession) -> None:
-        self.spark = spark
+    def __init__(self, folder: Path, spark: SparkSession, **policy: Any) -> None:
+        self.spark, self.policy = spark, policy
         self.marking, self.plain = Story(folder / "marking"), Story(folder / "plain")
         self.vectors = True
         self._lsn = 10
@@ -36,7 +41,7 @@ class Two:
 
     def contract_of(self, story: Story) -> TableContract:
         vectors = self.vectors and story is self.marking
-        contract: TableContract = replace(story.contract, rows_per_file=100, deletion_vectors=vectors)
+        contract: TableContract = replace(story.contract, rows_per_file=100, deletion_vectors=vectors, **self.policy)
         return contract
 
     def land(self, *changes: Change, second: float = 2) -> None:
@@ -166,3 +171,65 @@ def test_the_setting_switched_off_brings_all_rows_home_by_the_next_update(two: T
     two.land(*update(4, 300))
     two.run()
     assert two.dead == 2
+
+
+PERSON = "Ada Lovelace"
+
+
+def holding(two: Two) -> set[str]:
+    """The files below the dimension, of whatever version, that have ``PERSON`` in a row, dead or alive."""
+    folder = two.marking.workspace.dimension(two.contract_of(two.marking)).folder
+    return {
+        str(file.relative_to(folder))
+        for file in folder.rglob("*.parquet")
+        if PERSON in repr(pq.read_table(file, partitioning=None).to_pylist())
+    }
+
+
+@pytest.mark.slow
+def test_an_erased_row_is_in_no_file_of_the_new_version_dead_or_alive(two: Two) -> None:
+    for number in range(3):
+        two.land(*update(42, 200, title=f"{PERSON} {number}"))
+        two.land(*update(42, title=f"{PERSON[:3]} {number}"), Change("u", 300, {"title": PERSON[:20], "body": "x"}))
+        two.land(*update(300, title="other"))
+        two.run()
+    two.land(Change("d", 42), *update(200, title="two hundred"))
+    two.land(*update(43, 201))
+    two.run()
+    assert any(path in two.files for path in holding(two))
+    for story in (two.marking, two.plain):
+        for key in ("42",):
+            erase(story.workspace, story.contract, key_text([key]), erased_by="ana", why="request")
+    two.run()
+    dim = two.marking.workspace.dimension(two.contract_of(two.marking))
+    of_key = {
+        path
+        for path in two.files
+        for row in pq.read_table(dim.folder / path, partitioning=None).to_pylist()
+        if row["id"] == 42 and (PERSON[:3] in repr(row) or "b42" in repr(row))
+    }
+    assert of_key == set()
+    sweep(dim, timedelta(0))
+    left = [
+        row
+        for file in dim.folder.rglob("*.parquet")
+        for row in pq.read_table(file, partitioning=None).to_pylist()
+        if row.get("id") == 42
+    ]
+    assert [(row["title"], row["body"]) for row in left] == [(None, None)]
+
+
+@pytest.mark.slow
+def test_purged_rows_are_in_no_file_of_the_new_version(tmp_path: Path, spark: SparkSession) -> None:
+    two = Two(tmp_path, spark, purge_deleted_after=timedelta(days=30))
+    for story in (two.marking, two.plain):
+        story.clock = START + timedelta(days=60)
+    two.land(*update(3, title=PERSON), *update(150))
+    two.run()
+    two.land(Change("d", 3), *update(151))
+    two.run()
+    assert len([path for path in holding(two) if path in two.files]) > 0
+    two.land(*update(5), second=32 * 24 * 3600)
+    two.run("2026-02-02T1200")
+    assert 3 not in state(two.marking, spark)
+    assert not [path for path in holding(two) if path in two.files]

@@ -65,7 +65,8 @@ class InVectors(Held):
             keys = pa.concat_tables([pq.read_table(path) for path in found.refold])["_cdc_key"]
             return Updated(self.rows, False, ContentHash(), ContentHash(), keys.combine_chunks())
         self.ways.add(way)
-        self.marked, self.moved = self.marked + len(found.dead), self.moved + len(target.leaving)
+        self.marked += sum(map(len, found.dead.values()))
+        self.moved += len(target.leaving)
         before = self.rows["_cdc_row_hash"].to_numpy()
         self._apply(found)
         self._check(way, set(ORDER.values(sent).tolist()))
@@ -176,7 +177,7 @@ def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
         part_of = {at: rng.randrange(5) for at in windows}
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             _marking_much(patch, upkeep_too=seed % 2 == 0)
-            many = InVectors(Path(folder), rng, 2)
+            many = InVectors(Path(folder), rng, 5)
             for part in range(5):
                 told = [event for event in events if part_of[event.at[:2]] == part]
                 if told:
