@@ -66,8 +66,8 @@ class Table:
         spark: SparkSession,
         policy: Mapping[str, Any] | None = None,
     ) -> Table:
-        """A dimension of ``rows``, and ``held`` events in the window of now. ``policy``: parts of the contract
-        that differ from what it says."""
+        """A dimension of ``rows``, and ``held`` events in the window of now. ``policy``: what the contract
+        says otherwise."""
         settings = Settings(home=folder / f"home-{rows}", window="hourly", _env_file=None)  # type: ignore[call-arg]
         workspace = Workspace.open(settings)
         stream = Bulk(workspace.landing(_SOURCE), workspace.grid, seed)
@@ -166,8 +166,7 @@ def main(
         policy = {"rows_per_file": rows_per_file, "deletion_vectors": deletion_vectors}
         Table.made(scratch / "warm", 20_000, 1_000, seed, spark, policy)
         tables = {
-            int(size): Table.made(scratch, int(size), held, seed, spark, policy)
-            for size in sizes.split(",")
+            int(size): Table.made(scratch, int(size), held, seed, spark, policy) for size in sizes.split(",")
         }
         if not ours_alone and peers_at in tables:
             others = _loaded(tables[peers_at], scratch, spark, names)
@@ -182,7 +181,7 @@ def main(
 def _loaded(table: Table, scratch: Path, spark: SparkSession, names: Sequence[str]) -> list[Peer]:
     rows = scratch / "rows.parquet"
     dimension = table.workspace.dimension(table.contract).open()
-    rows_of([file.uri for file in dimension.all_files()], rows)
+    rows_of(dimension.all_files(), rows)
     found = peers(scratch, spark, names)
     for each in found:
         began = time.perf_counter()

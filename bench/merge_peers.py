@@ -17,6 +17,8 @@ import polars as pl
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 
@@ -78,13 +80,13 @@ def fold(landed: Sequence[Path], changes: Path) -> None:
         )
 
 
-def rows_of(dimension: Sequence[str], rows: Path) -> None:
+def rows_of(dimension: Sequence[LakeFile], rows: Path) -> None:
     """The rows of a dimension of ours as one Parquet file for the others to begin with."""
     named = ", ".join(f"{name}::{kind} AS {name}" for name, kind in COLUMNS.items() if name != "is_deleted")
     with duckdb.connect(config=_CONFIG) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(
-            f"COPY (SELECT {named}, _cdc_is_deleted AS is_deleted FROM read_parquet({list(dimension)}))"
+            f"COPY (SELECT {named}, _cdc_is_deleted AS is_deleted FROM {live_sql(connection, dimension)})"
             f" TO '{rows}'"
         )
 

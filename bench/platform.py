@@ -26,6 +26,7 @@ import psycopg2
 from bench.processes import peak_memory_mb, processor_seconds, spent
 from bench.report import write_result
 from bench.sustained import fill, sustained
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.ports import free_port
@@ -112,12 +113,12 @@ def _one_commit(workspace: Workspace, dsn: str) -> float:
 def _rows(table: LakeTable, mark: str) -> int:
     if not table.exists:
         return 0
-    files = [file.uri for file in table.open().all_files()]
+    files = table.open().all_files()
     if not files:
         return 0
     with duckdb.connect() as connection:
-        query = "SELECT count(*) FROM read_parquet(?, hive_partitioning = false) WHERE subject = ?"
-        found = connection.execute(query, [files, mark]).fetchone()
+        query = f"SELECT count(*) FROM {live_sql(connection, files)} WHERE subject = ?"
+        found = connection.execute(query, [mark]).fetchone()
     return int(found[0]) if found else 0
 
 

@@ -298,7 +298,7 @@ def forget_unread(folder: Path, before: datetime) -> None:
     """
     limit = before.timestamp()
     for path, _folders, names in os.walk(folder):
-        files = [Path(path, name) for name in names if name.endswith(".parquet")]
+        files = [Path(path, name) for name in names if name.endswith((".parquet", ".bin"))]
         for file in files if _changed_before(Path(path), limit) else ():
             with suppress(FileNotFoundError):
                 found = file.stat()

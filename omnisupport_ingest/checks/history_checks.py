@@ -20,8 +20,14 @@ from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.cdc.stored import STATE
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.fresh_files import is_fresh
-from omnisupport_ingest.lake.key_files import KeyOrder, KeyRange, key_files, range_numbers, ranges_of
+from omnisupport_ingest.lake.key_files import (
+    KeyOrder,
+    KeyRange,
+    is_fresh,
+    key_files,
+    range_numbers,
+    ranges_of,
+)
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, generation_of
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
@@ -122,8 +128,8 @@ def _of_last_run(
     dimension, order = workspace.dimension(contract).look(), order_of(contract)
     if state is None or dimension is None:
         return None
-    mine = key_files(history.handle, history.table.folder, order)
-    theirs = key_files(dimension.handle, dimension.table.folder, order)
+    mine = key_files(history, order)
+    theirs = key_files(dimension, order)
     if mine is None or theirs is None:
         return None
     paths = {file.path for file in written}

@@ -170,8 +170,8 @@ class TableContract:
     encrypts the personal values of a row before they land; None where they land plain.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
     target, delayed merge, rows per file, deletion vectors, retention, evolution, history and expectations,
-    which change no row of net changes and dimension: another fingerprint is another contract. ``verdicts_by``: ``judged_by``,
-    empty where that is the fingerprint.
+    which change no row of net changes and dimension: another fingerprint is another contract.
+    ``verdicts_by``: ``judged_by``, empty where that is the fingerprint.
     """
 
     name: str

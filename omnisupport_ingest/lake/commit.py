@@ -87,8 +87,40 @@ def add_state(
     return _add(path, size, partition, stats, same_rows=same_rows)
 
 
-def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
+@dataclass(frozen=True, slots=True)
+class VectorChange:
+    """A file whose deletion vector the log has to name, which deltalake's actions cannot.
+
+    ``file``: as the table holds it, maybe with a vector. ``vector``: its new one; None: the file leaves the
+    table. ``stats``: its statistics (JSON text).
+    """
+
+    file: LakeFile
+    vector: DeletionVector | None
+    stats: str | None = None
+    same_rows: bool = False
+
+
+Action = AddAction | RemoveAction | VectorChange
+
+
+def mark(folder: Path, file: LakeFile, vector: DeletionVector, stats: str | None) -> VectorChange:
+    """Return the action that gives ``file`` of the table in ``folder`` another deletion vector.
+
+    Raises ``StagedFileMissing`` if the vector's own file is gone.
+    """
+    if vector.path is not None and _size(at_hand(folder / vector.path)) is None:
+        raise StagedFileMissing(
+            f"{folder / vector.path} was written with the deletion vector of {file.path}; it is gone.",
+            fix="Run the same work again: it stages its files again.",
+        )
+    return VectorChange(file, vector, stats)
+
+
+def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction | VectorChange:
     """Return the action that removes ``file``."""
+    if file.vector is not None:
+        return VectorChange(file, None, same_rows=same_rows)
     return RemoveAction(
         file.path,
         data_change=not same_rows,
@@ -100,7 +132,7 @@ def remove(file: LakeFile, *, same_rows: bool = False) -> RemoveAction:
 
 def commit_actions(
     handle: DeltaTable,
-    actions: Sequence[AddAction | RemoveAction],
+    actions: Sequence[Action],
     *,
     app_id: str,
     note: dict[str, Any],
@@ -112,12 +144,15 @@ def commit_actions(
     the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
     longer the newest.
     """
+    plain = [each for each in actions if not isinstance(each, VectorChange)]
+    if len(plain) < len(actions):
+        raise ValueError("delta-rs cannot commit deletion vectors: log_entry.put_entry does")
     version = handle.version()
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
         with failpoint("lake.commit", app_id):
             handle.create_write_transaction(
-                list(actions),
+                plain,
                 mode="append" if replacing_all_with is None else "overwrite",
                 schema=replacing_all_with or handle.schema(),
                 partition_by=handle.metadata().partition_columns,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction
 
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.storage import storage_of
@@ -58,7 +58,7 @@ def table_uri(folder: Path) -> str:
     return storage_of(folder).table_uri(folder)
 
 
-def upload_added(folder: Path, actions: Iterable[AddAction | RemoveAction], app_id: str) -> None:
+def upload_added(folder: Path, actions: Iterable[object], app_id: str) -> None:
     """Upload the files that ``actions`` add, before a commit names them; nothing to do on a local disk."""
     storage = storage_of(folder)
     if storage.is_local:

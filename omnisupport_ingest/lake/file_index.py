@@ -17,7 +17,6 @@ import logging
 import os
 import sqlite3
 import threading
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 from deltalake import DeltaTable
 
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.lake.deletion_vectors import FEATURE
 from omnisupport_ingest.lake.file_index_tables import (
     AT,
     FORMAT,
@@ -41,6 +41,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     listed_by,
     make_tables,
     put,
+    version_of,
 )
 from omnisupport_ingest.sqlite_index import IndexDamaged, require_location, writing
 
@@ -51,8 +52,9 @@ _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 60.0
 _OPEN_FILES = 8
 
-_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
-"""Features that change nothing of what a log entry says of files (Delta protocol, table features)."""
+_FEATURES = {"appendOnly", "invariants", "timestampNtz", "variantType", FEATURE}
+"""Features with which the index knows what a log entry says of files (Delta protocol, table features).
+delta-rs adds ``variantType`` to a table with deletion vectors whose properties it sets."""
 
 
 class VersionNotIndexed(Exception):
@@ -78,22 +80,10 @@ class FileIndex:
         protocol = handle.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         ordinary = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
-        entry = digest_of(table.entry(handle.version()))
-        if entry is None or not (ordinary or (features and features <= _FEATURES)):
+        indexed = version_of(handle, table) if ordinary or (features and features <= _FEATURES) else None
+        if indexed is None:
             return None
-        metadata = handle.metadata()
-        indexed = IndexedVersion(
-            era=uuid.uuid4().hex,
-            floor=handle.version(),
-            table_id=str(metadata.id),
-            version=handle.version(),
-            entry=entry,
-            schema=handle.schema().to_json(),
-            partition_by=tuple(metadata.partition_columns),
-            configuration=dict(metadata.configuration),
-            app_version=handle.transaction_version(table.app_id) or 0,
-        )
-        files = list(listed_by(handle, indexed.partition_by))
+        files = list(listed_by(handle, table.folder, indexed.partition_by))
         return self._query(lambda db: _learn(db, table, indexed, files))
 
     def windows(self, name: str, indexed: IndexedVersion) -> list[str]:

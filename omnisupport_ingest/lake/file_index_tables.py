@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from deltalake import DeltaTable
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector
 from omnisupport_ingest.lake.delta import entry_file
+from omnisupport_ingest.lake.log_files import files_in_log, has_vectors, vector_of
 from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import IndexDamaged, checksum, location_id, require_checksum
 from omnisupport_ingest.storage import at_hand, storage_of
 
-FORMAT = 1
+FORMAT = 2
 
 _VERSIONS_KEPT = 64
 """How many versions back the index knows. An older snapshot asks delta-rs."""
@@ -48,7 +51,7 @@ class IndexedVersion:
     ``era``: names this build of the table's list; each rebuild has another. ``floor``: the oldest version
     that the list knows. ``entry``: digest of the version's log entry. ``schema``: Delta's text of it.
     ``configuration``: the table's properties. ``app_version``: the last transaction number of its writers
-    (Delta protocol, ``txn``).
+    (Delta protocol, ``txn``). ``has_vectors``: whether files may have deletion vectors.
     """
 
     era: str
@@ -60,6 +63,7 @@ class IndexedVersion:
     partition_by: tuple[str, ...]
     configuration: Mapping[str, str]
     app_version: int
+    has_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +82,51 @@ class TableLog:
 @dataclass(frozen=True, slots=True)
 class ListedFile:
     """A file of a table. ``path``: relative to the table. ``rows``: None where a foreign writer does not say.
-    ``partition``: the values of the partition columns, in their order."""
+    ``partition``: the values of the partition columns, in their order. ``rows`` counts dead rows too.
+    ``vector``, ``stats`` (JSON text): of a table that may have deletion vectors."""
 
     path: str
     window: str
     partition: tuple[str | None, ...]
     rows: int | None
     bytes: int
+    vector: DeletionVector | None = None
+    stats: str | None = None
 
 
-def listed_by(handle: DeltaTable, partition_by: Sequence[str]) -> Iterator[ListedFile]:
-    """Yield the files of the version that ``handle`` has open."""
+def version_of(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
+    """Return the version that ``handle`` has open as a list that begins with it names it; None if its log
+    entry is gone."""
+    entry = digest_of(table.entry(handle.version()))
+    if entry is None:
+        return None
+    metadata = handle.metadata()
+    return IndexedVersion(
+        era=uuid.uuid4().hex,
+        floor=handle.version(),
+        table_id=str(metadata.id),
+        version=handle.version(),
+        entry=entry,
+        schema=handle.schema().to_json(),
+        partition_by=tuple(metadata.partition_columns),
+        configuration=dict(metadata.configuration),
+        app_version=handle.transaction_version(table.app_id) or 0,
+        has_vectors=has_vectors(handle),
+    )
+
+
+def listed_by(handle: DeltaTable, folder: Path, partition_by: Sequence[str]) -> Iterator[ListedFile]:
+    """Yield the files of the version of the table in ``folder`` that ``handle`` has open."""
+    in_log = files_in_log(folder, handle.version()).held if has_vectors(handle) else {}
     found = pa.table(handle.get_add_actions(flatten=False))
     wanted = [
         name for name in ("path", "size_bytes", "num_records", "partition") if name in found.column_names
     ]
     for each in found.select(wanted).to_pylist():
         values = each.get("partition") or {}
-        yield _listed(each["path"], values, each.get("num_records"), each["size_bytes"], partition_by)
+        file = _listed(each["path"], values, each.get("num_records"), each["size_bytes"], partition_by)
+        more = in_log.get(file.path)
+        yield file if more is None else replace(file, vector=more.vector, stats=more.stats)
 
 
 def digest_of(entry: Path) -> str | None:
@@ -178,13 +209,11 @@ def _apply(
         if (txn := action.get("txn")) is not None and txn["appId"] == app_id:
             app_version = txn["version"]
         if (fields := action.get("remove")) is not None:
-            _remove(db, number, version, _of_action(fields, indexed.partition_by))
+            _remove(db, number, version, _of_action(fields, indexed))
         if (fields := action.get("add")) is not None:
-            if fields.get("deletionVector") is not None:
-                raise _Foreign
-            added.append(_of_action(fields, indexed.partition_by))
+            added.append(_of_action(fields, indexed))
     for file in added:
-        # One that the table holds may be added again with other statistics.
+        # One that the table holds may be added again with other statistics, but not with other dead rows.
         _remove(db, number, version, file, missing_ok=True)
     add(db, number, version, added)
     return app_version
@@ -202,6 +231,9 @@ def _remove(
             return
         raise _Foreign
     since, facts = row
+    if _vector_in(json.loads(facts)) != file.vector:
+        # A removal of what the table does not hold, which readers pass over.
+        raise _Foreign
     # No failpoint: inside the transaction that lake.listed stands around.
     db.execute(
         'UPDATE file SET until = ?, crc = ? WHERE listed = ? AND "window" = ? AND path = ? AND since = ?',
@@ -219,7 +251,10 @@ def _remove(
 def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[ListedFile]) -> None:
     rows = []
     for file in files:
-        facts = json.dumps([file.bytes, file.rows, file.partition], separators=(",", ":"))
+        told: list[object] = [file.bytes, file.rows, file.partition]
+        if file.vector is not None or file.stats is not None:
+            told += [None if file.vector is None else astuple(file.vector), file.stats]
+        facts = json.dumps(told, separators=(",", ":"))
         crc = checksum(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
     # No failpoint: inside the transaction that lake.listed stands around.
@@ -228,14 +263,27 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
 
 def file_of(window: str, path: str, since: int, until: int | None, facts: str, crc: int) -> ListedFile:
     require_checksum(crc, window, path, since, until, facts)
-    size, rows, partition = json.loads(facts)
-    return ListedFile(path, window, tuple(partition), rows, size)
+    told = json.loads(facts)
+    size, rows, partition = told[:3]
+    stats = told[4] if len(told) > 3 else None
+    return ListedFile(path, window, tuple(partition), rows, size, _vector_in(told), stats)
 
 
-def _of_action(fields: Mapping[str, Any], partition_by: Sequence[str]) -> ListedFile:
-    rows = json.loads(fields["stats"]).get("numRecords") if fields.get("stats") else None
-    values = fields["partitionValues"] if partition_by else {}
-    return _listed(fields["path"], values, rows, fields.get("size") or 0, partition_by)
+def _vector_in(told: Sequence[Any]) -> DeletionVector | None:
+    return DeletionVector(*told[3]) if len(told) > 3 and told[3] is not None else None
+
+
+def _of_action(fields: Mapping[str, Any], indexed: IndexedVersion) -> ListedFile:
+    stats = fields.get("stats")
+    rows = json.loads(stats).get("numRecords") if stats else None
+    values = fields["partitionValues"] if indexed.partition_by else {}
+    file = _listed(fields["path"], values, rows, fields.get("size") or 0, indexed.partition_by)
+    vector = vector_of(fields)
+    if not indexed.has_vectors:
+        if vector is not None:
+            raise _Foreign
+        return file
+    return replace(file, vector=vector, stats=stats)
 
 
 def _listed(

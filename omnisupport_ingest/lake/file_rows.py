@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask
 from omnisupport_ingest.lake.layout import LakeFile
 
 MAX_BYTES_IN_MEMORY = 256 * 1024 * 1024
@@ -31,11 +32,11 @@ _PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 
 
 def rows_of(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table:
-    """Read the rows of ``files`` with the columns of ``schema``, in one chunk.
+    """Read the live rows of ``files`` with the columns of ``schema``, in one chunk.
 
     Partition columns have the values of the files' partitions.
     """
-    batches = [batch for file in files for batch in pieces_of(file.uri, schema, dict(file.partition))]
+    batches = [batch for file in files for batch in live_pieces(file, schema)]
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
@@ -45,7 +46,7 @@ def rows_that_fit(files: Iterable[LakeFile], schema: pa.Schema) -> pa.Table | No
     held: list[pa.RecordBatch] = []
     size = 0
     for file in files:
-        for batch in pieces_of(file.uri, schema, dict(file.partition)):
+        for batch in live_pieces(file, schema):
             held.append(batch)
             size += batch.nbytes
             if size > MAX_BYTES_IN_MEMORY:
@@ -68,6 +69,18 @@ def batches_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterat
             held, rows, size = [], 0, 0
     if held:
         yield pa.concat_batches(held)
+
+
+def live_pieces(file: LakeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the live rows of ``file`` as ``pieces_of`` does, with the values of its partition."""
+    dead, first = dead_rows_of(file), 0
+    for batch in pieces_of(file.stored, schema, dict(file.partition)):
+        low, high = np.searchsorted(dead, [first, first + batch.num_rows])
+        if low == high:
+            yield batch
+        else:
+            yield batch.filter(pa.array(live_mask(dead[low:high] - first, batch.num_rows)))
+        first += batch.num_rows
 
 
 def pieces_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,32 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from omnisupport_ingest.lake.deletion_vectors import Rows, dead_rows_of, live_mask
-from omnisupport_ingest.lake.key_files import (
-    FRESH,
-    Bound,
-    KeyFile,
-    KeyOrder,
-    between,
-    listed_key_files,
-)
+from omnisupport_ingest.lake.key_files import Bound, KeyFile, KeyOrder, between
 
 ROWS_PER_GROUP = 4_096
 """Rows of a row group in a table with deletion vectors. Measured: smaller ones make files larger and scans
 slower, and larger ones make updates of scattered keys read more."""
-
-
-def is_fresh(path: str) -> bool:
-    """Return whether the file at ``path`` is a fresh file."""
-    return PurePosixPath(path).name.startswith(FRESH)
-
-
-def fresh_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile]:
-    """Return the fresh files of the table, sorted by path."""
-    found = (file for file in listed_key_files(handle, folder, order) if is_fresh(file.path))
-    return sorted(found, key=lambda file: file.path)
 
 
 class Wanted(Protocol):
@@ -182,9 +162,7 @@ class _Open:
         return bounds is None or wanted.may_be_in(*bounds)
 
 
-def values_in(
-    files: Sequence[KeyFile], order: KeyOrder, *, live: bool = False
-) -> list[npt.NDArray[Any]]:
+def values_in(files: Sequence[KeyFile], order: KeyOrder, *, live: bool = False) -> list[npt.NDArray[Any]]:
     """Return the values of the order in each of ``files``; with ``live`` only those of live rows."""
     found = []
     for file in files:

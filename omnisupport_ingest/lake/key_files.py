@@ -27,9 +27,16 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.deletion_vectors import DeletionVector, path_without_dead_rows
+from omnisupport_ingest.lake.deletion_vectors import (
+    DeletionVector,
+    dead_rows_of,
+    live_mask,
+    path_without_dead_rows,
+)
 from omnisupport_ingest.lake.file_tasks import repeating_texts
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import stats_of
+from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.storage import path_at_hand
 
 _MAX_RUNS = 1_000
@@ -122,33 +129,64 @@ class KeyRange:
     files: tuple[KeyFile, ...] = ()
 
 
-def key_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> list[KeyFile] | None:
+def key_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile] | None:
     """Return the data files of the table sorted by key; None if another program has written to the table: a
     file has no bounds of its keys, or the ranges of two files overlap."""
     found = []
-    for path, low, high, rows in _listed(handle, order):
-        if layout.is_state(path) or _is_sealed(path) or PurePosixPath(path).name.startswith(FRESH):
+    for file, low, high in _listed(snapshot, order):
+        if _is_sealed(file.path) or is_fresh(file.path):
             continue
         if low is None or high is None:
             return None
-        found.append((low, high, KeyFile(path, str(folder / path), low, rows)))
+        found.append((low, high, _key_file(file, low)))
     found.sort(key=lambda each: each[0])
     if any(above[0] <= below[1] for below, above in pairwise(found)):
         return None
     return [file for _, _, file in found]
 
 
-def sealed_files(handle: DeltaTable, folder: Path, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
+def sealed_files(snapshot: TableSnapshot, order: KeyOrder) -> dict[Bound, tuple[KeyFile, ...]]:
     """Return the sealed files of the table, by the value of ``order`` that all rows of a file share."""
     found: dict[Bound, tuple[KeyFile, ...]] = {}
-    for path, value, _, rows in _listed(handle, order):
-        if _is_sealed(path):
-            found[value] = (*found.get(value, ()), KeyFile(path, str(folder / path), value, rows))
+    for file, value, _ in _listed(snapshot, order):
+        if _is_sealed(file.path):
+            found[value] = (*found.get(value, ()), _key_file(file, value))
     return found
 
 
-def _listed(handle: DeltaTable, order: KeyOrder) -> Iterator[tuple[str, Any, Any, int]]:
-    """Yield path, lowest value, highest value and number of rows of each file.
+def fresh_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile]:
+    """Return the fresh files of the table (``lake.fresh_files``), sorted by path."""
+    found = [_key_file(file, low) for file, low, _ in _listed(snapshot, order) if is_fresh(file.path)]
+    return sorted(found, key=lambda file: file.path)
+
+
+def _key_file(file: LakeFile, lowest: Bound) -> KeyFile:
+    return KeyFile(file.path, file.full_path, lowest, file.rows, file.vector)
+
+
+def _listed(snapshot: TableSnapshot, order: KeyOrder) -> Iterator[tuple[LakeFile, Any, Any]]:
+    """Yield each data file with the lowest and the highest value of its rows."""
+    files = snapshot.files(layout.WHOLE_TABLE)
+    bounds = (
+        _bounds_in(snapshot.stats(layout.WHOLE_TABLE), order)
+        if snapshot.has_vectors
+        else _bounds_by_library(snapshot.handle, order)
+    )
+    for file in files:
+        yield file, *bounds.get(file.path, (None, None))
+
+
+def _bounds_in(stats: Mapping[str, str | None], order: KeyOrder) -> dict[str, tuple[Any, Any]]:
+    found = {}
+    for path, text in stats.items():
+        told = json.loads(text) if text else {}
+        low, high = (told.get(name, {}).get(order.column) for name in ("minValues", "maxValues"))
+        found[path] = low, high
+    return found
+
+
+def _bounds_by_library(handle: DeltaTable, order: KeyOrder) -> dict[str, tuple[Any, Any]]:
+    """Return what delta-rs reads of the log.
 
     Statistics of other columns are not turned into Python objects: a table may have thousands of files.
     """
@@ -163,7 +201,12 @@ def _listed(handle: DeltaTable, order: KeyOrder) -> Iterator[tuple[str, Any, Any
         )
         bounds.append(pc.struct_field(stats, order.column).to_pylist() if has else [None] * listed.num_rows)
     paths = map(unquote, listed["path"].to_pylist())
-    return zip(paths, *bounds, listed["num_records"].to_pylist(), strict=True)
+    return dict(zip(paths, zip(*bounds, strict=True), strict=True))
+
+
+def is_fresh(path: str) -> bool:
+    """Return whether the file at ``path`` is a fresh file."""
+    return PurePosixPath(path).name.startswith(FRESH)
 
 
 def _is_sealed(path: str) -> bool:
@@ -272,9 +315,12 @@ def _may_hold(
 
 
 def read_file(file: KeyFile, schema: pa.Schema) -> pa.Table:
-    """Read all rows of ``file``, with the columns of ``schema``."""
-    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
-        return parquet.read(use_threads=False).select(schema.names).cast(schema)
+    """Read the live rows of ``file``, with the columns of ``schema``."""
+    with pq.ParquetFile(file.stored, pre_buffer=False) as parquet:
+        rows = parquet.read(use_threads=False).select(schema.names).cast(schema)
+    if file.vector is None:
+        return rows
+    return rows.filter(pa.array(live_mask(dead_rows_of(file), file.stored_rows)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,12 @@ class Listing:
 
     def files(self, window: str) -> tuple[LakeFile, ...]:
         """All files of ``window``, sorted by path."""
-        found = self._from_either(
-            lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
-            lambda: self._by_window.get(window, []),
-        )
-        return tuple(map(self._lake_file, found))
+        return tuple(map(self._lake_file, self._listed(window)))
+
+    def stats(self, window: str) -> dict[str, str | None]:
+        """The statistics of the files of ``window`` as JSON text, by path, of a table that may have deletion
+        vectors; None for a file without any."""
+        return {file.path: file.stats for file in self._listed(window)}
 
     def all_files(self) -> tuple[LakeFile, ...]:
         """The files of every window, sorted by window, then path."""
@@ -80,6 +81,12 @@ class Listing:
             lambda: [file for window in sorted(self._by_window) for file in self._by_window[window]],
         )
         return tuple(map(self._lake_file, found))
+
+    def _listed(self, window: str) -> list[ListedFile]:
+        return self._from_either(
+            lambda indexed: indexed.index.files(indexed.name, indexed.version, window),
+            lambda: self._by_window.get(window, []),
+        )
 
     def _from_either(self, of_index: Callable[[VersionInIndex], T], of_library: Callable[[], T]) -> T:
         if self._indexed is not None:
@@ -92,20 +99,22 @@ class Listing:
     @cached_property
     def _by_window(self) -> dict[str, list[ListedFile]]:
         found: dict[str, list[ListedFile]] = {}
-        for file in sorted(listed_by(self._handle(), self._partition_by), key=_path):
+        for file in sorted(listed_by(self._handle(), self._folder, self._partition_by), key=_path):
             found.setdefault(file.window, []).append(file)
         return found
 
     def _lake_file(self, listed: ListedFile) -> LakeFile:
-        uri = os.fspath(self._folder / listed.path)
+        uri, vector = os.fspath(self._folder / listed.path), listed.vector
+        # A foreign writer may leave statistics out.
+        stored = rows_in(at_hand(Path(uri))) if listed.rows is None else listed.rows
         return LakeFile(
             path=listed.path,
             full_path=uri,
             window=listed.window,
             partition=tuple(zip(self._partition_by, listed.partition, strict=True)),
-            # A foreign writer may leave statistics out.
-            rows=rows_in(at_hand(Path(uri))) if listed.rows is None else listed.rows,
+            rows=stored if vector is None else stored - vector.cardinality,
             bytes=listed.bytes,
+            vector=vector,
         )
 
 

@@ -14,8 +14,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector
 from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.log_files import vector_of
+from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.storage import at_hand
 
@@ -52,7 +55,7 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
         return None
     replaced = frozenset(file.window for file in files.gone)
     added = tuple(file for file in files.added if file.window not in replaced)
-    if not all(Path(file.uri).exists() for file in (*added, *files.gone)):
+    if not all(Path(file.stored).exists() for file in (*added, *files.gone)):
         return None
     return LogChanges(added, replaced, files.gone, files.new_states, files.oldest)
 
@@ -76,12 +79,13 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
     """Return the files that entered or left the table after ``version``; None if a log entry is gone."""
     if version > snapshot.version:
         return None
-    added: dict[str, LakeFile] = {}
-    gone: dict[str, LakeFile] = {}
+    # A file that gets another deletion vector leaves with the one and enters with the other.
+    added: dict[tuple[str, DeletionVector | None], LakeFile] = {}
+    gone: dict[tuple[str, DeletionVector | None], LakeFile] = {}
     new_states: set[str] = set()
     new_paths: set[str] = set()
     states: list[LakeFile] = []
-    moments: dict[str, int] = {}
+    moments: dict[tuple[str, DeletionVector | None], int] = {}
     for number in range(version + 1, snapshot.version + 1):
         entry = at_hand(entry_file(snapshot.table.folder, number))
         try:
@@ -99,10 +103,11 @@ def files_since(snapshot: TableSnapshot, version: int) -> FileChanges | None:
                 # A compaction: files are rewritten, and no row changes.
                 continue
             elif kind == "add":
-                added[file.path], moments[file.path] = file, moment
-            elif added.pop(file.path, None) is None:
-                gone[file.path] = file
-    first = min((moments[path] for path in added), default=None)
+                key = file.path, file.vector
+                added[key], moments[key] = file, moment
+            elif added.pop((file.path, file.vector), None) is None:
+                gone[file.path, file.vector] = file
+    first = min((moments[key] for key in added), default=None)
     return FileChanges(
         added=tuple(added.values()),
         gone=tuple(gone.values()),
@@ -129,6 +134,9 @@ def _lake_file(snapshot: TableSnapshot, fields: Mapping[str, Any]) -> LakeFile:
     values = fields.get("partitionValues") or {}
     partition = tuple((name, values.get(name)) for name in snapshot.table.spec.partition_by)
     rows = json.loads(fields["stats"]).get("numRecords", 0) if fields.get("stats") else 0
+    vector = vector_of(fields)
+    if vector is not None:
+        rows = (rows or _rows_on_disk(snapshot.table.folder / path, vector)) - vector.cardinality
     return LakeFile(
         path=path,
         full_path=str(snapshot.table.folder / path),
@@ -136,4 +144,13 @@ def _lake_file(snapshot: TableSnapshot, fields: Mapping[str, Any]) -> LakeFile:
         partition=partition,
         rows=rows,
         bytes=fields.get("size") or 0,
+        vector=vector,
     )
+
+
+def _rows_on_disk(file: Path, vector: DeletionVector) -> int:
+    """Return the rows of a file whose removal does not say how many it had; it may have been swept."""
+    try:
+        return rows_in(at_hand(file))
+    except FileNotFoundError:
+        return vector.cardinality

@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction
 
 from omnisupport_ingest import __version__
+from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake.commit import NOTE, conflict
-from omnisupport_ingest.lake.delta import open_delta
+from omnisupport_ingest.lake.commit import NOTE, Action, VectorChange, conflict
+from omnisupport_ingest.lake.deletion_vectors import FEATURE, PROPERTY
+from omnisupport_ingest.lake.delta import entry_file, open_delta, translated_store_errors
 from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
+from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.storage import create_exclusively, storage_of
 
 _log = logging.getLogger(__name__)
@@ -30,20 +34,38 @@ _INTERVAL = "delta.checkpointInterval"
 _CHECKPOINT_INTERVAL = 100
 """Entries between two checkpoints, where the table does not say."""
 
-_PLAIN = frozenset({_INTERVAL, "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"})
+_PLAIN = frozenset({_INTERVAL, "delta.logRetentionDuration", "delta.deletedFileRetentionDuration", PROPERTY})
 """Table properties that put no demand on a commit (Delta protocol, table properties)."""
 
 
+class WriterDemands(IngestError):
+    """Raised when a table asks of its writers what neither delta-rs nor we can do."""
+
+
 def may_put_entry(indexed: IndexedVersion, folder: Path) -> bool:
-    """Return whether ``put_entry`` may commit to the table in ``folder``: it is on a local disk, and no table
-    property puts demands on its writers."""
-    return storage_of(folder).is_local and indexed.configuration.keys() <= _PLAIN
+    """Return whether ``put_entry`` may commit to the table in ``folder``, and not delta-rs.
+
+    It may on a local disk, if no table property puts demands on its writers. It must if the table may have
+    deletion vectors: delta-rs cannot name them, so what it removes stays. Raises ``WriterDemands`` if it must
+    and may not.
+    """
+    demands = indexed.configuration.keys() - _PLAIN
+    if not indexed.has_vectors:
+        return storage_of(folder).is_local and not demands
+    if demands:
+        raise WriterDemands(
+            f"{folder} may have deletion vectors, and its property {min(demands)} puts demands on its "
+            "writers that we do not know how to meet.",
+            fix="Remove the property; or remove the table's folder, and `omnisupport-ingest materialize` "
+            "makes it anew.",
+        )
+    return True
 
 
 def put_entry(
     table: TableLog,
     indexed: IndexedVersion,
-    actions: Sequence[AddAction | RemoveAction],
+    actions: Sequence[Action],
     text: dict[str, Any],
 ) -> int:
     """Commit ``actions`` on top of ``indexed`` without opening the table; return the new version.
@@ -54,10 +76,10 @@ def put_entry(
     version = indexed.version + 1
     lines = [
         _commit_info(indexed, text),
-        *map(_line_of, actions),
+        *(line for action in actions for line in _lines_of(action)),
         {"txn": {"appId": table.app_id, "version": indexed.app_version + 1, "lastUpdated": _now()}},
     ]
-    content = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+    content = _text_of(lines)
     with failpoint("lake.commit", table.app_id):
         held = digest_of(table.entry(indexed.version)) == indexed.entry
         if not held or not create_exclusively(table.entry(version), content):
@@ -67,8 +89,64 @@ def put_entry(
     return version
 
 
+def allow_vectors(folder: Path, handle: DeltaTable) -> DeltaTable:
+    """Let the table in ``folder``, which ``handle`` has open, have deletion vectors; return it opened again.
+
+    delta-rs's own way adds the feature ``variantType``, which fewer engines read.
+    """
+    while not has_vectors(handle):
+        content = _text_of([_protocol_with_vectors(handle), _metadata_with_vectors(handle)])
+        with failpoint("lake.feature", folder), translated_store_errors(folder):
+            # Another process may do the same, or commit: then look again.
+            create_exclusively(entry_file(folder, handle.version() + 1), content)
+        handle = open_delta(folder)
+    return handle
+
+
+def _protocol_with_vectors(handle: DeltaTable) -> dict[str, Any]:
+    protocol = handle.protocol()
+    reads, writes = protocol.min_reader_version, protocol.min_writer_version
+    if reads == 2 or 2 < writes < 7:
+        raise WriterDemands(
+            f"{handle.table_uri} has protocol {reads}/{writes}, which another program gave it.",
+            fix="Take deletion_vectors out of the contract; or remove the table's folder, and "
+            "`omnisupport-ingest materialize` makes it anew.",
+        )
+    # What the versions before 3 and 7 mean (Delta protocol, "Supported Features").
+    before = protocol.writer_features if writes == 7 else ("appendOnly", "invariants")
+    return {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": sorted({*(protocol.reader_features or ()), FEATURE}),
+            "writerFeatures": sorted({*(before or ()), FEATURE}),
+        }
+    }
+
+
+def _metadata_with_vectors(handle: DeltaTable) -> dict[str, Any]:
+    metadata = handle.metadata()
+    return {
+        "metaData": {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": handle.schema().to_json(),
+            "partitionColumns": list(metadata.partition_columns),
+            "createdTime": metadata.created_time,
+            "configuration": {**metadata.configuration, PROPERTY: "true"},
+        }
+    }
+
+
+def _text_of(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+
+
 def _newest(table: TableLog, version: int) -> int:
-    while table.entry(version + 1).exists():
+    storage = storage_of(table.folder)
+    while storage.exists(table.entry(version + 1)):
         version += 1
     return version
 
@@ -86,18 +164,43 @@ def _commit_info(indexed: IndexedVersion, text: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _line_of(action: AddAction | RemoveAction) -> dict[str, Any]:
-    """Return the action as a line of the log, with the path encoded as in a URI."""
-    fields = {
-        "path": quote(action.path, safe="/=-._~"),
-        "partitionValues": dict(action.partition_values or {}),
-        "size": action.size,
-        "dataChange": action.data_change,
-    }
+def _lines_of(action: Action) -> list[dict[str, Any]]:
+    """Return the action as lines of the log, with the path encoded as in a URI."""
+    if isinstance(action, VectorChange):
+        return _lines_of_vectors(action)
+    fields = _fields(action.path, action.partition_values, action.size, changes=action.data_change)
     if isinstance(action, AddAction):
-        return {"add": {**fields, "modificationTime": action.modification_time, "stats": action.stats}}
+        return [{"add": {**fields, "modificationTime": action.modification_time, "stats": action.stats}}]
     moment = action.deletion_timestamp
-    return {"remove": {**fields, "deletionTimestamp": moment, "extendedFileMetadata": True}}
+    return [{"remove": {**fields, "deletionTimestamp": moment, "extendedFileMetadata": True}}]
+
+
+def _lines_of_vectors(change: VectorChange) -> list[dict[str, Any]]:
+    file, moment = change.file, _now()
+    fields = _fields(file.path, dict(file.partition), file.bytes, changes=not change.same_rows)
+    removed = {**fields, "deletionTimestamp": moment, "extendedFileMetadata": True}
+    if file.vector is not None:
+        removed["deletionVector"] = file.vector.in_log()
+    lines: list[dict[str, Any]] = [{"remove": removed}]
+    if change.vector is not None:
+        # Bounds and counts are those of all rows of the file, dead ones too (Delta protocol, per-file
+        # statistics).
+        stats = {**json.loads(change.stats or "{}"), "numRecords": file.stored_rows, "tightBounds": False}
+        text = json.dumps(stats, separators=(",", ":"))
+        vector = change.vector.in_log()
+        lines.append({"add": {**fields, "modificationTime": moment, "stats": text, "deletionVector": vector}})
+    return lines
+
+
+def _fields(
+    path: str, partition: Mapping[str, str | None] | None, size: int | None, *, changes: bool
+) -> dict[str, Any]:
+    return {
+        "path": quote(path, safe="/=-._~"),
+        "partitionValues": dict(partition or {}),
+        "size": size,
+        "dataChange": changes,
+    }
 
 
 def _interval(indexed: IndexedVersion) -> int:

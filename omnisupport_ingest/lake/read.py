@@ -7,15 +7,23 @@ thousand windows as for two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from omnisupport_ingest.lake import standing_task
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of
 from omnisupport_ingest.lake.layout import HIVE_NULL, LakeFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+_OF, _NUMBER, _BITS = "_cdc_of_file", "_cdc_row_number", "_cdc_dead_bits"
 
 
 def read_files(
@@ -23,9 +31,10 @@ def read_files(
 ) -> DataFrame:
     """Return a DataFrame with exactly the columns of ``schema``; without rows if there are no ``files``.
 
-    A column that a file lacks is NULL there. Works on a classic session and on Spark Connect.
+    A column that a file lacks is NULL there. Dead rows are left out. Works on a classic session and on Spark
+    Connect.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     # Another job follows, and the standing task holds a slot.
@@ -34,7 +43,21 @@ def read_files(
     if not files:
         return spark.createDataFrame([], schema.toNullable())
     in_files = StructType([field for field in schema.toNullable() if field.name not in partition_by])
-    frame = spark.read.schema(in_files).parquet(*(f"file://{file.uri}" for file in files))
+    marked = [file for file in files if file.vector is not None]
+    plain = [file for file in files if file.vector is None]
+    frames = []
+    if plain:
+        frame = spark.read.schema(in_files).parquet(*(f"file://{file.stored}" for file in plain))
+        frames.append(frame.select(*_columns(schema, partition_by, plain)))
+    if marked:
+        frame = spark.read.schema(in_files).parquet(*(f"file://{file.stored}" for file in marked))
+        frames.append(_live(spark, frame, _columns(schema, partition_by, marked), marked))
+    return reduce(DataFrame.unionAll, frames)
+
+
+def _columns(schema: StructType, partition_by: tuple[str, ...], files: Sequence[LakeFile]) -> list[Column]:
+    from pyspark.sql import functions as F
+
     columns = []
     for name in schema.names:
         if name not in partition_by:
@@ -44,7 +67,42 @@ def read_files(
         # One value, as when one window is read, costs nothing per row.
         column = F.lit(values.pop()).cast("string") if len(values) == 1 else _from_path(name)
         columns.append(column.alias(name))
-    return frame.select(*columns)
+    return columns
+
+
+def _live(
+    spark: SparkSession, frame: DataFrame, columns: Sequence[Column], files: Sequence[LakeFile]
+) -> DataFrame:
+    """Return ``columns`` of the live rows of ``frame``, which was read from ``files``.
+
+    For each file Spark gets a bit per row, which is set if the row is dead. The row's number in its file is
+    Spark's own.
+    """
+    from pyspark.sql import functions as F
+
+    bits = spark.createDataFrame(
+        pa.table(
+            {
+                _OF: [f"file:{file.stored}" for file in files],
+                _BITS: pa.array([_words(file) for file in files], pa.list_(pa.int64())),
+            }
+        )
+    )
+    # Spark writes a path that has no host with one slash or with three.
+    path = F.regexp_replace(F.col("_metadata.file_path"), "^file:/*", "file:/")
+    number = F.col("_metadata.row_index")
+    rows = frame.select(*columns, _unescaped(path).alias(_OF), number.alias(_NUMBER))
+    word = F.get(_BITS, (F.col(_NUMBER) / 64).cast("int"))
+    is_dead = F.getbit(word, (F.col(_NUMBER) % 64).cast("int")) == 1
+    joined = rows.join(F.broadcast(bits), _OF)
+    return joined.where(~is_dead).drop(_OF, _NUMBER, _BITS)
+
+
+def _words(file: LakeFile) -> npt.NDArray[np.int64]:
+    """Return a bit for each row of ``file``, from the lowest of the first word on."""
+    is_dead = np.zeros(-(-max(1, file.stored_rows) // 64) * 64, np.uint8)
+    is_dead[dead_rows_of(file)] = 1
+    return np.packbits(is_dead, bitorder="little").view("<i8")
 
 
 def _from_path(name: str) -> Column:
@@ -58,9 +116,14 @@ def _from_path(name: str) -> Column:
 
     after = F.substring_index(F.col("_metadata.file_path"), f"/{name}=", -1)
     written = F.substring_index(after, "/", 1)
-    text = written
-    for _ in range(2):
-        # ``url_decode`` would read a plus sign as a space; neither escaping means that.
-        text = F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))
+    text = _unescaped(_unescaped(written))
     value = F.when(F.contains(written, F.lit("%")), text).otherwise(written)
     return F.when(value != HIVE_NULL, value)
+
+
+def _unescaped(text: Column) -> Column:
+    """Return ``text`` without one layer of escapes as in a URL."""
+    from pyspark.sql import functions as F
+
+    # ``url_decode`` would read a plus sign as a space; no escaping here means that.
+    return F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))

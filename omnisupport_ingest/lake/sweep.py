@@ -18,11 +18,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
+from deltalake import DeltaTable
+
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.delta import open_delta
+from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import Kept, forget_unread, storage_of
+
+_SUFFIXES = (".parquet", ".bin")
+"""Of data files, and of files with deletion vectors."""
 
 
 def sweep(
@@ -67,10 +73,11 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     """
     if not table.exists:
         return []
-    found = open_delta(table.folder).vacuum(
-        retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False
-    )
-    replaced = {unquote(path) for path in found} - set(spare)
+    handle = open_delta(table.folder)
+    found = handle.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False)
+    in_log = _in_log(table, handle)
+    replaced = {unquote(path) for path in found} | in_log.gone_vectors()
+    replaced -= in_log.needed(datetime.now(UTC)) | set(spare)
     if not storage_of(table.folder).is_local:
         # Whatever the store's clock says: what a commit removed, none adds again.
         removed = _sweep_objects(table.folder, replaced, datetime.max.replace(tzinfo=UTC))
@@ -104,7 +111,7 @@ def sweepable(
         path = table.folder / target
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < limit:
-                files = path.rglob("*.parquet") if path.is_dir() else (path,)
+                files = _content(path) if path.is_dir() else (path,)
                 sizes += map(freed_by, files)
     return len(sizes), sum(sizes)
 
@@ -116,7 +123,7 @@ def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -
         each
         for each in storage_of(folder).listed(folder)
         if each.written < before
-        and each.path.suffix == ".parquet"
+        and each.path.suffix in _SUFFIXES
         and each.path.relative_to(folder).as_posix() in unreferenced
     ]
 
@@ -133,7 +140,9 @@ def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime
 
 def _forget_strays(table: LakeTable, spare: Collection[str]) -> None:
     """Delete copies of files that the newest version does not hold: another machine may have swept them."""
-    folder, held = table.folder, {file.path for file in table.open().all_files()} | set(spare)
+    folder, files = table.folder, table.open().all_files()
+    held = {file.path for file in files} | set(spare)
+    held |= {file.vector.path for file in files if file.vector is not None and file.vector.path is not None}
     for copy in storage_of(folder).copies(folder):
         path = copy.relative_to(folder).as_posix()
         if path not in held and not layout.is_state(path):
@@ -152,13 +161,24 @@ def freed_by(file: Path) -> int:
 
 def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
     """Return the files that no commit added, or that a commit removed longer ago than ``older_than``."""
-    found = open_delta(table.folder).vacuum(
+    handle = open_delta(table.folder)
+    found = handle.vacuum(
         retention_hours=math.ceil(older_than / timedelta(hours=1)),
         dry_run=True,
         enforce_retention_duration=False,
         full=True,
     )
-    return {unquote(path) for path in found} - set(spare)
+    needed = _in_log(table, handle).needed(datetime.now(UTC) - older_than)
+    return {unquote(path) for path in found} - needed - set(spare)
+
+
+def _in_log(table: LakeTable, handle: DeltaTable) -> LogFiles:
+    """Return what the log says of a table that may have deletion vectors; nothing of another table.
+
+    delta-rs lists a file with vectors that the table needs, and a file that left just now if it got a vector
+    long ago.
+    """
+    return files_in_log(table.folder, handle.version()) if has_vectors(handle) else LogFiles()
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
@@ -169,7 +189,7 @@ def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
     targets = set()
     units: dict[str, list[str]] = {}
     for path in unreferenced:
-        if path.startswith(f"{layout.STAGING}/") or not path.endswith(".parquet"):
+        if path.startswith(f"{layout.STAGING}/") or not path.endswith(_SUFFIXES):
             continue
         unit = layout.unit_of(path)
         if unit is None:
@@ -177,9 +197,14 @@ def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
         else:
             units.setdefault(unit, []).append(path)
     for unit, paths in units.items():
-        held = {file.relative_to(folder).as_posix() for file in (folder / unit).rglob("*.parquet")}
+        held = {file.relative_to(folder).as_posix() for file in _content(folder / unit)}
         targets |= {unit} if held <= unreferenced else set(paths)
     return targets
+
+
+def _content(folder: Path) -> list[Path]:
+    """Return the files below ``folder`` that a log may name."""
+    return [file for file in folder.rglob("*") if file.suffix in _SUFFIXES]
 
 
 def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:

@@ -8,7 +8,7 @@ If another writer committed meanwhile, the commit is refused and the work is pla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction
 
 from omnisupport_ingest import tracing
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import (
+    Action,
+    VectorChange,
     WindowChange,
     add_data,
     add_state,
     commit_actions,
     commit_note,
+    mark,
     remove,
     until_first,
     windows_in,
@@ -39,10 +42,11 @@ from omnisupport_ingest.lake.delta import (
     upload_added,
 )
 from omnisupport_ingest.lake.file_index import FileIndex, index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of, version_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.listing import Listing, VersionInIndex
-from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry
+from omnisupport_ingest.lake.log_entry import allow_vectors, may_put_entry, put_entry
+from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.schema import (
     Retyped,
     SchemaChanged,
@@ -136,9 +140,16 @@ class LakeTable:
         spec = self.spec
         indexed = self._indexed_version()
         same_partitions = indexed is not None and indexed.partition_by == spec.partition_by
-        if indexed is not None and same_partitions and not lacks_columns(indexed.schema, spec.schema):
+        if (
+            indexed is not None
+            and same_partitions
+            and not lacks_columns(indexed.schema, spec.schema)
+            and (indexed.has_vectors or not spec.deletion_vectors)
+        ):
             return _remember(TableSnapshot.from_index(self, indexed))
         handle = open_with_schema(self.folder, spec.schema, spec.partition_by, spec.path, spec.description)
+        if spec.deletion_vectors and not has_vectors(handle):
+            handle = allow_vectors(self.folder, handle)
         return _remember(self._snapshot_of(handle))
 
     def look(self) -> TableSnapshot | None:
@@ -277,6 +288,18 @@ class TableSnapshot:
         """Return the data files of every window, sorted by window, then path."""
         return tuple(file for file in self._listing.all_files() if not layout.is_state(file.path))
 
+    @cached_property
+    def has_vectors(self) -> bool:
+        """Whether files of the table may have deletion vectors."""
+        return has_vectors(self.handle) if self._indexed is None else self._indexed.has_vectors
+
+    def stats(self, window: str) -> dict[str, str | None]:
+        """Return the Delta statistics (JSON text) of the files of ``window``, by path.
+
+        Only of a table that ``has_vectors``; None for a file without any.
+        """
+        return self._listing.stats(window)
+
     def state(self, window: str) -> WindowState | None:
         """Return the state of ``window``; None if it has none that can be read.
 
@@ -315,7 +338,7 @@ class TableSnapshot:
             raise RuntimeError(f"a snapshot of {self.table.spec.path} was committed on twice")
         if len({change.window for change in changes}) != len(changes):
             raise ValueError("one window is changed twice in one commit")
-        actions: list[AddAction | RemoveAction] = []
+        actions: list[Action] = []
         states: list[WindowState] = []
         for change in changes:
             planned = self._actions(change)
@@ -331,12 +354,11 @@ class TableSnapshot:
             schema = delta_schema(self.table.spec.schema)
         upload_added(self.table.folder, actions, self.table.spec.app_id)
         with translated_store_errors(self.table.folder):
-            if (
-                schema is None
-                and self._indexed is not None
-                and may_put_entry(self._indexed, self.table.folder)
-            ):
-                version = put_entry(self.table.log, self._indexed, actions, text)
+            indexed = self._indexed
+            if indexed is None and schema is None and has_vectors(self.handle):
+                indexed = version_of(self.handle, self.table.log)
+            if schema is None and indexed is not None and may_put_entry(indexed, self.table.folder):
+                version = put_entry(self.table.log, indexed, actions, text)
             else:
                 version = commit_actions(
                     self.handle, actions, app_id=self.table.spec.app_id, note=text, replacing_all_with=schema
@@ -353,7 +375,7 @@ class TableSnapshot:
                 fix="Let `omnisupport-ingest materialize` run the table: it replaces all of its windows.",
             )
 
-    def _actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
+    def _actions(self, change: WindowChange) -> list[Action]:
         held = {file.path: file for file in self.files(change.window)}
         staged = {file.path: file for file in change.add}
         strangers = [file.path for file in change.add if file.window != change.window]
@@ -362,18 +384,33 @@ class TableSnapshot:
         unknown = [file.path for file in change.remove if file.path not in held]
         if unknown:
             raise ValueError(f"version {self.version} does not hold {unknown[0]}")
-        if change.add and not change.replaces and not change.remove and self._is_held_in_bucket(change):
+        adds_only = not (change.replaces or change.remove or change.marked)
+        if change.add and adds_only and self._is_held_in_bucket(change):
             return []
         leaving = set(held) if change.replaces else {file.path for file in change.remove}
         arriving = [path for path in staged if path not in held]
         removed = sorted(leaving - set(staged))
-        actions: list[AddAction | RemoveAction] = []
+        actions: list[Action] = []
         same = change.same_rows
         actions += [add_data(self.table.folder, staged[path], same_rows=same) for path in sorted(arriving)]
         actions += [remove(held[path], same_rows=same) for path in removed]
+        actions += self._marks(change, {path: held[path] for path in held.keys() - leaving})
         if change.add and not actions and self._holds(change):
             return []
         return actions + self._state_actions(change)
+
+    def _marks(self, change: WindowChange, staying: Mapping[str, LakeFile]) -> list[VectorChange]:
+        if not change.marked:
+            return []
+        if not self.has_vectors:
+            raise ValueError(f"{self.table.spec.path} may have no deletion vectors")
+        strangers = change.marked.keys() - staying.keys()
+        if strangers:
+            raise ValueError(f"{min(strangers)} has a new deletion vector and does not stay in the table")
+        stats, folder = self.stats(change.window), self.table.folder
+        # Readers would see a file that leaves and enters with one vector as gone.
+        new = [each for each in sorted(change.marked.items()) if staying[each[0]].vector != each[1]]
+        return [mark(folder, staying[path], vector, stats[path]) for path, vector in new]
 
     def _is_held_in_bucket(self, change: WindowChange) -> bool:
         """Return whether the window holds this work already, in files of another attempt in a bucket."""
@@ -383,14 +420,12 @@ class TableSnapshot:
         state = self.state(change.window)
         return state is not None and state.same_work(change.state)
 
-    def _state_actions(self, change: WindowChange) -> list[AddAction | RemoveAction]:
+    def _state_actions(self, change: WindowChange) -> list[Action]:
         spec, state = self.table.spec, change.state
         path = layout.state_path(change.window, state.generation, state.to_text(), spec.partition_by)
         before = self._states_of(change.window)
         same = change.same_rows
-        actions: list[AddAction | RemoveAction] = [
-            remove(file, same_rows=same) for file in before if file.path != path
-        ]
+        actions: list[Action] = [remove(file, same_rows=same) for file in before if file.path != path]
         if path not in {file.path for file in before}:
             size = write_state(self.table.folder / path, state, self._data_schema)
             partition = layout.partition_in(path, spec.partition_by)

@@ -182,11 +182,7 @@ class _Update(KeyedUpdate):
             changed_only=contract.changed_only,
             ended_before=None if self._ended_before is None else columnar.micros_of(self._ended_before),
         )
-        sealed = (
-            {}
-            if self._whole
-            else sealed_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
-        )
+        sealed = {} if self._whole else sealed_files(self._snapshot, self._order)
         rows_per_file = contract.rows_per_file or ROWS_PER_FILE
         target = FilesToUpdate(
             self._files, self._order, draft, rules, rows_per_file, seals=True, sealed=sealed

@@ -23,8 +23,13 @@ from omnisupport_ingest.lake.checkpoint import MarkedRows, MergeCost
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import write_vectors
-from omnisupport_ingest.lake.fresh_files import fresh_files, is_fresh
-from omnisupport_ingest.lake.key_files import KeyFile, key_files, written_file
+from omnisupport_ingest.lake.key_files import (
+    KeyFile,
+    fresh_files,
+    is_fresh,
+    key_files,
+    written_file,
+)
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
@@ -60,7 +65,7 @@ class KeyedUpdate(ABC):
     @cached_property
     def _held(self) -> list[KeyFile] | None:
         """The files of the table by their keys; None where these are not known. Delta's library is asked."""
-        return key_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
+        return key_files(self._snapshot, self._order)
 
     @cached_property
     def _files(self) -> list[KeyFile]:
@@ -113,16 +118,14 @@ class KeyedUpdate(ABC):
         )
         held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
         leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
-        snapshot.commit(
-            [WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole, marked=marked)]
-        )
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole, marked=marked)])
 
     @cached_property
     def _fresh(self) -> list[KeyFile]:
         """The fresh files that the update may write anew; none where every row is made again."""
         if self._whole or self._held is None:
             return []
-        return fresh_files(self._snapshot.handle, self._snapshot.table.folder, self._order)
+        return fresh_files(self._snapshot, self._order)
 
     def _marked(self, updated: FilesUpdated) -> MarkedRows | None:
         """What is marked and fresh in the table once ``updated`` is committed; None if nothing is."""

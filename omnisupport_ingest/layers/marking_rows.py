@@ -49,10 +49,9 @@ def mark_rows(
         found = _held(sent, target, ranges, opened)
         moving = _moving(target, ranges, span, written, opened)
     sent = sent.select(rules.sent.names).combine_chunks()
-    everywhere = [*found, *moving]
-    reached = [rules.reached(each.rows, sent) for each in everywhere]
-    parts = [each.only(mask).rows for each, mask in zip(everywhere, reached, strict=True)]
-    old = columnar.concat([rules.schema.empty_table(), *parts]).combine_chunks()
+    held = _rows_of(everywhere := [*found, *moving], rules.schema)
+    reached = rules.reached(held, sent)
+    old = held.filter(pa.array(reached)).combine_chunks()
     updated = rules.update(old, sent)
     if len(updated.refold):
         yield batch_of([outcome(MARKED, refold=noted(updated.refold, target.draft))])
@@ -60,10 +59,11 @@ def mark_rows(
     made = updated.rows.combine_chunks()
     if are_same(old, made, rules):
         # What moves goes as it is, those rows among it that were looked at.
-        old, made = old.slice(0, 0), made.slice(0, 0)
-        reached = [np.zeros_like(mask) for mask in reached]
-    kept = [each.only(~mask).rows for each, mask in zip(moving, reached[len(found) :], strict=True)]
-    rows = columnar.concat([rules.schema.empty_table(), *kept, made]).combine_chunks()
+        old, made, reached = old.slice(0, 0), made.slice(0, 0), np.zeros_like(reached)
+    ends = np.cumsum([len(each.numbers) for each in everywhere])
+    masks = np.split(reached, ends[:-1]) if everywhere else []
+    kept = [each.only(~mask) for each, mask in zip(moving, masks[len(found) :], strict=True)]
+    rows = columnar.concat([_rows_of(kept, rules.schema), made]).combine_chunks()
     if not old.num_rows and not rows.num_rows:
         return
     files = []
@@ -75,9 +75,13 @@ def mark_rows(
         "added": str(ContentHash.of(made["_cdc_row_hash"].to_numpy())),
         "doubted": target.doubts is not None and target.doubts(made),
         "files": named(files),
-        "marks": marks_of(each.only(mask) for each, mask in zip(found, reached, strict=False)),
+        "marks": marks_of(each.only(mask) for each, mask in zip(found, masks, strict=False)),
     }
     yield batch_of([told])
+
+
+def _rows_of(found: Sequence[Found], schema: pa.Schema) -> pa.Table:
+    return columnar.concat([schema.empty_table(), *(each.rows for each in found)])
 
 
 def _held(

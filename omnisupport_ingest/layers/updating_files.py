@@ -71,8 +71,8 @@ class FilesUpdated:
     ``written``: files in the draft folder. ``replaced``: paths of the files whose place they take.
     ``removed`` and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys
     that must be folded again and sent as they are to be; if there are any, nothing else counts. ``doubted``:
-    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``). ``dead``: path of a file that
-    stays → all of its rows that are marked as deleted.
+    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``). ``dead``: path of a file
+    that stays, and where rows were marked → all of its rows that are.
     """
 
     written: tuple[WrittenFile, ...] = ()
@@ -124,14 +124,16 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
             return _collected(found, ranges, target)
     standing_task.release()
     sample = _Sample(target.order.no_values(), 1)
-    if not are_few(rows.files) or target.way is not Way.REWRITE:
+    if rows.files and not (are_few(rows.files) and target.way is Way.REWRITE):
         sample = _sample(sent.spark, rows, target.order)
     if not are_few(rows.files):
         cuts = _cuts(sample, ranges, 2 * target.rows_per_file)
         ranges = ranges_of(target.files, cuts, rows_together=target.rows_per_file)
     rewrites = rewrites_of(target, ranges, sample.of(ranges))
     due = rewrites.homes or frozenset()
-    looks = [number for number in range(len(ranges)) if look_at_all or number in due or is_cut(ranges, number)]
+    looks = [
+        number for number in range(len(ranges)) if look_at_all or number in due or is_cut(ranges, number)
+    ]
     bounds = _shared_out(sample, ranges, looks, rewrites)
     share = _Share(rows, target, ranges, rewrites, looks)
     tasks = len(bounds) - 1
@@ -321,9 +323,7 @@ def _update_few(
     return [row for batch in share.update(sent, 0, len(ranges)) for row in batch.to_pylist()]
 
 
-def _collected(
-    outcomes: Sequence[Any], ranges: Sequence[KeyRange], target: FilesToUpdate
-) -> FilesUpdated:
+def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange], target: FilesToUpdate) -> FilesUpdated:
     refold = tuple(sorted(each["refold"] for each in outcomes if each["refold"]))
     if refold:
         return FilesUpdated(refold=refold)

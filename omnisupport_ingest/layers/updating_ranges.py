@@ -149,7 +149,7 @@ class FilesToUpdate:
 
 @dataclass(frozen=True)
 class _InHand:
-    """A range whose files have been read: its rows, with those of ``sealed`` files and the ``fresh`` ones, and
+    """A range whose files have been read: its rows, with those of ``sealed`` files and of ``fresh`` ones, and
     which of them may be changed. ``forced``: its files are written anew even where no row changes."""
 
     number: int
@@ -275,7 +275,9 @@ def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) 
 
 def named(files: Iterable[WrittenFile]) -> list[dict[str, Any]]:
     """The written ``files`` as an outcome has them."""
-    return [{"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files]
+    return [
+        {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
+    ]
 
 
 def marks_of(found: Iterable[Found]) -> list[dict[str, Any]]:

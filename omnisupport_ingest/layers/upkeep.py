@@ -23,7 +23,7 @@ TOO_MUCH_WASTE = 1.0
 """A range with more waste than this share of its rows is written anew in any case."""
 
 DENSE = 0.1
-"""A range that so large a share of its rows is sent to is written anew at once: marking would cost as much."""
+"""A range that is sent so many rows, as a share of its own, is written anew: marking would cost as much."""
 
 FRESH_FILES = 12
 """From so many fresh files on, an update merges the small ones."""

@@ -1,9 +1,10 @@
-"""Plans the upkeep of one update of a table with fresh files: ranges to write anew, fresh files that leave."""
+"""Plans the upkeep of one update of a table with fresh files: ranges written anew, fresh files that leave."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from omnisupport_ingest.layers.upkeep import Counts, fresh_to_merge, ranges_to_r
 
 @dataclass(frozen=True)
 class Rewrites:
-    """Numbers of ranges. ``homes``: no row of their files is marked; None: of any range. ``forced``: if they are
-    looked at, their files are written anew even where no row changes."""
+    """Numbers of ranges. ``homes``: no row of their files is marked; None: of any range. ``forced``: where
+    they are looked at, their files are written anew even if no row changes."""
 
     homes: frozenset[int] | None = None
     forced: frozenset[int] = frozenset()
@@ -33,9 +34,10 @@ class Rewrites:
 def with_leaving(
     target: FilesToUpdate, keys: npt.NDArray[Any], *, look_at_all: bool = False
 ) -> FilesToUpdate:
-    """Return ``target`` with the fresh files that leave. ``keys``: values that are sent, where they must leave
-    the files that hold them."""
+    """Return ``target`` with the fresh files that leave. ``keys``: the values that are sent, if no fresh file
+    may keep a row of them."""
     files = target.fresh
+    chosen: Sequence[int] = []
     if look_at_all or target.way is Way.RETURN:
         chosen = range(len(files))
     elif target.way is Way.ERASE:
@@ -43,8 +45,6 @@ def with_leaving(
         chosen = [number for number, values in enumerate(held) if np.isin(values, keys).any()]
     elif target.way is Way.MARK:
         chosen = fresh_to_merge([file.rows for file in files], [file.stored_rows for file in files])
-    else:
-        chosen = []
     return replace(target, leaving=frozenset(files[number].path for number in chosen))
 
 
@@ -63,7 +63,7 @@ def rewrites_of(target: FilesToUpdate, ranges: Sequence[KeyRange], sent: Counts)
     if target.way is Way.RETURN:
         return Rewrites(forced=cut | _numbers(dead + fresh > 0))
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
-    stored = np.array([sum(file.stored_rows for file in ranges[n].files) for n in firsts], np.int64)
+    stored = np.array([sum(file.stored_rows for file in ranges[n].files) for n in firsts.tolist()], np.int64)
     of_group = [np.bincount(groups, weights=each).astype(np.int64) for each in (fresh, sent)]
     chosen = ranges_to_rewrite(stored, dead[firsts] + of_group[0], of_group[1])
     homes = _numbers(np.isin(groups, chosen))
@@ -72,7 +72,7 @@ def rewrites_of(target: FilesToUpdate, ranges: Sequence[KeyRange], sent: Counts)
 
 def _groups(ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:
     """For each range the number of its files: ranges that are cut out of the same files share it."""
-    other = [0, *(one.files != two.files for one, two in zip(ranges, ranges[1:], strict=False))]
+    other = [0, *(one.files != two.files for one, two in pairwise(ranges))]
     return np.cumsum(other)
 
 

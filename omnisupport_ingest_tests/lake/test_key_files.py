@@ -8,10 +8,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.transaction import AddAction
+from pyspark.sql.types import IntegerType, LongType, ShortType, StructField, StructType
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
 from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, KeyRange, range_numbers, ranges_of
+from omnisupport_ingest.lake.table import LakeTable, TableSpec
 
 
 def rows(keys: list[int | None], first: int = 0) -> pa.Table:
@@ -83,10 +85,13 @@ def test_a_row_whose_key_is_no_number_leaves_its_file_a_lowest_key_that_delta_re
     order, kind = KeyOrder("id", whole_numbers=True), pa.schema([("id", of_type)])
     held = [pa.table({"id": keys}, kind) for keys in ([None, -5], [-1, 3])]
     written = [file for each in held for file in key_files.write_rows(each, order, tmp_path)]
-    table = DeltaTable.create(str(tmp_path), DeltaSchema.from_arrow(kind))
+    spark_type = {pa.int16(): ShortType(), pa.int32(): IntegerType(), pa.int64(): LongType()}[of_type]
+    spec = TableSpec("desk/dimension", StructType([StructField("id", spark_type)]), (), "rows")
+    ours = LakeTable(tmp_path, spec)
+    table = DeltaTable.create(str(ours.folder), DeltaSchema.from_arrow(kind))
     added = [AddAction(file.name, file.bytes, {}, 0, True, file.stats) for file in written]
     table.create_write_transaction(added, "append", table.schema(), [])
-    files = key_files.key_files(DeltaTable(str(tmp_path)), tmp_path, order)
+    files = key_files.key_files(ours.open(), order)
     assert files is not None
     assert [file.path for file in files] == [file.name for file in written]
     places = range_numbers(order.values(pa.concat_tables(held)), ranges_of(files))

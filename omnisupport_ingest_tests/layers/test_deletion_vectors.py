@@ -1,7 +1,8 @@
-"""A dimension whose contract says deletion vectors, beside one that has none: the same rows by fewer files."""
+"""A dimension whose contract says deletion vectors, beside one of the same rows without."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,16 +12,26 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
-from omnisupport_ingest.lake.fresh_files import is_fresh
+from omnisupport_ingest.lake.key_files import is_fresh
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.upkeep import FRESH_FILES
 from omnisupport_ingest.review.erasing import erase, key_text
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import (
+    CONTRACT,
+    FIRST,
+    SECOND,
+    SOURCE,
+    START,
+    Change,
+    Commit,
+    Story,
+)
 from omnisupport_ingest_tests.layers.test_layers import state
 
 ROWS = 400
@@ -41,7 +52,9 @@ class Two:
 
     def contract_of(self, story: Story) -> TableContract:
         vectors = self.vectors and story is self.marking
-        contract: TableContract = replace(story.contract, rows_per_file=100, deletion_vectors=vectors, **self.policy)
+        contract: TableContract = replace(
+            story.contract, rows_per_file=100, deletion_vectors=vectors, **self.policy
+        )
         return contract
 
     def land(self, *changes: Change, second: float = 2) -> None:
@@ -86,6 +99,26 @@ class Two:
         return dead
 
 
+def document(value: object) -> dict[str, Any]:
+    found = copy.deepcopy(CONTRACT)
+    found["x-cdc"]["deletion_vectors"] = value  # type: ignore[index]
+    return found
+
+
+def test_the_setting_is_off_by_default_and_is_not_another_contract(tmp_path: Path) -> None:
+    on, off, plain = (
+        contract_of(each, tmp_path / "notes.json") for each in (document(True), document(False), CONTRACT)
+    )
+    assert [each.deletion_vectors for each in (on, off, plain)] == [True, False, False]
+    assert (on.fingerprint, on.judged_by) == (plain.fingerprint, plain.judged_by)
+
+
+@pytest.mark.parametrize("value", ["true", 1, None])
+def test_a_setting_that_is_neither_true_nor_false_is_refused_by_name(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ContractError, match=r"x-cdc\.deletion_vectors"):
+        contract_of(document(value), tmp_path / "notes.json")
+
+
 @pytest.fixture
 def two(tmp_path: Path, spark: SparkSession) -> Two:
     return Two(tmp_path, spark)
@@ -108,7 +141,11 @@ def test_an_update_of_keys_anywhere_writes_one_small_file_and_no_other(two: Two)
 
 def test_rows_of_fresh_files_are_marked_too_and_new_keys_and_deletes_agree(two: Two) -> None:
     for number in range(3):
-        two.land(*update(3, 200, title=f"n{number}"), Change("d", 10 + number), Change("c", 500 + number, {"title": "c", "body": None}))
+        two.land(
+            *update(3, 200, title=f"n{number}"),
+            Change("d", 10 + number),
+            Change("c", 500 + number, {"title": "c", "body": None}),
+        )
         two.run()
     assert two.dead >= 5
     assert sum(file.rows for file in two.files.values()) == ROWS + 3
@@ -190,7 +227,9 @@ def holding(two: Two) -> set[str]:
 def test_an_erased_row_is_in_no_file_of_the_new_version_dead_or_alive(two: Two) -> None:
     for number in range(3):
         two.land(*update(42, 200, title=f"{PERSON} {number}"))
-        two.land(*update(42, title=f"{PERSON[:3]} {number}"), Change("u", 300, {"title": PERSON[:20], "body": "x"}))
+        two.land(
+            *update(42, title=f"{PERSON[:3]} {number}"), Change("u", 300, {"title": PERSON[:20], "body": "x"})
+        )
         two.land(*update(300, title="other"))
         two.run()
     two.land(Change("d", 42), *update(200, title="two hundred"))
@@ -198,8 +237,7 @@ def test_an_erased_row_is_in_no_file_of_the_new_version_dead_or_alive(two: Two) 
     two.run()
     assert any(path in two.files for path in holding(two))
     for story in (two.marking, two.plain):
-        for key in ("42",):
-            erase(story.workspace, story.contract, key_text([key]), erased_by="ana", why="request")
+        erase(story.workspace, story.contract, key_text(["42"]), erased_by="ana", why="request")
     two.run()
     dim = two.marking.workspace.dimension(two.contract_of(two.marking))
     of_key = {

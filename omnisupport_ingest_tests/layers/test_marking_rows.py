@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -19,8 +20,7 @@ from omnisupport_ingest.cdc.updating import Updated, UpdateRules
 from omnisupport_ingest.lake import fresh_files
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask, write_vectors
-from omnisupport_ingest.lake.fresh_files import is_fresh
-from omnisupport_ingest.lake.key_files import KeyFile, range_numbers, ranges_of
+from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of
 from omnisupport_ingest.layers import updating_ranges, upkeep
 from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Share
 from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, Way, is_cut
@@ -34,7 +34,7 @@ from omnisupport_ingest_tests.layers.test_updating_ranges import ORDER, _has
 
 
 class InVectors(Held):
-    """The same table in files with deletion vectors, in the folder ``draft``; a few tasks share each update."""
+    """The same table in files with deletion vectors, in the folder ``draft``; tasks share each update."""
 
     def __init__(self, draft: Path, rng: Random, rows_per_file: float) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class InVectors(Held):
         share = _Share(None, target, ranges, rewrites, looks)  # type: ignore[arg-type]
         bounds = sorted({0, len(ranges), *rng.sample(range(len(ranges)), min(len(ranges), 2))})
         outcomes = []
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise(bounds):
             mine = pa.array((places >= low) & (places < high))
             part = sent.append_column(RANGE, pa.array(places)).filter(mine)
             outcomes += [row for batch in share.update(part, low, high) for row in batch.to_pylist()]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest.lake.fresh_files import is_fresh
+from omnisupport_ingest.lake.key_files import is_fresh
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -46,7 +46,10 @@ def test_an_update_killed_at_every_failpoint_ends_as_one_that_never_was(
     story.land(SOME)
     for point in POINTS:
         process = start(tmp_path / "told", failpoint=f"{point}@dim_notes", remote=warm)
-        assert finish(process) == -signal.SIGKILL, (point, (tmp_path / "told/pipeline.log").read_text()[-2000:])
+        assert finish(process) == -signal.SIGKILL, (
+            point,
+            (tmp_path / "told/pipeline.log").read_text()[-2000:],
+        )
     process = start(tmp_path / "told", remote=warm)
     assert finish(process) == 0, (tmp_path / "told/pipeline.log").read_text()[-2000:]
     workspace = open_workspace(tmp_path / "told")

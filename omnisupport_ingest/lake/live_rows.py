@@ -1,0 +1,91 @@
+"""Reads the live rows of files that may have deletion vectors: as Arrow, and as SQL for DuckDB.
+
+Whatever reads a dimension or a history goes through here (without Spark) or through ``lake.read`` (Spark).
+A file without a vector is read as bare Parquet, at no further cost.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask
+from omnisupport_ingest.lake.layout import LakeFile
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_FILE, _ROW = "_cdc_of_file", "file_row_number"
+"""Columns that DuckDB adds: the path of a row's file, and its number there. The second has a fixed name."""
+
+
+def live_table(
+    file: LakeFile,
+    *,
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
+    """Return the live rows of ``file``; the other parameters are those of ``pyarrow.parquet.read_table``."""
+    if file.vector is None:
+        return pq.read_table(file.stored, schema=schema, columns=columns, filters=filters, partitioning=None)
+    more = (
+        []
+        if columns is None or filters is None
+        else [name for name in _named(filters) if name not in columns]
+    )
+    read = None if columns is None else [*columns, *more]
+    rows = pq.read_table(file.stored, schema=schema, columns=read, partitioning=None)
+    rows = rows.filter(pa.array(live_mask(dead_rows_of(file), file.stored_rows)))
+    if filters is not None:
+        rows = rows.filter(pq.filters_to_expression(filters))
+    return rows if columns is None else rows.select(columns)
+
+
+def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile]) -> str:
+    """Return the live rows of ``files`` as a table expression for ``connection``.
+
+    A column that a file lacks is NULL. The numbers of dead rows go to a temporary table.
+    """
+    files = list(files)
+    marked = [file for file in files if file.vector is not None]
+    plain = [file.stored for file in files if file.vector is None]
+    if not marked:
+        return bare_sql(plain)
+    dead = f"dead_{uuid.uuid4().hex}"
+    numbers = [dead_rows_of(file) for file in marked]
+    paths = pa.array([file.stored for file in marked], pa.string())
+    listed = pa.table(
+        {
+            "of": paths.take(pa.array(np.repeat(np.arange(len(marked)), [len(each) for each in numbers]))),
+            "number": np.concatenate(numbers),
+        }
+    )
+    connection.register(f"{dead}_listed", listed)
+    # No failpoint: a temporary table of this connection.
+    connection.execute(f"CREATE TEMP TABLE {dead} AS SELECT * FROM {dead}_listed")
+    connection.unregister(f"{dead}_listed")
+    numbered = bare_sql([file.stored for file in marked], f"filename = '{_FILE}'", "file_row_number = true")
+    live = (
+        f"SELECT m.* EXCLUDE ({_FILE}, {_ROW}) FROM {numbered} m "
+        f"ANTI JOIN {dead} d ON m.{_FILE} = d.of AND m.{_ROW} = d.number"
+    )
+    return f"(FROM {bare_sql(plain)} UNION ALL BY NAME {live})" if plain else f"({live})"
+
+
+def bare_sql(paths: Collection[str], *options: str) -> str:
+    """Return all rows of the Parquet files ``paths`` as a table expression for DuckDB."""
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    told = ", ".join(("union_by_name = true", "hive_partitioning = false", *options))
+    return f"read_parquet([{listed}], {told})"
+
+
+def _named(filters: Any) -> list[str]:
+    """Return the columns that ``filters``, as pyarrow takes them, name."""
+    alternatives = filters if filters and isinstance(filters[0], list) else [filters]
+    return list(dict.fromkeys(name for conditions in alternatives for name, _, _ in conditions))
