@@ -259,7 +259,9 @@ def _shared_out(
     held = np.array([sum(file.rows for file in each.files) for each in ranges])
     held = np.where(rewrites.are_home(np.arange(count)), held // 2, held // _READ_PER_WRITTEN)
     work = np.cumsum(sent + np.where(looked, held, 0))
-    tasks = max(_TASKS_OF_FEW, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
+    # Each task that marks rows leaves a fresh file.
+    least = _TASKS_OF_FEW if rewrites.homes is None else 1
+    tasks = max(least, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
     firsts = np.searchsorted(work, work[-1] * np.arange(1, tasks) / tasks, side="right")
     return sorted({0, *(int(first) for first in firsts if first < count), count})
 
