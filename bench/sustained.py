@@ -128,7 +128,9 @@ class Watch:
 
     def _probed(self, entry: Path) -> int | None:
         actions = [json.loads(line) for line in entry.read_text().splitlines()]
-        paths = [str(self.table.folder / each["add"]["path"]) for each in actions if "add" in each]
+        # A file with a deletion vector was there before; a changed row is in a new one.
+        added = [each["add"] for each in actions if "add" in each]
+        paths = [str(self.table.folder / each["path"]) for each in added if "deletionVector" not in each]
         with duckdb.connect() as connection:
             query = (
                 "SELECT subject FROM read_parquet(?, hive_partitioning = false, union_by_name = true)"

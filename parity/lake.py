@@ -77,7 +77,7 @@ def _compared(server: Server, home: Ours, way: str, shapes: dict[str, Shape] | N
             write_rows_at(server.dsn, home.settings.publication, snapshot, contract, path)
             if shapes is not None:
                 lost += _lose(path, contract, shapes[contract.table])
-            files = [file.uri for file in workspace.dimension(contract).open().all_files()]
+            files = workspace.dimension(contract).open().all_files()
             tables[contract.full_name] = compare(contract, path, files)
     return Arrived(way, tables, lost)
 

@@ -15,6 +15,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level, disk, permissions
 from omnisupport_ingest.cli.opening import source_dsn_or_error, sources_in_use
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.storage import path_at_hand
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -186,7 +187,12 @@ def _lake(workspace: Workspace, source: str) -> Iterator[Diagnosis]:
         if snapshot is None:
             continue
         tables += 1
-        sizes = {each.path: _size(Path(each.uri)) for each in snapshot.all_files()}
+        sizes = {each.path: _size(Path(each.stored)) for each in snapshot.all_files()}
+        sizes |= {
+            each.vector.path: _size(Path(path_at_hand(str(table.folder / each.vector.path))))
+            for each in snapshot.all_files()
+            if each.vector is not None and each.vector.path is not None
+        }
         gone = [path for path, size in sizes.items() if size is None]
         cut = [each for each in snapshot.all_files() if sizes[each.path] not in (None, each.bytes)]
         files += len(sizes)

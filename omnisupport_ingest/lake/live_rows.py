@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask
@@ -28,33 +29,34 @@ def live_table(
     file: LakeFile,
     *,
     columns: Sequence[str] | None = None,
-    filters: Any = None,
+    filters: pc.Expression | None = None,
     schema: pa.Schema | None = None,
 ) -> pa.Table:
     """Return the live rows of ``file``; the other parameters are those of ``pyarrow.parquet.read_table``."""
     if file.vector is None:
         return pq.read_table(file.stored, schema=schema, columns=columns, filters=filters, partitioning=None)
-    more = (
-        []
-        if columns is None or filters is None
-        else [name for name in _named(filters) if name not in columns]
-    )
-    read = None if columns is None else [*columns, *more]
+    # What the filter needs of other columns is not known here.
+    read = columns if filters is None else None
     rows = pq.read_table(file.stored, schema=schema, columns=read, partitioning=None)
     rows = rows.filter(pa.array(live_mask(dead_rows_of(file), file.stored_rows)))
     if filters is not None:
-        rows = rows.filter(pq.filters_to_expression(filters))
+        rows = rows.filter(filters)
     return rows if columns is None else rows.select(columns)
 
 
-def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile]) -> str:
+def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile | str]) -> str:
     """Return the live rows of ``files`` as a table expression for ``connection``.
 
-    A column that a file lacks is NULL. The numbers of dead rows go to a temporary table.
+    A path stands for a Parquet file of no table. A column that a file lacks is NULL. The numbers of dead rows
+    go to a temporary table.
     """
     files = list(files)
-    marked = [file for file in files if file.vector is not None]
-    plain = [file.stored for file in files if file.vector is None]
+    marked = [file for file in files if not isinstance(file, str) and file.vector is not None]
+    plain = [
+        file if isinstance(file, str) else file.stored
+        for file in files
+        if isinstance(file, str) or file.vector is None
+    ]
     if not marked:
         return bare_sql(plain)
     dead = f"dead_{uuid.uuid4().hex}"
@@ -83,9 +85,3 @@ def bare_sql(paths: Collection[str], *options: str) -> str:
     listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     told = ", ".join(("union_by_name = true", "hive_partitioning = false", *options))
     return f"read_parquet([{listed}], {told})"
-
-
-def _named(filters: Any) -> list[str]:
-    """Return the columns that ``filters``, as pyarrow takes them, name."""
-    alternatives = filters if filters and isinstance(filters[0], list) else [filters]
-    return list(dict.fromkeys(name for conditions in alternatives for name, _, _ in conditions))

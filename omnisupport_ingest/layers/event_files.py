@@ -51,7 +51,7 @@ class EventFiles:
             return None
         try:
             found = cls(TableSnapshot(table, open_delta(table.folder, version=version)), quarantine)
-            there = all(Path(file.uri).exists() for file in (*found.deduped.all_files(), *found.withheld))
+            there = all(Path(file.stored).exists() for file in (*found.deduped.all_files(), *found.withheld))
         except (DeltaError, EventsGone):
             return None
         return found if there else None

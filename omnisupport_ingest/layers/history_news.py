@@ -69,7 +69,7 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     before = tuple(file for file in changes.gone if mine in file.partition)
     again = sorted({file.window for file in before})
     added = tuple(file for file in changes.added if mine in file.partition and file.window not in again)
-    if not all(Path(file.uri).exists() for file in (*added, *before)):
+    if not all(Path(file.stored).exists() for file in (*added, *before)):
         return None
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.plan import files_to_read
@@ -28,7 +28,7 @@ class DimensionVersion:
     ``accepted``: of the table's accepted events. ``withheld``: of its source's quarantine, of all tables.
     """
 
-    files: tuple[str, ...]
+    files: tuple[LakeFile, ...]
     accepted: tuple[str, ...]
     withheld: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class DimensionVersion:
         if gone:
             raise _gone(gone[0])
         return cls(
-            tuple(file.uri for file in dimension.all_files()),
+            dimension.all_files(),
             tuple(sorted(map(str, accepted))),
             tuple(sorted(map(str, withheld))),
         )

@@ -19,6 +19,7 @@ from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE
 from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.read.compare import (
     SHOWN,
@@ -65,7 +66,7 @@ class MovedOn:
 
     contract: TableContract
     expected: Path
-    files: Sequence[str]
+    files: Sequence[LakeFile | str]
     sample: Sample
     whole: bool
 
@@ -80,8 +81,8 @@ class MovedOn:
             stayed = compare(self.contract, self.expected, self.files, sample=self.sample)
         with self._connect() as connection:
             # No failpoint: nothing here outlives the process (a database or buffer in memory).
-            connection.execute(f"CREATE VIEW lake AS {select_lake(self.contract, self.files)}")
-            connection.execute(f"CREATE VIEW forward AS {select_lake(self.contract, forward)}")
+            connection.execute(f"CREATE VIEW lake AS {select_lake(connection, self.contract, self.files)}")
+            connection.execute(f"CREATE VIEW forward AS {select_lake(connection, self.contract, forward)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
             connection.execute(f"CREATE TABLE pairs AS {self._pairs()}")
             row = connection.execute(

@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.read.row_equality import (
     equal,
     key_part,
@@ -83,7 +84,7 @@ class Comparison:
 def compare(
     contract: TableContract,
     expected: Path,
-    files: Sequence[str],
+    files: Sequence[LakeFile | str],
     *,
     sample: Sample | None = None,
     source_live: int | None = None,
@@ -102,7 +103,7 @@ def compare(
         connection.execute(f"SET temp_directory = {text(str(expected.parent / 'spill'))}")
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(f"CREATE VIEW source_rows AS {select_source(contract, expected)}")
-        connection.execute(f"CREATE VIEW lake_rows AS {select_lake(contract, files)}")
+        connection.execute(f"CREATE VIEW lake_rows AS {select_lake(connection, contract, files)}")
         connection.execute(f"CREATE TABLE moved_on AS {_moved_on(contract, sample)}")
         of_one_key = same_key(contract, "r", "m")
         stayed = f"NOT EXISTS (SELECT 1 FROM moved_on m WHERE {of_one_key})"

@@ -24,7 +24,8 @@ from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import is_plain
 from omnisupport_ingest.lake.delta import open_delta
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.erasures import ErasureLedger
@@ -106,8 +107,8 @@ def changes_of(
         return None
     if files is None:
         return None
-    added, gone = ([file.uri for file in part] for part in (files.added, files.gone))
-    if not all(Path(each).exists() for each in (*added, *gone)):
+    added, gone = files.added, files.gone
+    if not all(Path(each.stored).exists() for each in (*added, *gone)):
         return None
     if not added and not gone:
         return []
@@ -230,7 +231,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 
 
 def _rows_of(
-    added: Sequence[str], gone: Sequence[str], most: int | None
+    added: Sequence[LakeFile], gone: Sequence[LakeFile], most: int | None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the rows that differ between the files that a version added and those it removed, by key."""
     with duckdb.connect(config={"threads": 2}) as connection:
@@ -254,13 +255,11 @@ def _rows_of(
 _ORDER = ("_cdc_epoch", "_cdc_commit_lsn", "_cdc_ordinal", "_cdc_key")
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[str]) -> str:
+def _rows(connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[LakeFile]) -> str:
     """A view of the rows in ``files``; without any, an empty one of the columns that are asked for."""
     if files:
-        listed = ", ".join("'" + each.replace("'", "''") + "'" for each in files)
-        source = f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true)"
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {source}")
+        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {live_sql(connection, files)}")
     else:
         connection.execute(
             f"CREATE TABLE {name} (_cdc_key VARCHAR, _cdc_row_hash BIGINT, _cdc_epoch INTEGER,"

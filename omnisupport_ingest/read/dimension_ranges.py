@@ -23,11 +23,12 @@ from omnisupport_ingest.contracts.row_checksum import (
     checked_columns,
     living_alone,
 )
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.live_rows import bare_sql
 from omnisupport_ingest.read.lake_checksum import first_key, is_at_source, row_digest, row_number
 from omnisupport_ingest.read.row_equality import (
     equal,
     key_part,
-    listed,
     not_marked,
     same_key,
     select_lake,
@@ -45,7 +46,7 @@ ROWS_BETWEEN_CUTS = 8192
 class DimensionRanges:
     """The rows of one dimension that the source has, by what the lake knows; as a context."""
 
-    def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
+    def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
         """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
         self._contract, self._files = contract, tuple(files)
         self._connection = duckdb.connect()
@@ -53,7 +54,7 @@ class DimensionRanges:
         self._connection.execute(f"SET memory_limit = '{_MEMORY}'")
         self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
-        self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
+        self._connection.execute(f"CREATE VIEW lake AS {select_lake(self._connection, contract, files)}")
         parts = ", ".join(f"{part} VARCHAR" for part in self._parts)
         self._connection.execute(f"CREATE TABLE left_out ({parts})")
         self._leaves_out = False
@@ -87,11 +88,12 @@ class DimensionRanges:
         """Return values of the first key column, ascending, with about ``ROWS_BETWEEN_CUTS`` rows between
         two.
 
-        The files are ordered by key, so every so-many-th row of each is taken.
+        The files are ordered by key, so every so-many-th row of each is taken. A dead one cuts as well.
         """
         if not self._files:
             return []
-        files = f"read_parquet({listed(self._files)}, union_by_name = true, file_row_number = true)"
+        paths = [file if isinstance(file, str) else file.stored for file in self._files]
+        files = bare_sql(paths, "file_row_number = true")
         query = (
             f"SELECT DISTINCT {first_key(self._contract)} AS k FROM {files} l"
             f" WHERE file_row_number % {ROWS_BETWEEN_CUTS} = 0 AND k IS NOT NULL ORDER BY k"

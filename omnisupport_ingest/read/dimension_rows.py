@@ -13,6 +13,7 @@ import duckdb
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.lake_checksum import checksum_columns, in_range, is_at_source
@@ -38,14 +39,14 @@ class DimensionRows:
     Which rows of the lake were met is remembered: what no file had is gone from the source.
     """
 
-    def __init__(self, contract: TableContract, files: Sequence[str], scratch: Path) -> None:
+    def __init__(self, contract: TableContract, files: Sequence[LakeFile | str], scratch: Path) -> None:
         """``files``: of the dimension. ``scratch``: a folder for what memory has no room for."""
         self._contract, self._scratch = contract, scratch
         self._connection = duckdb.connect(str(scratch / "met.duckdb"))
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute(f"SET temp_directory = {text(str(scratch / 'spill'))}")
         # No failpoint: scratch files, which the next command removes if this process is killed.
-        self._connection.execute(f"CREATE VIEW lake AS {select_lake(contract, files)}")
+        self._connection.execute(f"CREATE VIEW lake AS {select_lake(self._connection, contract, files)}")
         self._connection.execute("CREATE TABLE met (key VARCHAR)")
 
     @property
@@ -118,7 +119,7 @@ class PinnedDimensions:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._files: dict[str, tuple[str, ...]] = {}
+        self._files: dict[str, tuple[LakeFile, ...]] = {}
 
     def pin(self) -> None:
         """Hold the tables as they are now. ``LakeBehind`` if what landed is not all in them.
@@ -145,7 +146,7 @@ class PinnedDimensions:
         for contract in workspace.contracts.of_source(source):
             table = workspace.dimension(contract)
             files = table.open().all_files() if table.exists else ()
-            self._files[contract.name] = tuple(file.uri for file in files)
+            self._files[contract.name] = tuple(files)
 
     @contextmanager
     def rows(self, contract: TableContract) -> Iterator[DimensionRows]:

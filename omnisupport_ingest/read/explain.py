@@ -24,6 +24,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.live_rows import live_table
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
@@ -357,11 +358,9 @@ def _of_table(table: LakeTable, windows: Iterable[str]) -> Iterator[Checkpoint]:
 def _shown(workspace: Workspace, contract: TableContract, key: str) -> Mapping[str, Any] | None:
     snapshot = workspace.dimension(contract).look()
     for file in snapshot.all_files() if snapshot is not None else ():
-        schema = pq.read_schema(file.uri)
+        schema = pq.read_schema(file.stored)
         columns = [name for name in schema.names if name != STATE]
-        rows = pq.read_table(
-            file.uri, columns=columns, filters=pc.field("_cdc_key") == key, partitioning=None
-        )
+        rows = live_table(file, columns=columns, filters=pc.field("_cdc_key") == key)
         if rows.num_rows:
             row: dict[str, Any] = rows.to_pylist(maps_as_pydicts="lossy")[0]
             return row

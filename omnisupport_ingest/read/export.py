@@ -26,7 +26,8 @@ from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, printable, require_file
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import note_export
 from omnisupport_ingest.read.overview import overview
@@ -87,8 +88,7 @@ def export(
             f"{contract.source}.{contract.name} has no dimension yet.",
             fix="Let the pipeline take in what has landed (omnisupport-ingest up), then export again.",
         )
-    files = [file.uri for file in snapshot.all_files()]
-    written = write_file(contract, files, path, form, deleted=deleted)
+    written = write_file(contract, snapshot.all_files(), path, form, deleted=deleted)
     note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
     return Exported(
         table=f"{contract.source}.{contract.name}",
@@ -114,10 +114,11 @@ class Written:
 
 
 def write_file(
-    contract: TableContract, files: Sequence[str], path: Path, form: Format, *, deleted: bool
+    contract: TableContract, files: Sequence[LakeFile | str], path: Path, form: Format, *, deleted: bool
 ) -> Written:
     """Write rows of ``current_type`` in the Parquet ``files`` to ``path``, as ``export`` does."""
-    _require_files(contract, files)
+    paths = [file if isinstance(file, str) else file.stored for file in files]
+    _require_files(contract, paths)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     # No failpoint: the draft of an export, before export.file.
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -133,14 +134,14 @@ def write_file(
             f"{contract.source}.{contract.name} could not be written to {path}, or a file of the lake could "
             "not be read.",
             fix=f"Make room in {path.parent}; if there is room, look at the lake's files: "
-            f"{Path(files[0]).parent if files else 'there are none'}.",
+            f"{Path(paths[0]).parent if paths else 'there are none'}.",
         ) from error
     except duckdb.Error as error:
         # Its message stays out of ours: it may contain a value of a row.
         raise ExportFailed(
             f"{contract.source}.{contract.name} could not be exported: a file of the lake is damaged, or has "
             f"other columns than the table ({type(error).__name__}).",
-            fix=f"Restore the files of {Path(files[0]).parent if files else 'the table'} from a backup.",
+            fix=f"Restore the files of {Path(paths[0]).parent if paths else 'the table'} from a backup.",
         ) from error
     finally:
         draft.unlink(missing_ok=True)
@@ -182,7 +183,7 @@ def _progress(workspace: Workspace, contract: TableContract) -> _Progress:
 
 
 def write_rows(
-    contract: TableContract, files: Sequence[str], draft: Path, form: Format, *, deleted: bool
+    contract: TableContract, files: Sequence[LakeFile | str], draft: Path, form: Format, *, deleted: bool
 ) -> tuple[int, int]:
     """Write the rows of the dimension in ``files`` to ``draft``, which may be there already.
 
@@ -197,7 +198,7 @@ def write_rows(
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         # No failpoint: the same draft, written by a database in memory.
-        connection.execute(f"CREATE VIEW lake AS {_rows(contract, files)}")
+        connection.execute(f"CREATE VIEW lake AS {_rows(connection, contract, files)}")
         _require_columns(connection, contract)
         columns = [*(_value(column, form) for column in contract.columns), *_ours(form, deleted=deleted)]
         # DuckDB's own temporary file would be readable by other users.
@@ -223,10 +224,11 @@ def _require_columns(connection: duckdb.DuckDBPyConnection, contract: TableContr
         )
 
 
-def _rows(contract: TableContract, files: Sequence[str]) -> str:
+def _rows(
+    connection: duckdb.DuckDBPyConnection, contract: TableContract, files: Sequence[LakeFile | str]
+) -> str:
     if files:
-        listed = ", ".join(_text(file) for file in files)
-        return f"SELECT * FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+        return f"SELECT * FROM {live_sql(connection, files)}"
     columns = ", ".join(f"NULL::{_duckdb_type(each)} AS {_name(each.name)}" for each in contract.columns)
     return (
         f"SELECT {columns}, false AS _cdc_is_deleted, NULL::TIMESTAMPTZ AS _cdc_deleted_at,"

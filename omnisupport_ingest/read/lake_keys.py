@@ -15,6 +15,7 @@ import duckdb
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import DIGITS, RowChecksum
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.dimension_rows import LakeBehind
@@ -38,7 +39,7 @@ class Bounds(Protocol):
 class DimensionKeys:
     """The keys of the rows of one dimension that the source has, by what the lake knows."""
 
-    def __init__(self, contract: TableContract, files: Sequence[str]) -> None:
+    def __init__(self, contract: TableContract, files: Sequence[LakeFile | str]) -> None:
         """``files``: of the dimension. They are read when something is first asked."""
         self._contract, self._files = contract, files
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
@@ -60,7 +61,8 @@ class DimensionKeys:
             f"('0x' || substr(digest, {start}, {DIGITS}))::BIGINT AS number_{n}"
             for n, start in enumerate((1, 1 + DIGITS))
         ]
-        rows = f"SELECT *, sha256({texts}) AS digest FROM ({select_lake(self._contract, self._files)}) l"
+        dimension = select_lake(connection, self._contract, self._files)
+        rows = f"SELECT *, sha256({texts}) AS digest FROM ({dimension}) l"
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         connection.execute(
             f"CREATE TABLE alive AS SELECT _cdc_key, _cdc_ordinal, {', '.join(parts + numbers)}"
@@ -145,5 +147,5 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
     for contract in workspace.contracts.of_source(source):
         table = workspace.dimension(contract)
         files = table.open().all_files() if table.exists else ()
-        keys_of[contract.full_name] = DimensionKeys(contract, tuple(file.uri for file in files))
+        keys_of[contract.full_name] = DimensionKeys(contract, files)
     return keys_of

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from duckdb import DuckDBPyConnection
+
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
 from omnisupport_ingest.contracts.pii_policies import HASH
+from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.read.protected_rows import HASHES_PREFIX
 
 CASTS = {
@@ -33,9 +37,11 @@ def select_source(contract: TableContract, rows: Path) -> str:
     return f"SELECT *, {', '.join(parts)} FROM read_parquet({text(str(rows))})"
 
 
-def select_lake(contract: TableContract, files: Sequence[str]) -> str:
+def select_lake(
+    connection: DuckDBPyConnection, contract: TableContract, files: Sequence[LakeFile | str]
+) -> str:
     """The rows of ``files`` of a dimension (none: it has no rows), with the parts of their keys."""
-    state = f"read_parquet({listed(files)}, union_by_name = true)" if files else _nothing(contract)
+    state = live_sql(connection, files) if files else _nothing(contract)
     return f"SELECT *, {parts_of('_cdc_key', contract)} FROM {state}"
 
 

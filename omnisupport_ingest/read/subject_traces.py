@@ -246,7 +246,8 @@ def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable,
 def _held(table: LakeTable) -> Iterator[tuple[str, Path]]:
     snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
-        yield file.path, Path(file.uri)
+        # What a deletion vector hides is in the file all the same.
+        yield file.path, Path(file.stored)
 
 
 def _left_over(table: LakeTable) -> Iterator[tuple[str, Path]]:

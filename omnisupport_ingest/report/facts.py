@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -221,6 +221,8 @@ def commits_of(folder: Path, version: int, size: int, *, most: int = MOST_COMMIT
 
 def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[TableCommit | None, int]:
     """The commit, None where the entry is of no work of ours, and by how many bytes the table grew."""
+    gone = {each["remove"]["path"] for each in actions if "remove" in each}
+    written = sum(_written(each["add"], gone) for each in actions if "add" in each)
     added = sum(_bytes(each["add"]) for each in actions if "add" in each)
     removed = sum(_bytes(each["remove"]) for each in actions if "remove" in each)
     info: Mapping[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
@@ -233,10 +235,16 @@ def _commit(version: int, actions: list[dict[str, Any]], size: int) -> tuple[Tab
         at=datetime.fromtimestamp(info.get("timestamp", 0) / 1000, UTC),
         run_id=note.get("run_id"),
         position=max((Position.parse(each) for each in positions), default=None),
-        written=added,
+        written=written,
         size=size,
     )
     return commit, added - removed
+
+
+def _written(add: Mapping[str, Any], gone: Collection[str]) -> int:
+    """The bytes that a commit wrote for the file that it adds: of one that stays, a deletion vector alone."""
+    vector = add.get("deletionVector")
+    return _bytes(add) if vector is None or add["path"] not in gone else int(vector["sizeInBytes"])
 
 
 def _bytes(action: Mapping[str, Any]) -> int:

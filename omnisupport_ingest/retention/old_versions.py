@@ -28,6 +28,7 @@ from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import WrittenFile, write_again, written_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.live_rows import live_table
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
 from omnisupport_ingest.layers.event_tasks import order_of
@@ -117,7 +118,7 @@ def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -
     try:
         with failpoint("lake.write", draft):
             for file in files:
-                rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
+                rows = live_table(file)
                 old = ended(rows, micros_of(before))
                 leaving += ContentHash.of(_hashes(rows.filter(old)))
                 stay = rows.filter(pc.invert(old)).combine_chunks()
@@ -145,7 +146,7 @@ def _files_with_old(snapshot: TableSnapshot, before: datetime) -> list[LakeFile]
 
 
 def _may_have(file: LakeFile, before: datetime) -> bool:
-    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
+    with pq.ParquetFile(file.stored, pre_buffer=False) as parquet:
         footer, schema = parquet.metadata, parquet.schema
         place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == _END)
         told = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
@@ -156,8 +157,7 @@ def _may_have(file: LakeFile, before: datetime) -> bool:
 
 
 def _count(file: LakeFile, before: datetime) -> int:
-    with pq.ParquetFile(file.uri, pre_buffer=False) as parquet:
-        return pc.sum(ended(parquet.read(columns=[_END]), micros_of(before))).as_py() or 0
+    return pc.sum(ended(live_table(file, columns=[_END]), micros_of(before))).as_py() or 0
 
 
 def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:

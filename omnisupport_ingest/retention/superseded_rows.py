@@ -198,7 +198,7 @@ def _is_of(snapshot: TableSnapshot, contract: TableContract, state: WindowState)
 
 
 def _has_files(snapshot: TableSnapshot, window: str) -> bool:
-    return all(Path(file.uri).exists() for file in snapshot.files(window))
+    return all(Path(file.stored).exists() for file in snapshot.files(window))
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def _found(
         named = f"JOIN window_of ON window_of.path = rows.{_FILE}"
         _view(connection, "net_rows", f"window_of.window, {columns}", files, named)
         # A key change of any window, however young, takes from the rows of all.
-        there = [file for file in snapshot.all_files() if Path(file.uri).exists()]
+        there = [file for file in snapshot.all_files() if Path(file.stored).exists()]
         _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(there))
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
         find_superseded(connection, _above(workspace, snapshot, contract, settled))

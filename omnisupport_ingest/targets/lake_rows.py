@@ -20,7 +20,8 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
@@ -82,16 +83,16 @@ class CurrentState:
         return cls(contract, snapshot, entry, state.checkpoint.cursor, state.checkpoint.watermark)
 
     @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(file.uri for file in self.snapshot.files(WHOLE_TABLE))
+    def files(self) -> tuple[LakeFile, ...]:
+        return self.snapshot.files(WHOLE_TABLE)
 
-    def since(self, version: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    def since(self, version: int) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]] | None:
         """The files that came after ``version`` and those that went; None if they cannot be known or read."""
         changes = files_since(self.snapshot, version)
         if changes is None:
             return None
-        came, went = (tuple(file.uri for file in files) for files in (changes.added, changes.gone))
-        return (came, went) if all(Path(file).exists() for file in (*came, *went)) else None
+        came, went = changes.added, changes.gone
+        return (came, went) if all(Path(file.stored).exists() for file in (*came, *went)) else None
 
 
 def entry_of(snapshot: TableSnapshot, version: int) -> str | None:
@@ -113,8 +114,8 @@ class Difference:
     def __init__(
         self,
         contract: TableContract,
-        added: Sequence[str],
-        known: Sequence[str] | Path,
+        added: Sequence[LakeFile | str],
+        known: Sequence[LakeFile | str] | Path,
         scratch: Path,
         *,
         again: bool = False,
@@ -190,7 +191,7 @@ class Difference:
                 )
                 yield lines.buffers()[2][bounds[0].as_py() : bounds[len(lines)].as_py()].to_pybytes()
 
-    def _rows(self, files: Sequence[str]) -> str:
+    def _rows(self, files: Sequence[LakeFile | str]) -> str:
         columns = {column.name: _EMPTY.get(column.type.kind, "NULL") for column in self._contract.columns}
         columns |= dict.fromkeys(("_cdc_is_deleted", "_cdc_deleted_at", "_cdc_updated_at"), "NULL")
         nothing = [f'{value} AS "{name.replace(chr(34), chr(34) * 2)}"' for name, value in columns.items()]
@@ -199,15 +200,17 @@ class Difference:
             f" AS _cdc_exact, {_nothing_known()}"
         )
         # Files may be older than a column that the contract has gained.
-        return f"SELECT * FROM {_parquet(files)} UNION ALL BY NAME {empty}" if files else empty
+        if not files:
+            return empty
+        return f"SELECT * FROM {live_sql(self._connection, files)} UNION ALL BY NAME {empty}"
 
-    def _known(self, known: Sequence[str] | Path) -> str:
+    def _known(self, known: Sequence[LakeFile | str] | Path) -> str:
         if isinstance(known, Path):
             types = "{'_cdc_key': 'VARCHAR', '_cdc_epoch': 'INTEGER', '_cdc_commit_lsn': 'BIGINT', "
             types += "'_cdc_ordinal': 'BIGINT', '_cdc_row_hash': 'BIGINT'}"
             options = "header = false, auto_detect = false, delim = ',', quote = '\"', escape = '\"'"
             return f"read_csv({_text(str(known))}, {options}, parallel = false, columns = {types})"
-        return _parquet(known) if known else f"(SELECT {_nothing_known()})"
+        return live_sql(self._connection, known) if known else f"(SELECT {_nothing_known()})"
 
 
 def _nothing_known() -> str:
@@ -215,11 +218,6 @@ def _nothing_known() -> str:
         "NULL::VARCHAR AS _cdc_key, NULL::INTEGER AS _cdc_epoch, NULL::BIGINT AS _cdc_commit_lsn,"
         " NULL::BIGINT AS _cdc_ordinal, NULL::BIGINT AS _cdc_row_hash WHERE false"
     )
-
-
-def _parquet(files: Sequence[str]) -> str:
-    listed = ", ".join(map(_text, files))
-    return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
 
 
 def _text(text: str) -> str:

@@ -30,6 +30,7 @@ from omnisupport_ingest.contracts.named_secrets import secret_in
 from omnisupport_ingest.contracts.pii_policies import DROP
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.sources.postgres.session.connect_errors import DatabaseLabel, first_line
@@ -332,7 +333,12 @@ class _Sync:
             self._connection.commit()
 
     def _done(
-        self, state: CurrentState, counts: tuple[int, int, int], *, whole: bool, added: tuple[str, ...] = ()
+        self,
+        state: CurrentState,
+        counts: tuple[int, int, int],
+        *,
+        whole: bool,
+        added: tuple[str, ...] = (),
     ) -> TargetSynced:
         contract, policy = self._contract, self._policy
         return TargetSynced(
@@ -346,7 +352,9 @@ class _Sync:
         )
 
 
-def _since(state: CurrentState, synced: SyncRecord) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _since(
+    state: CurrentState, synced: SyncRecord
+) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]] | None:
     """The files that came and went since what the target has; None if that is of another past."""
     if synced.table_id != state.snapshot.table_id or entry_of(state.snapshot, synced.version) != synced.entry:
         return None
