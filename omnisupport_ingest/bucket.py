@@ -317,7 +317,7 @@ class BucketStorage:
                 pass
 
     def copies(self, folder: Path) -> Iterator[Path]:
-        for file in folder.rglob("*.parquet"):
+        for file in (each for each in folder.rglob("*") if each.suffix in (".parquet", ".bin")):
             with contextlib.suppress(FileNotFoundError):
                 # A hard link of a copy, in a draft of a running writer, has the keys of the copy alone.
                 if f" {self.key(file)} " in f" {_attribute(file, _OBJECTS)} ":

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import QueryBuilder
 
 from omnisupport_ingest.bucket import BucketStorage
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.commit import CommitConflict
+from omnisupport_ingest.lake.delta import open_delta
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
-from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.storage import (
@@ -31,6 +35,7 @@ from omnisupport_ingest.storage import (
     storage_of,
 )
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.lake.test_marked_files import ROWS, by_ours, first_files, marked_table, put
 from omnisupport_ingest_tests.storage.faulty_proxy import BUSY, CUT, LOST, REFUSED, FaultyProxy, faulty_proxy
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 
@@ -309,3 +314,30 @@ def test_a_running_writers_link_to_a_file_of_the_bucket_is_no_copy(s3: S3Server,
     assert sweep(table) == []
     assert not draft.exists()
     assert ledger.entries().num_rows == 1
+
+
+def test_vectors_in_a_bucket_are_committed_once_and_read_by_another_machine(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    homes = [Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other")]
+    ours, other = (marked_table(home.lake) for home in homes)
+    files = first_files(ours)
+    late = other.open()
+    put(ours.open(), "b", dead={files[0].path: range(0, ROWS, 3), files[1].path: [5]})
+    with pytest.raises(CommitConflict):
+        put(late, "c", dead={files[0].path: [1]})
+    expected = [n for n in range(3 * ROWS) if not (n < ROWS and n % 3 == 0) and n != ROWS + 5]
+    assert by_ours(other.open()) == by_ours(ours.open()) == expected
+    theirs = QueryBuilder().register("t", open_delta(ours.folder)).execute("SELECT n FROM t ORDER BY n")
+    assert pa.table(theirs.read_all())["n"].to_pylist() == expected
+    put(other.open(), "d", dead={files[0].path: range(0, ROWS, 2)})
+    old = {file.vector.path for file in files_at(ours, 3) if file.vector is not None}
+    now = {file.vector.path for file in files_at(ours, 4) if file.vector is not None}
+    assert set(sweep_replaced(ours)) >= old - now - {None}
+    assert all(storage_of(ours.folder).size(ours.folder / str(path)) for path in now - {None})
+    assert by_ours(ours.open()) == by_ours(other.open())
+
+
+def files_at(table: LakeTable, version: int) -> tuple[LakeFile, ...]:
+    return TableSnapshot(table, open_delta(table.folder, version)).files(WHOLE_TABLE)
