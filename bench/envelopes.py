@@ -1,6 +1,6 @@
 """Debezium's events to durable batches, beside Spark and DuckDB that parse the same lines into Parquet.
 
-Three programs take turns over one file of envelopes, as the JSON converter writes them without schemas. Ours
+Three programs take turns over one file of events, in one of the shapes in which they come. Ours
 is ``land``: every line checked, positions, identities, windows, manifest, everything synced, the line itself
 kept. Spark parses each line with ``from_json`` and the whole schema of an envelope, on a warm session;
 DuckDB's JSON reader finds the schema itself; both write the envelopes as Parquet and prove nothing. With
@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 import duckdb
@@ -32,7 +34,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.debezium.land import Inlet, land
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 from omnisupport_ingest_tests.sources.debezium.recorded import SOURCE, START, TABLES, contract
-from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flattened, schema_of
 
 TIMES_SPARK, TIMES_DUCKDB = 3.0, 1.0
 
@@ -65,8 +67,44 @@ Seen = tuple[float, float]
 """Wall seconds and CPU seconds."""
 
 
-def write_events(path: Path, rows: int, seed: int = 1) -> None:
+_FLAT = (
+    _IMAGE.removeprefix("STRUCT<").removesuffix(">")
+    + ", __op STRING, __source_ts_ms BIGINT, __source_schema STRING, __source_table STRING,"
+    " __source_lsn BIGINT, __source_sequence STRING, __source_db STRING, __source_txId BIGINT,"
+    " __transaction_id STRING, __transaction_total_order BIGINT, __deleted STRING"
+)
+_FIELDS: dict[str, dict[str, Any]] = {
+    "id": {"type": "int64"},
+    **{each: {"type": "string"} for each in ("email", "name", "full_name", "status")},
+    "org_id": {"type": "int32"},
+    "updated_at": {"type": "string", "name": "io.debezium.time.ZonedTimestamp", "version": 1},
+    "attrs": {"type": "string", "name": "io.debezium.data.Json", "version": 1},
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How events come. ``columns``: of a line, for Spark. ``blank``: what stands behind commas and colons."""
+
+    columns: str = _ENVELOPE
+    told: Callable[[dict[str, Any]], Any] = lambda change: change
+    blank: str = ""
+
+
+SHAPES = {
+    "plain": Shape(),
+    "flat": Shape(_FLAT, flattened),
+    "schema": Shape(
+        f"payload STRUCT<{_ENVELOPE}>",
+        lambda change: {"schema": schema_of(change, _FIELDS), "payload": change},
+    ),
+    "spaced": Shape(blank=" "),
+}
+
+
+def write_events(path: Path, rows: int, seed: int = 1, shape: Shape = SHAPES["plain"]) -> None:
     """``rows`` creates and updates of customers, about 900 bytes each, no two with the same texts."""
+    separators = ("," + shape.blank, ":" + shape.blank)
     rng = random.Random(seed)  # noqa: S311 - data, not secrets
     with path.open("w") as file:
         for number in range(rows):
@@ -87,19 +125,19 @@ def write_events(path: Path, rows: int, seed: int = 1) -> None:
                 "version": "3.6.3.Final", "connector": "postgresql", "name": "sd", "snapshot": "false",
                 "db": "samples", "ts_us": value["source"]["ts_ms"] * 1000, **value["source"], "xmin": None,
             }  # fmt: skip
-            file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+            file.write(json.dumps(shape.told(value), ensure_ascii=False, separators=separators) + "\n")
 
 
 class Ours:
     """Lands files of one source into new homes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: Shape) -> None:
         (folder / "contracts").mkdir()
         table = contract("customers", *TABLES["customers"])
         (folder / "contracts" / "customers.json").write_text(json.dumps(table))
         self._folder, self._contracts = folder, load_contracts(folder / "contracts")
         self._first = folder / "first.jsonl"
-        write_events(self._first, 2)
+        write_events(self._first, 2, shape=shape)
 
     def land(self, path: Path, rows: int) -> Seen:
         """Land ``path`` in a source that has landed a file before, as all but the first find it."""
@@ -154,20 +192,24 @@ def _by_kafka(folder: Path, path: Path, rows: int, repeats: int) -> list[Seen]:
 @click.option("--rows", default=500_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--kafka", is_flag=True, help="Also from a topic.")
-def main(rows: int, repeats: int, kafka: bool) -> None:
+@click.option("--shape", "name", type=click.Choice(list(SHAPES)), default="plain", show_default=True)
+def main(rows: int, repeats: int, kafka: bool, name: str) -> None:
     """Measure the three in turns."""
     from pyspark.sql import functions as F
 
     folder = Path(tempfile.mkdtemp(prefix="bench-envelopes-"))
     path = folder / "events.jsonl"
-    write_events(path, rows)
-    ours = Ours(folder)
+    shape = SHAPES[name]
+    write_events(path, rows, shape=shape)
+    ours = Ours(folder, shape)
     spark = classic_session(Settings(spark_driver_memory="3g", _env_file=None))  # type: ignore[call-arg]
 
     def by_spark(source: Path) -> Seen:
         with _measured() as seen:
             read = (
-                spark.read.text(str(source)).select(F.from_json("value", _ENVELOPE).alias("e")).select("e.*")
+                spark.read.text(str(source))
+                .select(F.from_json("value", shape.columns).alias("e"))
+                .select("e.*")
             )
             read.write.mode("overwrite").parquet(str(folder / "spark"))
         return seen()
@@ -181,7 +223,7 @@ def main(rows: int, repeats: int, kafka: bool) -> None:
         return seen()
 
     warm = folder / "warm.jsonl"
-    write_events(warm, 20_000)
+    write_events(warm, 20_000, shape=shape)
     by_spark(warm)
     found: dict[str, list[Seen]] = {"ours": [], "Spark": [], "DuckDB": []}
     for number in range(1, repeats + 1):
@@ -189,25 +231,26 @@ def main(rows: int, repeats: int, kafka: bool) -> None:
         found["ours"].append(ours.land(path, rows))
         found["DuckDB"].append(by_duckdb())
         figures = ", ".join(
-            f"{name} {runs[-1][0]:.1f} s ({runs[-1][1]:.1f} CPU s)" for name, runs in found.items()
+            f"{program} {runs[-1][0]:.1f} s ({runs[-1][1]:.1f} CPU s)" for program, runs in found.items()
         )
         click.echo(f"  {number}/{repeats}: {figures}", err=True)
     if kafka:
         found["ours, from a topic"] = _by_kafka(folder, path, rows, repeats)
     size = path.stat().st_size / rows
-    click.echo(f"{rows:,} envelopes of {size:.0f} bytes, {repeats} runs each in turns, medians:")
-    for name, runs in found.items():
+    click.echo(f"{rows:,} {name} events of {size:.0f} bytes, {repeats} runs each in turns, medians:")
+    for program, runs in found.items():
         wall, worked = (median(run[i] for run in runs) for i in range(2))
         each = f"{rows / wall:>9,.0f} a second; {1e6 * worked / rows:6.1f} CPU µs each"
-        click.echo(f"  {name:<20} {wall:6.1f} s, {each}")
-    for name, least in (("Spark", TIMES_SPARK), ("DuckDB", TIMES_DUCKDB)):
+        click.echo(f"  {program:<20} {wall:6.1f} s, {each}")
+    for program, least in (("Spark", TIMES_SPARK), ("DuckDB", TIMES_DUCKDB)):
         by_wall, by_cpu = (
-            median(run[i] for run in found[name]) / median(run[i] for run in found["ours"]) for i in range(2)
+            median(run[i] for run in found[program]) / median(run[i] for run in found["ours"])
+            for i in range(2)
         )
         reached = "met" if by_wall >= least else "NOT MET"
-        both = f"{by_wall:.2f} times {name} by the clock, {by_cpu:.2f} by CPU"
+        both = f"{by_wall:.2f} times {program} by the clock, {by_cpu:.2f} by CPU"
         click.echo(f"  {both}; to be reached {least:.0f}: {reached}")
-    write_result("envelopes", {"rows": rows, "bytes": size, "seconds_and_cpu": found})
+    write_result("envelopes", {"shape": name, "rows": rows, "bytes": size, "seconds_and_cpu": found})
     spark.stop()
     shutil.rmtree(folder)
 

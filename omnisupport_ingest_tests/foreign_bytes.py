@@ -9,7 +9,7 @@ import copy
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,12 +151,13 @@ odd_texts = st.sampled_from(ODD_TEXTS) | st.text(st.characters(exclude_categorie
 
 
 @st.composite
-def mutated(draw: st.DrawFn, documents: list[Any], *, most: int = 3) -> bytes:
-    """One of ``documents`` as JSON, up to ``most`` places of it changed, its end torn, or bytes changed."""
+def mutated(draw: st.DrawFn, documents: list[Any], *, most: int = 3, blanks: Sequence[str] = ("",)) -> bytes:
+    """One of ``documents`` as JSON, up to ``most`` places of it changed, its end torn, or bytes changed.
+    ``blanks``: one of them stands behind its commas and colons."""
     document = copy.deepcopy(draw(st.sampled_from(documents)))
     for _ in range(draw(st.integers(0, most))):
         document = _changed(draw, document)
-    content = text_of(document).encode(errors="surrogatepass")
+    content = text_of(document, draw(st.sampled_from(blanks))).encode(errors="surrogatepass")
     return draw(_torn(content))
 
 
@@ -206,15 +207,16 @@ def _holders(document: Any) -> list[Any]:
     return found
 
 
-def text_of(value: Any) -> str:
-    """``value`` as JSON, with what is ``Raw`` as it is."""
+def text_of(value: Any, blank: str = "") -> str:
+    """``value`` as JSON, with what is ``Raw`` as it is and ``blank`` behind each comma and colon."""
+    comma = "," + blank
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, dict):
-        members = [f"{json.dumps(name)}:{text_of(each)}" for name, each in value.items()]
-        return "{" + ",".join([*members, *(members[:1] if isinstance(value, Twice) else [])]) + "}"
+        members = [f"{json.dumps(name)}:{blank}{text_of(each, blank)}" for name, each in value.items()]
+        return "{" + comma.join([*members, *(members[:1] if isinstance(value, Twice) else [])]) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(text_of(each) for each in value) + "]"
+        return "[" + comma.join(text_of(each, blank) for each in value) + "]"
     return json.dumps(value)
 
 

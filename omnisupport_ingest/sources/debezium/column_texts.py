@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ import pyarrow.compute as pc
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk, cut
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Flags
+from omnisupport_ingest.sources.debezium.pg_numbers import Schema
 from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.debezium.unavailable import DISGUISES, UNAVAILABLE_TEXTS
-from omnisupport_ingest.sources.debezium.values import text_of
+from omnisupport_ingest.sources.debezium.values import MEANS_TEXT, ZONED, has_meaning, text_of
 from omnisupport_ingest.sources.postgres.protocol.text_columns import escape, escaped
 
 PLAIN_TEXTS = frozenset(
@@ -31,6 +33,12 @@ PLAIN_TEXTS = frozenset(
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
 _ONE_BY_ONE = {"numeric": Walk.text, "bytea": Walk.text, "timestamp": Walk.whole, "date": Walk.whole}
 """Types whose texts are made value by value, and what they come as."""
+_STEPS = {
+    "string": Walk.text,
+    "bytes": Walk.text,
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), Walk.whole),
+}
+"""Connect's type → what its values come as."""
 _UNSENT = pa.array([escape(each) for each in UNAVAILABLE_TEXTS], pa.string())
 _IN_A_LIST = "|".join(map(re.escape, sorted(DISGUISES)))
 _UNSENT_LENGTHS = np.unique([len(escape(each)) for each in UNAVAILABLE_TEXTS])
@@ -44,13 +52,15 @@ class NotOrdinary(Exception):
 class Column:
     """A column called ``name``: what its values are in JSON, and what they become.
 
-    ``as_it_is``: the text is the letters that it came as, but for the quotes of a JSON string.
+    ``schema``: what stands beside its values as theirs, empty if nothing does. ``as_it_is``: the text is the
+    letters that it came as, but for the quotes of a JSON string.
     """
 
     name: str
     step: Callable[[Walk], None]
     target: Target
     handling: Handling
+    schema: Schema = field(default_factory=dict)
     as_it_is: bool = False
 
     @property
@@ -62,7 +72,7 @@ class Column:
         """Which of the values surely were sent (no unchanged TOAST); None: all."""
         if self.step is Walk.text:
             return _is_sent(block, slot)
-        if self.step is Walk.texts:
+        if self.step in (Walk.texts, Walk.texts_apart):
             return ~np.asarray(pc.fill_null(pc.match_substring_regex(cut(block, slot), _IN_A_LIST), False))
         return None
 
@@ -72,32 +82,49 @@ class Column:
             return cut(block, slot, inside=1 if self.step is Walk.text else 0)
         if self.step is Walk.flag:
             return pc.binary_slice(cut(block, slot).cast(pa.binary()), 0, 1).cast(pa.string())
-        if self.target.name == "timestamptz":
+        if self.step is Walk.text and self._is_zoned:
             times = _zoned(block, slot)
             if times is not None:
                 return times
         return escaped(self._each(cut(block, slot)))
 
+    @property
+    def _is_zoned(self) -> bool:
+        """Whether ``text_of`` takes its values for times with a zone, and so writes them."""
+        if meaning := self.schema.get("name"):
+            return meaning == ZONED and self.target.name != "timestamp"
+        return self.target.name == "timestamptz" and self.schema.get("type") != "bytes"
+
     def _each(self, values: pa.StringArray) -> pa.StringArray:
         read = (None if each is None else orjson.loads(each) for each in values.to_pylist())
-        return pa.array([text_of(each, {}, self.target, self.handling) for each in read], pa.string())
+        return pa.array(
+            [text_of(each, self.schema, self.target, self.handling) for each in read], pa.string()
+        )
 
 
-def column_of(name: str, target: Target, sample: Any, handling: Handling) -> Column:
-    """The column of ``target``; ``NotOrdinary`` for a type that is read one by one. ``sample``: a value."""
-    is_text = isinstance(sample, str)
+def column_of(
+    name: str, target: Target, sample: Any, handling: Handling, schema: Schema, *, separator: int = 1
+) -> Column:
+    """The column of ``target``; ``NotOrdinary`` for values that are read one by one. ``sample``: one of them.
+    ``schema``: as of ``Column``. ``separator``: letters between the elements of a list."""
+    column = partial(Column, name, target=target, handling=handling, schema=schema)
+    is_text, kind = isinstance(sample, str), schema.get("type")
+    if has_meaning(schema) or kind == "bytes":
+        if kind not in _STEPS or isinstance(sample, dict | list | float | bool):
+            raise NotOrdinary
+        return column(step=_STEPS[kind], as_it_is=schema.get("name") in MEANS_TEXT)
     if target.name in PLAIN_TEXTS or (not target.name and (is_text or sample is None)):
-        return Column(name, Walk.text, target, handling, as_it_is=True)
+        return column(step=Walk.text, as_it_is=True)
     if target.name in _WHOLE_NUMBERS:
-        return Column(name, Walk.whole, target, handling, as_it_is=True)
+        return column(step=Walk.whole, as_it_is=True)
     if target.name == "boolean":
-        return Column(name, Walk.flag, target, handling)
+        return column(step=Walk.flag)
     if target.name == "timestamptz":
-        return Column(name, Walk.text, target, handling)
+        return column(step=Walk.text)
     if target.name in _ONE_BY_ONE:
-        return Column(name, Walk.text if is_text else _ONE_BY_ONE[target.name], target, handling)
+        return column(step=Walk.text if is_text else _ONE_BY_ONE[target.name])
     if target.element is not None and target.element.name in PLAIN_TEXTS:
-        return Column(name, Walk.texts, target, handling)
+        return column(step=Walk.texts if separator == 1 else Walk.texts_apart)
     raise NotOrdinary
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block, Flags, Places
 
-_QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE = b'"-09,[]'
+_QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE, _BLANK = b'"-09,[] '
 _MOST_DIGITS = 19
 """Of a number of 64 bits; one of as many that begins with a nine may be beyond it."""
 _MOST_ELEMENTS = 100
@@ -54,13 +55,10 @@ class Walk:
 
     def expect(self, text: bytes) -> None:
         """``text`` comes next."""
-        length = len(text)
-        if length > len(self._eight):
-            self._keep(np.zeros(len(self.lines), np.bool_))
-            return
-        # What would end behind the block is compared elsewhere, and is dropped below.
-        at = np.minimum(self._at, len(self._eight) - length) if length > len(PADDING) - 8 else self._at
-        if length < 8:
+        length, at = len(text), self._at
+        if length > len(PADDING) - 8:
+            found = self._stands(text)
+        elif length < 8:
             mask = (1 << 8 * length) - 1
             found = (self._eight[at] & mask) == _word(text)
         else:
@@ -71,6 +69,20 @@ class Walk:
         self._at = self._at + length
         self._quote = self._quote + _unescaped_quotes(text)
         self._keep(found)
+
+    def _stands(self, text: bytes) -> Flags:
+        """Whether ``text``, which may be longer than the block, comes next: Arrow compares it whole."""
+        bounds = np.empty((len(self.lines), 2), np.int32)
+        bounds[:, 0] = self._at
+        # Of a line that ends earlier less is compared, which is not equal.
+        bounds[:, 1] = np.minimum(self._at + len(text), np.maximum(self._at, self.block.stops[self.lines]))
+        if not len(bounds):
+            return np.zeros(0, np.bool_)
+        offsets = pa.py_buffer(bounds.reshape(-1))
+        parts = pa.BinaryArray.from_buffers(
+            pa.binary(), 2 * len(bounds) - 1, [None, offsets, pa.py_buffer(self.block.content)]
+        )
+        return np.asarray(pc.equal(parts, pa.scalar(text, pa.binary())))[::2]
 
     def text(self) -> None:
         """A text comes next, or null: a slot with its quotes."""
@@ -108,6 +120,13 @@ class Walk:
 
     def texts(self) -> None:
         """A list of texts and nulls comes next, or null."""
+        self._texts(1)
+
+    def texts_apart(self) -> None:
+        """The same with a blank behind each comma."""
+        self._texts(2)
+
+    def _texts(self, separator: int) -> None:
         at, quote = self._at, self._quote
         is_null = self._four[at] == _NULL
         is_list = self._letters[at] == _OPEN
@@ -131,7 +150,10 @@ class Walk:
             quote = quote + 2 * is_text
             behind = self._letters[at]
             more = (is_text | nothing) & ((behind == _COMMA) | (behind == _CLOSE))
-            going, at, quote = going[more], at[more] + 1, quote[more]
+            if separator > 1:
+                more &= (behind == _CLOSE) | (self._letters[at + 1] == _BLANK)
+            going, quote = going[more], quote[more]
+            at = at[more] + np.where(behind[more] == _COMMA, separator, 1)
             empty = np.zeros(len(going), np.bool_)
         self._take(ends, found, is_null)
 

@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Han
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
-from omnisupport_ingest.sources.debezium.lines import Lines, content_hash
+from omnisupport_ingest.sources.debezium.lines import Content, Lines, content_of
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.packed import plain_name
 from omnisupport_ingest.windows import WindowGrid
@@ -99,8 +99,8 @@ def land(path: Path, inlet: Inlet, *, new_epoch: str | None = None) -> FileLandi
     store = inlet.store
     check_source(store.source, inlet.captured, inlet.contracts)
     _refuse_name(path)
-    content = content_hash(path)
-    batch_id = file_batch_id(content)
+    content = content_of(path)
+    batch_id = file_batch_id(content.sha256)
     with locked_folder(store.folder):
         refuse_other_deliveries(store)
         if store.exists(batch_id):
@@ -132,7 +132,7 @@ def look_through(path: Path, inlet: Inlet, *, refusing: bool = False) -> Tally:
     current = store.current_epoch()
     inlet = replace(inlet, handling=replace(inlet.handling, odd_lines=REFUSE)) if refusing else inlet
     reading = _Reading(
-        path, inlet, None if current is None else current.number, content_hash(path), inlet.clock()
+        path, inlet, None if current is None else current.number, content_of(path), inlet.clock()
     )
     for _ in reading.parts(0):
         pass
@@ -197,10 +197,10 @@ class _Reading:
     """One reading of a file, from its first line to its last."""
 
     def __init__(
-        self, path: Path, inlet: Inlet, epoch: int | None, content: str, landed_at: datetime
+        self, path: Path, inlet: Inlet, epoch: int | None, content: Content, landed_at: datetime
     ) -> None:
         self.tally = Tally()
-        self.batch_id = file_batch_id(content)
+        self.batch_id = file_batch_id(content.sha256)
         self._path, self._inlet, self._content, self._landed_at = path, inlet, content, landed_at
         arrival = inlet.handling.order == BY_ARRIVAL
         self._reader = LineReader(
@@ -258,7 +258,7 @@ class _Reading:
         yield event
 
     def _check_end(self, lines: Lines) -> None:
-        if lines.sha256 != self._content:
+        if not lines.is_whole(self._content):
             raise FileRefused(
                 f"{printable(self._path)} has changed while it was read.",
                 fix="Land it when its writer has finished.",
@@ -278,7 +278,7 @@ class _Reading:
         relations = tuple(contracted_relation(each) for each in self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
         return writer.seal(
-            file=FileSpan(sha256=self._content, name=name, manifest="", order=order),
+            file=FileSpan(sha256=self._content.sha256, name=name, manifest="", order=order),
             relations=relations,
             max_clock_skew=self._inlet.max_clock_skew,
         )

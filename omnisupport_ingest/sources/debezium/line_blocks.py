@@ -40,7 +40,7 @@ class Block:
 
     ``first_row``: the number of the first of them in its file; None of what is of no file, whose lines are
     values and no records. ``around``: what lands before and behind each of them as what was delivered; None:
-    nothing.
+    nothing. ``name``: of their file or topic.
     """
 
     content: bytes
@@ -48,11 +48,13 @@ class Block:
     stops: Places
     first_row: int | None = None
     around: Sequence[tuple[bytes, bytes]] | None = None
+    name: str = ""
 
     @classmethod
-    def of_file(cls, content: bytes, first_row: int) -> Block:
+    def of_file(cls, content: bytes, first_row: int, name: str = "") -> Block:
         """The lines of ``content``, a part of a file that ends where a line does, and ``PADDING``."""
-        block = cls(content, np.empty(0, np.int64), np.empty(0, np.int64), first_row)
+        nothing = np.empty(0, np.int64)
+        block = cls(content, nothing, nothing, first_row, name=name)
         size, letters = len(content) - len(PADDING), block.letters
         ends = block._line_ends()
         if letters[size - 1] != _LINE_END:
@@ -66,11 +68,13 @@ class Block:
         return block
 
     @classmethod
-    def of_values(cls, values: Sequence[bytes], around: Sequence[tuple[bytes, bytes]]) -> Block:
+    def of_values(
+        cls, values: Sequence[bytes], around: Sequence[tuple[bytes, bytes]], name: str = ""
+    ) -> Block:
         """``values``, each of which is taken for a line whatever it holds."""
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         stops = np.cumsum(lengths)
-        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, around)
+        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, around, name)
 
     def __len__(self) -> int:
         return len(self.starts)

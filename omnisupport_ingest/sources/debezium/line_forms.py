@@ -1,13 +1,15 @@
 """The form of a line: what stands in all lines that were written alike, and which values stand between.
 
-One line tells it: an envelope of PostgreSQL's connector (alone, or as the ``value`` of a record) of a table
-with a contract, without schemas. Its names and what does not change from line to line are letters to be found
-in the others too, in the same order; the rest are slots. A table has several forms: with ``before`` and
-without, by each ``snapshot``, by the columns that were not sent.
+One line tells it: a change of a table with a contract in PostgreSQL's log, in the envelope or flat, alone or
+as the ``value`` of a record, with a schema beside it or without. Its names, its schema and whatever else does
+not change from line to line are letters to be found in the others too, in the same order, with the same
+blanks; the rest are slots. A table has several forms: with ``before`` and without, by each ``snapshot``, by
+the columns that were not sent.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +20,25 @@ import orjson
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.foreign import Unreadable, refuse_depth
+from omnisupport_ingest.sources.debezium import flat_form
 from omnisupport_ingest.sources.debezium.column_texts import Column, NotOrdinary, column_of
-from omnisupport_ingest.sources.debezium.handling import Handling
+from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.flat_form import Flat
+from omnisupport_ingest.sources.debezium.handling import Handling, LineContext
 from omnisupport_ingest.sources.debezium.json_walk import Slot, Walk
 from omnisupport_ingest.sources.debezium.line_blocks import Block, Places
+from omnisupport_ingest.sources.debezium.records import (
+    OLD_KEY,
+    Record,
+    columns_of,
+    flat_table,
+    is_envelope,
+    is_record,
+    record_in,
+    row_fields,
+    table_of,
+    unwrapped,
+)
 from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.debezium.unavailable import is_unavailable
 
@@ -35,10 +52,36 @@ _WHOLE = {"ts_ms", "ts_us", "ts_ns", "txId", "lsn", "xmin", "origin_lsn"}
 _TRANSACTION = {"id", "total_order", "data_collection_order"}
 _IMAGES = ("before", "after")
 _TWO_LSNS = re.compile(r'\[(?:null|"([0-9]+)")(, ?)(?:null|"([0-9]+)")\]')
-_OLD_KEY = b"__debezium.oldkey"
 
 _Step = Callable[[Walk], None]
 Contracts = Mapping[TableName, TableContract]
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """What the program that wrote a line put behind each comma and each colon."""
+
+    comma: str = ""
+    colon: str = ""
+
+    @classmethod
+    def of(cls, line: str) -> Spacing:
+        """That of ``line``; ``NotOrdinary`` for one that is not written in one way."""
+        outside = _STRING.sub("", line)
+        commas, colons = (set(pattern.findall(outside)) for pattern in (_BEHIND_COMMA, _BEHIND_COLON))
+        if len(commas) > 1 or len(colons) != 1:
+            raise NotOrdinary
+        return cls(*commas, *colons) if commas else cls(colon=colons.pop())
+
+    def written(self, value: Any) -> bytes:
+        """``value`` as that program writes it."""
+        separators = ("," + self.comma, ":" + self.colon)
+        return json.dumps(value, ensure_ascii=False, separators=separators).encode()
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BEHIND_COMMA, _BEHIND_COLON = re.compile(r",(\s*)"), re.compile(r":(\s*)")
 
 
 @dataclass(frozen=True)
@@ -46,13 +89,16 @@ class Form:
     """What the lines of ``contract``'s table are like.
 
     ``images``: which of ``before`` and ``after`` are there, and the columns that each has, in order, but
-    those that were not sent; ``unsent``: such ones of ``after``, by name. ``slots``: what each slot of a walk
+    those that were not sent; ``unsent``: such ones of ``after``, by name. ``op``: their operation, if it
+    is in no slot. ``compact``: nothing stands behind commas and colons. ``slots``: what each slot of a walk
     is of.
     """
 
     contract: TableContract
     images: Mapping[str, tuple[Column, ...]]
     unsent: tuple[str, ...]
+    op: str | None
+    compact: bool
     slots: tuple[str, ...]
     steps: tuple[_Step, ...] = field(repr=False)
 
@@ -67,76 +113,136 @@ class Form:
         return walk.lines, {name: slot for name, slot in zip(self.slots, walk.slots, strict=True) if name}
 
 
-def form_of(line: bytes, contracts: Contracts, handling: Handling, *, in_file: bool) -> Form:
-    """The form of ``line``; ``NotOrdinary`` if it is one that is read by itself. ``in_file``: it may be a
-    record."""
+def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *, in_file: bool) -> Form:
+    """The form of ``line``; ``NotOrdinary`` if it is one that is read by itself. ``name``: of its file or
+    topic. ``in_file``: it may be a record."""
     try:
-        refuse_depth(line.decode())
+        text = line.decode()
+        refuse_depth(text)
     except Unreadable:
         raise NotOrdinary from None
-    document = orjson.loads(line)
-    if not isinstance(document, dict):
-        raise NotOrdinary
-    value = document
-    if "value" in document:
-        # Without a topic it may be a row with a column called value.
-        if not in_file or not document.keys() <= _RECORD or not isinstance(document.get("topic"), str):
+    document, spacing = orjson.loads(line), Spacing.of(text)
+    around = in_file and is_record(document, handling)
+    if around:
+        record = record_in(document, handling)
+        if not record.topic or not document.keys() <= _RECORD or OLD_KEY in record.headers:
             raise NotOrdinary
-        if document.keys() & set(handling.fields.values()) or _OLD_KEY in orjson.dumps(
-            document.get("headers")
-        ):
-            raise NotOrdinary
-        value = document["value"]
-    if not isinstance(value, dict) or not {"before", "after", "source", "op"} <= value.keys() <= _ENVELOPE:
+    else:
+        # The name of a file is no topic.
+        record = Record("" if in_file else name, None, {}, *unwrapped(document))
+    if not isinstance(record.value, dict):
         raise NotOrdinary
-    contract = _contract_of(value["source"], contracts)
-    row = value["after"] or value["before"]
-    if not isinstance(row, dict) or not set(contract.key) <= row.keys():
+    context = LineContext(record.topic or name)
+    sample = (_of_envelope if is_envelope(record.value) else _of_flat)(record, handling, context)
+    contract = _contract_of(*sample.table, contracts)
+    row = next(iter(sample.images.values()))
+    if not set(contract.key) <= row.keys() or any(list(each) != list(row) for each in sample.images.values()):
         raise NotOrdinary
-    images = tuple(each for each in _IMAGES if value[each] is not None)
-    if any(not isinstance(value[each], dict) or list(value[each]) != list(row) for each in images):
-        raise NotOrdinary
-    known = {each.name: each.pg_type for each in contract.source_columns}
+    known_types = {each.name: each.pg_type for each in contract.source_columns}
     columns = {
-        name: column_of(name, Target.of(known.get(name)), _sample(name, value, images), handling)
-        for name in row
+        each: column_of(
+            each,
+            Target.of(known_types.get(each)),
+            sample.value_of(each),
+            handling,
+            sample.fields.get(each, {}),
+            separator=len("," + spacing.comma),
+        )
+        for each in row
     }
     sent = {
-        image: tuple(columns[name] for name, held in value[image].items() if not is_unavailable(held))
-        for image in images
+        image: tuple(columns[each] for each, held in row.items() if not is_unavailable(held))
+        for image, row in sample.images.items()
     }
-    if not all(sent.values()) or not set(contract.key) <= {each.name for each in sent[images[-1]]}:
+    if not all(sent.values()) or not set(contract.key) <= {each.name for each in [*sent.values()][-1]}:
         raise NotOrdinary
-    builder = _FormBuilder(columns)
-    if value is document:
-        builder.envelope(value)
-    else:
+    builder = _FormBuilder(columns, spacing, sample)
+    if around:
         builder.members(document, builder.of_record)
+    else:
+        builder.value(document)
     unsent = sorted(row.keys() - {each.name for each in sent["after"]}) if "after" in sent else ()
-    return Form(contract, sent, tuple(unsent), tuple(builder.slots), builder.whole())
+    return Form(
+        contract, sent, tuple(unsent), sample.op, spacing == Spacing(), tuple(builder.slots), builder.whole()
+    )
 
 
-def _contract_of(source: Any, contracts: Contracts) -> TableContract:
-    if not isinstance(source, dict) or source.get("connector") not in (None, "postgresql"):
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The change in the line that tells a form.
+
+    ``images``: which it has, ``before`` first. ``fields``: the schemas of its columns. ``op``: as of
+    ``Form``. ``about``: of the flat form, member → what it tells; None in an envelope.
+    """
+
+    table: tuple[str | None, str]
+    images: Mapping[str, Document]
+    fields: Mapping[str, Document]
+    op: str | None = None
+    about: Mapping[str, str] | None = None
+
+    def value_of(self, column: str) -> Any:
+        """A value of ``column``; None if it has none that was sent."""
+        held = (each.get(column) for each in reversed([*self.images.values()]))
+        return next((each for each in held if each is not None and not is_unavailable(each)), None)
+
+
+def _of_envelope(record: Record, handling: Handling, context: LineContext) -> _Sample:
+    value, source = record.value, record.value["source"]
+    if not value.keys() <= _ENVELOPE or source.get("connector") not in (None, "postgresql"):
         raise NotOrdinary
-    schema, table = source.get("schema"), source.get("table")
-    contract = contracts.get((schema, table)) if isinstance(schema, str) and isinstance(table, str) else None
-    if contract is None or "lsn" not in source or not source.keys() <= _SAME | _WHOLE | {"sequence"}:
+    if "lsn" not in source or not source.keys() <= _SAME | _WHOLE | {"sequence"}:
+        raise NotOrdinary
+    images = {each: value[each] for each in _IMAGES if value.get(each) is not None}
+    if not images or not all(isinstance(each, dict) and each for each in images.values()):
+        raise NotOrdinary
+    table = _table(table_of, source.get("schema"), source.get("table"), handling, context)
+    return _Sample(table, images, row_fields(record.value_schema))
+
+
+def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sample:
+    flat = Flat(record.headers, record.value, handling)
+    about = {flat.name_of(each): each for each in flat_form.TOLD}
+    # What headers tell is another in each record.
+    if not flat.is_flat or not flat.row or handling.bare_rows or record.headers.keys() & about.keys():
+        raise NotOrdinary
+    deleted, op = flat.about(flat_form.DELETED), flat.about(flat_form.OP)
+    is_deleted = deleted is True or deleted == "true"
+    if flat.name_of("lsn") not in record.value or not (is_deleted or isinstance(op, str) or op is None):
+        raise NotOrdinary
+    if op is None and deleted is None:
+        raise NotOrdinary
+    image = "before" if is_deleted or op == "d" else "after"
+    fixed = "d" if is_deleted else "u" if op is None else None
+    table = _table(flat_table, record, flat, handling, context)
+    return _Sample(table, {image: flat.row}, columns_of(record, flat), fixed, about)
+
+
+def _table(find: Callable[..., tuple[str | None, str]], *told: Any) -> tuple[str | None, str]:
+    try:
+        return find(*told)
+    except LineFault:
+        raise NotOrdinary from None
+
+
+def _contract_of(schema: str | None, table: str, contracts: Contracts) -> TableContract:
+    if schema is None:
+        named = [each for name, each in contracts.items() if name[1] == table]
+        contract = named[0] if len(named) == 1 else None
+    else:
+        contract = contracts.get((schema, table))
+    if contract is None:
         raise NotOrdinary
     return contract
-
-
-def _sample(name: str, value: Mapping[str, Any], images: tuple[str, ...]) -> Any:
-    held = (value[each][name] for each in reversed(images))
-    return next((each for each in held if each is not None and not is_unavailable(each)), None)
 
 
 class _FormBuilder:
     """Takes a line apart into steps of a walk."""
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(self, columns: Mapping[str, Column], spacing: Spacing, sample: _Sample) -> None:
         self.slots: list[str] = []
-        self._columns, self._steps, self._letters = columns, list[_Step](), b""
+        self._columns, self._spacing, self._sample = columns, spacing, sample
+        self._steps, self._letters = list[_Step](), b""
 
     def whole(self) -> tuple[_Step, ...]:
         """The steps, in their order."""
@@ -147,21 +253,48 @@ class _FormBuilder:
         """An object, whose values ``member`` takes."""
         start = b"{"
         for name, value in held.items():
-            self._letters += start + orjson.dumps(name) + b":"
+            self._letters += start + orjson.dumps(name) + b":" + self._spacing.colon.encode()
             member(name, value)
-            start = b","
+            start = b"," + self._spacing.comma.encode()
         self._letters += b"}" if held else b"{}"
 
     def of_record(self, name: str, value: Any) -> None:
         if name == "value":
-            self.envelope(value)
+            self.value(value)
         elif name == "key":
-            self._anything("", value)
+            self._beside(value, self._anything)
         else:
             self._same(value)
 
-    def envelope(self, value: Mapping[str, Any]) -> None:
-        self.members(value, self._of_envelope)
+    def value(self, document: Mapping[str, Any]) -> None:
+        """A value: an envelope or a row, with a schema beside it or without."""
+        member = self._of_envelope if self._sample.about is None else self._of_row
+        self._beside(document, lambda _, value: self.members(value, member))
+
+    def _beside(self, document: Any, payload: Callable[[str, Any], None]) -> None:
+        """What ``payload`` takes; the schema that may stand beside it is the same in all lines."""
+        if unwrapped(document)[0] is document:
+            payload("", document)
+        else:
+            self.members(
+                document, lambda name, held: payload("", held) if name == "payload" else self._same(held)
+            )
+
+    def _of_row(self, name: str, value: Any) -> None:
+        """A member of the flat form: a column, or what tells about the row."""
+        told = (self._sample.about or {}).get(name)
+        if name in self._columns:
+            self._of_image(f"{next(iter(self._sample.images))}.{name}", name, value)
+        elif told is None:
+            self._anything(name, value)
+        elif told in ("schema", "table", flat_form.DELETED):
+            self._same(value)
+        elif told == "sequence":
+            self._sequence(value)
+        elif told == OP:
+            self._slot(OP, Walk.text)
+        else:
+            self._slot(told if told == TOTAL_ORDER else f"source.{told}", Walk.whole)
 
     def _of_envelope(self, name: str, value: Any) -> None:
         if name in _IMAGES and value is not None:
@@ -229,7 +362,7 @@ class _FormBuilder:
             self._same(value)
 
     def _same(self, value: Any) -> None:
-        self._letters += orjson.dumps(value)
+        self._letters += self._spacing.written(value)
 
     def _slot(self, name: str, step: _Step) -> None:
         self._flush()

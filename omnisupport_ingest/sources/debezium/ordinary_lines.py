@@ -1,4 +1,4 @@
-"""Ordinary lines, many at once: changes of one table in Debezium's envelope, without a Python object each.
+"""Ordinary lines, many at once: changes of one table that were written alike, without a Python object each.
 
 A line is ordinary if it is, letter by letter, of the form that another line tells (``line_forms``): what
 stands between the values is the same, and the values are of types that ``column_texts`` knows. A line that
@@ -62,7 +62,7 @@ class OrdinaryLines:
         keep_freed_memory()
         self._contracts = {each.table_name: each for each in contracts}
         self._handling, self._orders = handling, orders
-        self._forms: list[Form] = []
+        self._forms: dict[str, list[Form]] = {}
         self.tables: dict[str, TableContract] = {}
         """The contracts of tables that ordinary lines were read of, by name."""
 
@@ -77,26 +77,28 @@ class OrdinaryLines:
             return [], others.tolist()
         left = others[block.plain()[start:]]
         taken: list[_Taken] = []
-        for form in self._forms:
+        forms = self._forms.setdefault(block.name, [])
+        for form in forms:
             left = self._take(form, block, left, epoch, taken)
         for asked in range(_MOST_NEW):
-            if len(left) < LEAST_LINES or len(self._forms) == _MOST_FORMS:
+            if len(left) < LEAST_LINES or len(forms) == _MOST_FORMS:
                 break
             # Not one behind the other: neighbours are often of one kind.
             at = asked * len(left) // _MOST_NEW
-            new = self._form_of(block.line(left[at]), in_file=block.first_row is not None)
+            new = self._form_of(block.line(left[at]), block)
             if new is None:
                 left = np.delete(left, at)
                 continue
             before = len(taken)
             left = self._take(new, block, left, epoch, taken)
             if len(taken) > before:
-                self._forms.append(new)
+                forms.append(new)
         return self._all_of(taken, others)
 
-    def _form_of(self, line: bytes, *, in_file: bool) -> Form | None:
+    def _form_of(self, line: bytes, block: Block) -> Form | None:
+        in_file = block.first_row is not None
         try:
-            return form_of(line, self._contracts, self._handling, in_file=in_file)
+            return form_of(line, self._contracts, self._handling, block.name, in_file=in_file)
         except (NotOrdinary, orjson.JSONDecodeError):
             return None
 
@@ -270,6 +272,8 @@ class _Changes:
 
     @cached_property
     def _op(self) -> pa.StringArray:
+        if self.form.op is not None:
+            return pa.repeat(pa.scalar(self.form.op, _TEXT), len(self.lines))
         return cut(self.block, self.slots[line_forms.OP], inside=1)
 
     @cached_property
@@ -321,7 +325,7 @@ class _Changes:
         while at < len(columns):
             name = orjson.dumps(columns[at].name).decode() + ":"
             last = at
-            if columns[at].verbatim:
+            if columns[at].verbatim and self.form.compact:
                 while last + 1 < len(columns) and self._goes_on(image, *columns[last : last + 2]):
                     last += 1
                 begins = self._value(image, columns[at]).begins - len(name.encode())

@@ -25,18 +25,16 @@ from omnisupport_ingest.sources.debezium.changes import (
     Passed,
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault
+from omnisupport_ingest.sources.debezium.flat_form import TOLD, Flat, names_of
 from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Handling, LineContext
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
+
+OLD_KEY = "__debezium.oldkey"
+"""The header of a row whose key changed; it says which one it was."""
 
 OPERATIONS = frozenset("crudt")
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
-_FLAT_NAMES = frozenset(
-    {"__op", "__deleted", "__table", "__db", "__schema", "__lsn", "__txId", "__sequence", "__name"}
-    | {"__connector", "__version", "__snapshot", "__xmin", "__origin", "__origin_lsn"}
-    | {"__ts_ms", "__ts_us", "__ts_ns"}
-)
-_FLAT_PREFIXES = ("__source_", "__transaction_", "__debezium")
 _ADD_FIELDS = "add.fields=op,source.ts_ms,source.schema,source.table,source.lsn,source.sequence"
 
 Document = Mapping[str, Any]
@@ -58,7 +56,7 @@ class Record:
 def read_line(line: bytes, handling: Handling = PLAIN, context: LineContext = ALONE) -> Change | Passed:
     """Return the change in one line of JSON, or the kind of a line without one; ``LineFault`` for any other
     line."""
-    return read_record(_record(_parse(line), handling), handling, context)
+    return read_record(record_in(_parse(line), handling), handling, context)
 
 
 def record_of(topic: str, key: bytes | None, value: bytes | None, headers: Document) -> Record:
@@ -81,8 +79,8 @@ def read_record(record: Record, handling: Handling, context: LineContext) -> Cha
         return _of_tombstone(record, handling, context)
     if not isinstance(value, dict):
         raise _neither()
-    flat = _Flat(record, value, handling)
-    if isinstance(value.get("source"), dict) and isinstance(value.get("op"), str):
+    flat = Flat(record.headers, value, handling)
+    if is_envelope(value):
         return MESSAGE if value["op"] == "m" else _of_envelope(record, value, handling, context)
     if flat.is_flat:
         return _of_flat(record, flat, handling, context)
@@ -132,8 +130,14 @@ def _neither() -> LineFault:
     )
 
 
-def _record(document: Any, handling: Handling) -> Record:
-    if not _is_record(document, handling):
+def is_envelope(value: Document) -> bool:
+    """Whether ``value`` is Debezium's envelope."""
+    return isinstance(value.get("source"), dict) and isinstance(value.get("op"), str)
+
+
+def record_in(document: Any, handling: Handling) -> Record:
+    """The record that a line holds; of a value alone, a record without a topic."""
+    if not is_record(document, handling):
         value, schema = unwrapped(document)
         return Record("", None, {}, value, schema)
     key, key_schema = unwrapped(document.get("key"))
@@ -152,7 +156,8 @@ def _record(document: Any, handling: Handling) -> Record:
     )
 
 
-def _is_record(document: Any, handling: Handling) -> bool:
+def is_record(document: Any, handling: Handling) -> bool:
+    """Whether a line is a whole record, and no value alone."""
     if not isinstance(document, dict) or "value" not in document:
         return False
     if document.keys() & {"op", "__op", "__deleted", *handling.fields.values()}:
@@ -173,6 +178,11 @@ def unwrapped(document: Any) -> tuple[Any, Document]:
     return document, {}
 
 
+def telling_headers(handling: Handling) -> frozenset[str]:
+    """The names of headers that say something of a row beside its value."""
+    return frozenset({OLD_KEY, *(name for what in TOLD for name in names_of(what, handling))})
+
+
 def _headers(headers: Any) -> Document:
     if isinstance(headers, dict):
         return headers
@@ -189,7 +199,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, context: L
     if op not in OPERATIONS:
         raise LineFault("its op is none of c, r, u, d, t and m", "Take the line out, or correct its op.")
     transaction = value.get("transaction")
-    schema, table = _table(source.get("schema"), source.get("table"), handling, context)
+    schema, table = table_of(source.get("schema"), source.get("table"), handling, context)
     if schema is None and source.get("connector") in MYSQL:
         schema = _text(source.get("db"))
     before, after = _image(value.get("before"), "before"), _image(value.get("after"), "after")
@@ -202,8 +212,8 @@ def _of_envelope(record: Record, value: Document, handling: Handling, context: L
         after=after,
         key=record.key if isinstance(record.key, dict) else None,
         old_key=_old_key(record),
-        fields=_row_fields(record.value_schema),
-        key_fields=_fields(record.key_schema),
+        fields=row_fields(record.value_schema),
+        key_fields=_fields_of(record.key_schema),
         ts=_time(source.get, "source.", after or before or {}, handling, context),
         lsn=None if position else _whole(source.get("lsn"), "source.lsn"),
         commit_before=_commit_before(source.get("sequence")) if position is None else None,
@@ -216,40 +226,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, context: L
     )
 
 
-class _Flat:
-    """A row of the flat form, taken apart: ``row`` are its columns, and ``about`` says what stands beside
-    them, in the row or among the headers. ``is_flat``: whether anything says that it is of this form."""
-
-    def __init__(self, record: Record, value: Document, handling: Handling) -> None:
-        self._names, self._prefix = handling.fields, handling.prefix
-        self._held = {**record.headers, **value}
-        self._ours = frozenset(handling.fields.values())
-        self.row = {name: member for name, member in value.items() if not self.is_about(name)}
-        self.is_flat = any(self._name(each) in self._held for each in ("op", "deleted"))
-
-    def about(self, name: str) -> Any:
-        """The value called ``name``: ``op``, ``deleted``, or a member of Debezium's ``source``."""
-        if name in self._names or f"source.{name}" in self._names or name in ("op", "deleted"):
-            return self._held.get(self._names.get(f"source.{name}", self._name(name)))
-        return self._held.get(f"{self._prefix}source_{name}", self._held.get(f"{self._prefix}{name}"))
-
-    def of_transaction(self) -> Any:
-        name = self._names.get("transaction.total_order", f"{self._prefix}transaction_total_order")
-        return self._held.get(name)
-
-    def is_about(self, name: str) -> bool:
-        """Whether a member is no column but tells of the row."""
-        if name in self._ours:
-            return True
-        if self._prefix and name.startswith(self._prefix):
-            name = f"__{name.removeprefix(self._prefix)}"
-        return name in _FLAT_NAMES or name.startswith(_FLAT_PREFIXES)
-
-    def _name(self, name: str) -> str:
-        return self._names.get(name, f"{self._prefix}{name}")
-
-
-def _of_flat(record: Record, flat: _Flat, handling: Handling, context: LineContext) -> Change:
+def _of_flat(record: Record, flat: Flat, handling: Handling, context: LineContext) -> Change:
     row = flat.row
     op = "d" if _truth(flat.about("deleted")) else flat.about("op")
     if op is None and (handling.bare_rows or flat.about("deleted") is not None):
@@ -257,14 +234,10 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, context: LineConte
         op = "u"
     if not isinstance(op, str) or op not in OPERATIONS:
         raise LineFault("it has no __op that is one of c, r, u, d and t", f"Set {_ADD_FIELDS}.")
-    topic = record.topic.split(".")
-    schema, table = _table(
-        flat.about("schema") or (topic[-2] if len(topic) > 2 else None),
-        flat.about("table") or (topic[-1] if len(topic) > 1 else None),
-        handling,
-        context,
-    )
-    fields = {name: field for name, field in _fields(record.value_schema).items() if not flat.is_about(name)}
+    schema, table = flat_table(record, flat, handling, context)
+    fields = {
+        name: field for name, field in _fields_of(record.value_schema).items() if not flat.is_about(name)
+    }
     return Change(
         op=op,
         schema=schema,
@@ -274,12 +247,31 @@ def _of_flat(record: Record, flat: _Flat, handling: Handling, context: LineConte
         key=record.key if isinstance(record.key, dict) else None,
         old_key=_old_key(record),
         fields=fields,
-        key_fields=_fields(record.key_schema),
+        key_fields=_fields_of(record.key_schema),
         ts=_time(flat.about, "__source_", row, handling, context),
         lsn=_whole(flat.about("lsn"), "__source_lsn"),
         commit_before=_commit_before(flat.about("sequence")),
         tx_id=_whole(flat.about("txId"), "__source_txId"),
-        total_order=_whole(flat.of_transaction(), "__transaction_total_order"),
+        total_order=_whole(flat.about("transaction.total_order"), "__transaction_total_order"),
+    )
+
+
+def columns_of(record: Record, flat: Flat) -> dict[str, Document]:
+    """The schemas of the columns of a row of the flat form, by name."""
+    fields = _fields_of(record.value_schema)
+    return {name: field for name, field in fields.items() if not flat.is_about(name)}
+
+
+def flat_table(
+    record: Record, flat: Flat, handling: Handling, context: LineContext
+) -> tuple[str | None, str]:
+    """The schema, if anything says it, and the table of a row of the flat form; ``LineFault`` without one."""
+    topic = record.topic.split(".")
+    return table_of(
+        flat.about("schema") or (topic[-2] if len(topic) > 2 else None),
+        flat.about("table") or (topic[-1] if len(topic) > 1 else None),
+        handling,
+        context,
     )
 
 
@@ -288,7 +280,7 @@ def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> C
     if handling.tombstones == DROP or not isinstance(record.key, dict):
         return TOMBSTONE
     topic = record.topic.split(".")
-    schema, table = _table(
+    schema, table = table_of(
         topic[-2] if len(topic) > 2 else None, topic[-1] if len(topic) > 1 else None, handling, context
     )
     return Change(
@@ -300,7 +292,7 @@ def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> C
         key=record.key,
         old_key=None,
         fields={},
-        key_fields=_fields(record.key_schema),
+        key_fields=_fields_of(record.key_schema),
         ts=_time(lambda _: None, "source.", {}, handling, context),
         lsn=None,
         commit_before=None,
@@ -309,7 +301,7 @@ def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> C
     )
 
 
-def _table(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
+def table_of(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
     """Return schema and table: from the event, else from the definition of its file or topic."""
     named = handling.table_of(context.name)
     # The definition goes first where the topic's name is all that names a table.
@@ -341,7 +333,7 @@ def _image(value: Any, name: str) -> Document | None:
 
 def _old_key(record: Record) -> Document | None:
     """The key that a row had before its key changed: Debezium's header on the ``c`` of the new key."""
-    header = record.headers.get("__debezium.oldkey")
+    header = record.headers.get(OLD_KEY)
     if isinstance(header, str):
         try:
             header = parse_row(header)
@@ -351,7 +343,8 @@ def _old_key(record: Record) -> Document | None:
     return key if isinstance(key, dict) else None
 
 
-def _fields(schema: Document) -> dict[str, Document]:
+def _fields_of(schema: Document) -> dict[str, Document]:
+    """The schemas of what a ``schema`` holds, by name."""
     fields = schema.get("fields")
     return {
         each["field"]: each
@@ -360,9 +353,10 @@ def _fields(schema: Document) -> dict[str, Document]:
     }
 
 
-def _row_fields(schema: Document) -> dict[str, Document]:
-    fields = _fields(schema)
-    return _fields(fields.get("after") or fields.get("before") or {})
+def row_fields(schema: Document) -> dict[str, Document]:
+    """The schemas of a row's columns, by name, in the ``schema`` of an envelope."""
+    fields = _fields_of(schema)
+    return _fields_of(fields.get("after") or fields.get("before") or {})
 
 
 def _time(

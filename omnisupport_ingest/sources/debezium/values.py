@@ -31,6 +31,12 @@ from omnisupport_ingest.sources.manifests.row_text import text as json_text
 LONGEST_BITS = 83_886_080
 """Bits of the longest bit string (PostgreSQL: ``bit(n)``)."""
 
+ZONED = "io.debezium.time.ZonedTimestamp"
+MEANS_TEXT = frozenset(
+    f"io.debezium.data.{each}" for each in ("Json", "Uuid", "Enum", "Xml", "Ltree", "Tsvector")
+)
+"""Names of Connect schemas whose values are texts of PostgreSQL as they come."""
+
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 
 
@@ -54,6 +60,11 @@ def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> s
     if by_type is not None:
         return by_type(value, target)
     return json_text(value)
+
+
+def has_meaning(schema: Schema) -> bool:
+    """Whether ``schema`` says more of its values than their type."""
+    return str(schema.get("name") or "") in _BY_MEANING
 
 
 def _array(values: list[Any], schema: Schema, target: Target, handling: Handling) -> str:
@@ -217,7 +228,7 @@ _BY_MEANING: dict[str, Callable[[Any, Schema, Target], str | None]] = {
     "io.debezium.time.IsoTimestamp": lambda value, _, target: pg_times.timestamp_of_text(
         string(value), zoned=target.name == "timestamptz"
     ),
-    "io.debezium.time.ZonedTimestamp": _zoned,
+    ZONED: _zoned,
     "io.debezium.time.Time": _times(_MILLIS),
     "io.debezium.time.MicroTime": _times(_MICROS),
     "io.debezium.time.NanoTime": _times(_NANOS),
@@ -233,11 +244,6 @@ _BY_MEANING: dict[str, Callable[[Any, Schema, Target], str | None]] = {
     "io.debezium.data.geometry.Point": _point,
     "io.debezium.data.geometry.Geometry": _geometry,
     "io.debezium.data.geometry.Geography": _geometry,
-    "io.debezium.data.Json": _as_text,
-    "io.debezium.data.Uuid": _as_text,
-    "io.debezium.data.Enum": _as_text,
-    "io.debezium.data.Xml": _as_text,
-    "io.debezium.data.Ltree": _as_text,
-    "io.debezium.data.Tsvector": _as_text,
+    **dict.fromkeys(MEANS_TEXT, _as_text),
 }
 """Name of a Connect schema → the text of its values."""

@@ -174,9 +174,13 @@ class Cluster:
         return self._asks
 
     def _note(self, error: KafkaError) -> None:
-        # Called on the thread that waits for messages, and on that of an answer.
+        from confluent_kafka import KafkaError
+
+        # Called on the thread that waits for messages, and on that of an answer. That all brokers are down
+        # says less than why one is.
         with self._lock:
-            self._problem = error.str()
+            if not self._problem or error.code() != KafkaError._ALL_BROKERS_DOWN:
+                self._problem = error.str()
 
     def _without_secrets(self, text: str) -> str:
         for name in self._topics.secrets:

@@ -32,7 +32,7 @@ from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
-from omnisupport_ingest.sources.debezium.records import read_record, record_of, unwrapped
+from omnisupport_ingest.sources.debezium.records import read_record, record_of, telling_headers, unwrapped
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
 from omnisupport_ingest.windows import MAX_AHEAD
 
@@ -71,10 +71,9 @@ class Record(NamedTuple):
         """The same as a time."""
         return None if self.millis is None else _START + timedelta(milliseconds=self.millis)
 
-    @property
-    def has_old_key(self) -> bool:
-        """Whether it is of a row whose key changed, and says which one it was."""
-        return any(name == "__debezium.oldkey" for name, _ in self.headers)
+    def tells_by(self, names: frozenset[str]) -> bool:
+        """Whether it has one of the headers ``names``, without which its value is not all that it says."""
+        return any(name in names for name, _ in self.headers)
 
     @property
     def size(self) -> int:
@@ -152,6 +151,7 @@ class RoundReading:
         orders = Orders.of(inlet.store, epoch)
         self._reader = LineReader(orders, contracts, inlet.handling, self.tally)
         self._content = hashlib.sha256()
+        self._telling = telling_headers(inlet.handling)
 
     def parts(self, epoch: int) -> Iterator[Part]:
         """Its events, partition by partition; ``StopsHere``."""
@@ -199,8 +199,8 @@ class RoundReading:
         records = records[start:]
         topic = json.dumps(place[0]).encode()
         around = [each.around(topic, place[1]) for each in records]
-        values = [b"" if each.has_old_key else each.value or b"" for each in records]
-        tables, others = self._reader.take_ordinary(Block.of_values(values, around), epoch)
+        values = [b"" if each.tells_by(self._telling) else each.value or b"" for each in records]
+        tables, others = self._reader.take_ordinary(Block.of_values(values, around, place[0]), epoch)
         lines = {i: records[i].line(place) for i in others}
         # The value of an ordinary one stands in its line as it is.
         self._content.update(

@@ -20,12 +20,12 @@ from omnisupport_ingest.sources.debezium import lines as of_files
 from omnisupport_ingest.sources.debezium.faults import LineFault
 from omnisupport_ingest.sources.debezium.land import _Reading
 from omnisupport_ingest.sources.debezium.line_blocks import Block
-from omnisupport_ingest.sources.debezium.lines import content_hash
+from omnisupport_ingest.sources.debezium.lines import content_of
 from omnisupport_ingest.sources.debezium.unavailable import DISGUISES, PLACEHOLDER
 from omnisupport_ingest.sources.postgres.protocol import text_columns
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.debezium.recorded import START, TABLES, Recorder
-from omnisupport_ingest_tests.sources.debezium.told import TS, envelope
+from omnisupport_ingest_tests.sources.debezium.told import TS, envelope, flattened, schema_of
 
 COLUMNS = {
     "id": "bigint",
@@ -51,6 +51,24 @@ ROW = {
     "u": "00000000-0000-0000-0000-000000000005", "ta": ["a"], "ua": [None], "j": '{"a": 1}',
 }  # fmt: skip
 
+_DEBEZIUM = "io.debezium."
+FIELDS: dict[str, dict[str, Any]] = {
+    "id": {"type": "int64"}, "t": {"type": "string"}, "s": {"type": "int16"}, "i": {"type": "int32"},
+    "b": {"type": "boolean", "default": False}, "nn": {"type": "string"}, "by": {"type": "bytes"},
+    "n": {
+        "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "version": 1,
+        "parameters": {"scale": "3", "connect.decimal.precision": "12"},
+    },
+    "tz": {"type": "string", "name": _DEBEZIUM + "time.ZonedTimestamp", "version": 1},
+    "ts": {"type": "int64", "name": _DEBEZIUM + "time.MicroTimestamp", "version": 1},
+    "ts3": {"type": "int64", "name": _DEBEZIUM + "time.Timestamp", "version": 1},
+    "d": {"type": "int32", "name": _DEBEZIUM + "time.Date", "version": 1},
+    "u": {"type": "string", "name": _DEBEZIUM + "data.Uuid", "version": 1},
+    "j": {"type": "string", "name": _DEBEZIUM + "data.Json", "version": 1},
+    "ta": {"type": "array", "items": {"type": "string", "optional": True}},
+    "ua": {"type": "array", "items": {"type": "string", "name": _DEBEZIUM + "data.Uuid", "version": 1}},
+}  # fmt: skip
+
 _HIDDEN = sorted(DISGUISES)
 _NUMBERS = [0, -1, 32767, 32768, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63]
 _RAW_NUMBERS = ["-0", "1.0", "1e2", "01", "NaN", "9" * 40, '"5"', "true"]
@@ -69,6 +87,7 @@ _SOURCES: list[dict[str, Any]] = [
 ]  # fmt: skip
 _HEADERS: list[Any] = [
     [], None, [{"key": "a", "value": "b"}], [{"key": "__debezium.oldkey", "value": '{"id":9}'}],
+    [{"key": "__op", "value": "d"}],
 ]  # fmt: skip
 POOLS: dict[str, list[Any]] = {
     "id": _NUMBERS, "s": _NUMBERS, "i": _NUMBERS, "ts": [*_NUMBERS, *_TIMES], "ts3": _NUMBERS,
@@ -116,10 +135,16 @@ def values(draw: st.DrawFn) -> bytes:
     if not draw(st.integers(0, 9)):
         value["transaction"] = draw(st.sampled_from([None, {"id": None}, {"id": "x", "total_order": None}]))
     document: dict[str, Any] = value
+    if not draw(st.integers(0, 2)):
+        document = flattened(value, **draw(st.sampled_from([{}, {}, {"op": False}, {"deleted": False}])))
+    around = draw(st.sampled_from([None, None, None, "payload", "schema", "schema", "no schema"]))
+    if around is not None:
+        told = {"schema": schema_of(document, FIELDS) if around == "schema" else None, "payload": document}
+        document = told if around != "payload" else {"payload": document}
     if not draw(st.integers(0, 9)):
         key = draw(st.sampled_from([{"id": row["id"]}, {"id": 7}, None, {"a": {"b": "c"}}, "k", [1], 1.5]))
-        document = {"topic": "t", "key": key, "value": value, "headers": draw(st.sampled_from(_HEADERS))}
-    spaced = not draw(st.integers(0, 9))
+        document = {"topic": "t", "key": key, "value": document, "headers": draw(st.sampled_from(_HEADERS))}
+    spaced = not draw(st.integers(0, 3))
     text = json.dumps(document, ensure_ascii=False, separators=(", ", ": ") if spaced else (",", ":"))
     if raw is not None:
         text = text.replace('"@@"', raw if raw in _RAW_NUMBERS else f'"{raw}"')
@@ -170,7 +195,7 @@ class BothWays:
 
     def _read(self, path: Path, least: int) -> object:
         self._monkeypatch.setattr(ordinary_lines, "LEAST_LINES", least)
-        reading = _Reading(path, self._home.inlet, None, content_hash(path), START)
+        reading = _Reading(path, self._home.inlet, None, content_of(path), START)
         rows: list[dict[str, Any]] = []
         try:
             for part in reading.parts(3):
@@ -208,6 +233,14 @@ def test_ordinary_lines_are_read_many_at_once(ways: BothWays) -> None:
     before = ways.blocks
     many, single = ways.read([compact(change("u", ROW, order)) for order in range(2, 14)])
     assert many == single and ways.blocks > before
+
+
+def test_what_stands_in_a_list_where_the_others_have_a_blank_is_noticed(ways: BothWays) -> None:
+    lines = [json.dumps(change("u", ROW | {"ta": ["a", "b"]}, order)).encode() for order in range(2, 9)]
+    lines[3] = lines[3].replace(b'"a", "b"', b'"a",x"b"')
+    before = ways.blocks
+    many, single = ways.read(lines)
+    assert many == single and ways.blocks > before and ways.rows[-1] == 5
 
 
 @pytest.mark.parametrize("at_once", [64, 1000, 1 << 20])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.writer import BatchWriter, EventBlock
 from omnisupport_ingest.sources.debezium import line_reader, ordinary_lines
 from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.handling import ALONE, PLAIN
+from omnisupport_ingest.sources.debezium.handling import ALONE, PLAIN, Handling, LineContext, NamedTable
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block
 from omnisupport_ingest.sources.debezium.line_reader import FEW_OF_WINDOW, LEAST_OF_WINDOW, LineReader, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
@@ -34,11 +34,12 @@ from omnisupport_ingest_tests.sources.debezium.recorded import (
     DEFAULTS,
     SOURCE,
     START,
+    STRINGS,
     TABLES,
     Recorder,
     contract,
 )
-from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope
+from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flattened, schema_of
 
 AWKWARD = {
     "email": 'say "hi" \\ \t\n',
@@ -84,14 +85,18 @@ def changes(order: int | None = 1) -> list[dict[str, Any]]:
 
 
 def one_by_one(
-    lines: Sequence[bytes], contracts: Sequence[TableContract], order: str
+    lines: Sequence[bytes],
+    contracts: Sequence[TableContract],
+    order: str,
+    handling: Handling = PLAIN,
+    context: LineContext = ALONE,
 ) -> tuple[pa.Table, Orders]:
     """What ``LineReader`` makes of ``lines``; ``LineFault`` for an odd one."""
     orders = Orders(SOURCE, order)
-    reader = LineReader(orders, contracts, PLAIN, Tally())
+    reader = LineReader(orders, contracts, handling, Tally())
     events = []
     for number, line in enumerate(lines, 1):
-        event = reader.read(line, ALONE, 3, number)
+        event = reader.read(line, context, 3, number)
         if reader.odd is not None:
             raise reader.odd
         assert event is not None, "it is of a row"
@@ -100,12 +105,16 @@ def one_by_one(
 
 
 def at_once(
-    lines: Sequence[bytes], contracts: Sequence[TableContract], order: str
+    lines: Sequence[bytes],
+    contracts: Sequence[TableContract],
+    order: str,
+    handling: Handling = PLAIN,
+    name: str = "",
 ) -> tuple[pa.Table, list[int], Orders]:
     orders = Orders(SOURCE, order)
-    reader = OrdinaryLines(contracts, PLAIN, orders)
+    reader = OrdinaryLines(contracts, handling, orders)
     content = b"\n".join(lines) if len(lines) > 1 or lines[0] else b"\n"
-    tables, others = reader.read(Block.of_file(content + PADDING, 1), 3)
+    tables, others = reader.read(Block.of_file(content + PADDING, 1, name), 3)
     whole = pa.concat_tables(tables).sort_by("file_row") if tables else events_table([]).slice(0, 0)
     return whole, list(others), orders
 
@@ -124,6 +133,132 @@ def test_plain_changes_are_ordinary_and_land_the_same(contracts: Sequence[TableC
     wanted, known = one_by_one(lines, contracts, order)
     assert found.equals(wanted)
     assert (orders.first_life, orders.later, orders.order) == (known.first_life, known.later, known.order)
+
+
+ZONED = {"type": "string", "name": "io.debezium.time.ZonedTimestamp", "version": 1}
+COLUMNS: dict[str, dict[str, Any]] = {
+    "id": {"type": "int64"},
+    "email": {"type": "string"},
+    "name": {"type": "string"},
+    "full_name": {"type": "string"},
+    "status": {"type": "string", "default": "active"},
+    "org_id": {"type": "int64"},
+    "updated_at": ZONED,
+    "attrs": {"type": "string", "name": "io.debezium.data.Json", "version": 1},
+}
+AS_THEY_ARE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "an envelope": lambda change: change,
+    "flat": flattened,
+    "flat, without op": lambda change: flattened(change, op=False),
+    "flat, without deleted": lambda change: flattened(change, deleted=False),
+}
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda value: value,
+    "under payload": lambda value: {"payload": value},
+    "with its schema": lambda value: {"schema": schema_of(value, COLUMNS), "payload": value},
+    "with a schema that is null": lambda value: {"schema": None, "payload": value},
+    "in a record with schemas": lambda value: {
+        "topic": "desk.public.customers",
+        "key": {"schema": {"type": "struct", "fields": [{"field": "id"}]}, "payload": {"id": 1}},
+        "value": {"schema": schema_of(value, COLUMNS), "payload": value},
+        "headers": [{"key": "a", "value": "b"}],
+    },
+}
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("told", AS_THEY_ARE)
+def test_every_usual_shape_is_ordinary_and_lands_the_same(
+    contracts: Sequence[TableContract], told: str, around: str, blank: str
+) -> None:
+    values = changes()
+    if told == "flat, without op":
+        values = [each for each in values if each["op"] in "ud"]
+    for each in values:
+        each["source"]["lsn"] -= 900
+    documents = [AROUND[around](AS_THEY_ARE[told](each)) for each in values]
+    lines = [
+        json.dumps(each, ensure_ascii=False, separators=("," + blank, ":" + blank)).encode()
+        for each in documents
+    ]
+    found, others, orders = at_once(lines, contracts, TRANSACTION)
+    assert others == []
+    wanted, known = one_by_one(lines, contracts, TRANSACTION)
+    assert found.equals(wanted)
+    assert (orders.first_life, orders.later, orders.order) == (known.first_life, known.later, known.order)
+
+
+def test_a_blank_that_is_not_where_the_others_have_it_is_noticed(contracts: Sequence[TableContract]) -> None:
+    right = json.dumps(changes()[0], ensure_ascii=False).encode()
+    lines = [
+        right,
+        right.replace(b'": ', b'":', 1),
+        right.replace(b", ", b",", 1),
+        right.replace(b'": ', b'":  ', 1),
+        right.replace(b": ", b":\t", 1),
+    ]
+    for line in lines[1:]:
+        found, others, _ = at_once([right, line, right], contracts, TRANSACTION)
+        assert others == [1] and found.column("file_row").to_pylist() == [1, 3]
+
+
+def test_another_schema_is_another_form(contracts: Sequence[TableContract]) -> None:
+    """What a value is the schema says: the same letters are another time with another schema."""
+    fields = COLUMNS | {"updated_at": {"type": "int64", "name": "io.debezium.time.MicroTimestamp"}}
+    nanos = COLUMNS | {"updated_at": {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}}
+    change = changes()[0]
+    change["after"]["updated_at"] = 1_600_000_000_000_000
+    lines = [compact({"schema": schema_of(change, each), "payload": change}) for each in (fields, nanos)]
+    found, others, _ = at_once(lines, contracts, TRANSACTION)
+    assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION)[0])
+    texts = [json.loads(each)["updated_at"] for each in found.column("after").to_pylist()]
+    assert texts == ["2020-09-13 12:26:40+00", "1970-01-19 12:26:40+00"]
+
+
+def test_a_schema_with_a_name_twice_is_left_alone(contracts: Sequence[TableContract]) -> None:
+    line = compact(AROUND["with its schema"](changes()[0]))
+    twice = line.replace(b'{"schema":{"type":"struct",', b'{"schema":{"type":"struct","type":"struct",', 1)
+    assert at_once([line], contracts, TRANSACTION)[1] == []
+    assert twice != line and at_once([twice], contracts, TRANSACTION)[1] == [0]
+
+
+def test_the_definition_maps_a_file_to_its_table(contracts: Sequence[TableContract]) -> None:
+    handling = Handling(tables=(NamedTable("shop-*", "public", "customers"),))
+    change = changes()[0]
+    for name in ("schema", "table"):
+        del change["source"][name]
+    told = flattened(changes()[0])
+    for name in ("schema", "table"):
+        del told[f"__source_{name}"]
+    lines = [compact({"payload": change}), compact(told)]
+    found, others, _ = at_once(lines, contracts, TRANSACTION, handling, "shop-1.jsonl")
+    wanted, _ = one_by_one(lines, contracts, TRANSACTION, handling, LineContext("shop-1.jsonl"))
+    assert others == [] and found.equals(wanted)
+    assert at_once(lines, contracts, TRANSACTION, handling, "another.jsonl")[1] == [0, 1]
+
+
+def test_names_and_prefix_of_the_flat_form_are_those_of_the_definition(
+    contracts: Sequence[TableContract],
+) -> None:
+    handling = Handling(fields={"op": "kind", "source.lsn": "at"}, prefix="_")
+    renamed = {"__op": "kind", "__source_lsn": "at"}
+    lines = [
+        compact({renamed.get(name, name.replace("__", "_")): value for name, value in told.items()})
+        for told in (flattened(each) for each in changes()[:2])
+    ]
+    found, others, _ = at_once(lines, contracts, TRANSACTION, handling)
+    assert others == [] and found.equals(one_by_one(lines, contracts, TRANSACTION, handling)[0])
+    assert at_once(lines, contracts, TRANSACTION)[1] == [0, 1]
+
+
+def test_a_row_of_which_the_headers_tell_more_is_left_alone(contracts: Sequence[TableContract]) -> None:
+    record = {"topic": "t", "key": None, "value": flattened(changes()[0]), "headers": []}
+    lines = [
+        compact(record | {"headers": [{"key": name, "value": value}]})
+        for name, value in (("other", "1"), ("__op", "d"), ("__deleted", "true"), ("__source_lsn", "7"))
+    ]
+    assert [at_once([each], contracts, TRANSACTION)[1] for each in lines] == [[], [0], [0], [0]]
 
 
 def test_a_record_around_the_envelope_is_ordinary_and_a_key_change_is_not(
@@ -287,6 +422,13 @@ BY_LOG = [
     for each in [*(each.get("value", each) for each in TOLD), *TOLD, *changes()]
     if each is not None and (each.get("value", each) or {}).get("op") in ("c", "u", "d")
 ]
+BY_LOG += [
+    around(written(copy.deepcopy(each)))
+    for each in changes()
+    for written in AS_THEY_ARE.values()
+    for around in AROUND.values()
+]
+BY_LOG += [json.loads(line) for line in STRINGS.read_text().splitlines() if line[:1] == "{"]
 
 
 class _Taken:
@@ -297,7 +439,7 @@ class _Taken:
 @settings(max_examples=examples(400))
 @given(data=st.data())
 def test_any_line_that_is_taken_lands_as_it_does_alone(data: st.DataObject) -> None:
-    line = data.draw(mutated(_forms(), most=2))
+    line = data.draw(mutated(_forms(), most=2, blanks=["", " "]))
     contracts = _contracts()
     for order in (TRANSACTION, LSN):
         found, others, orders = at_once([line.strip()], contracts, order)

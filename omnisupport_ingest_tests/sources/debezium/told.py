@@ -54,3 +54,29 @@ def flat(op: str, row: dict[str, Any], *, ts: int = TS, **about: object) -> dict
         "__deleted": "true" if op == "d" else "false",
         **{f"__source_{name}": value for name, value in about.items()},
     }
+
+
+def flattened(change: dict[str, Any], *, op: bool = True, deleted: bool = True) -> dict[str, Any]:
+    """The flat form of an ``envelope``, with all that says where it stands. ``op``, ``deleted``: with it."""
+    row, source = change["after"] or change["before"], change["source"]
+    is_deleted = change["op"] == "d"
+    return (
+        row
+        | ({"__op": change["op"]} if op else {})
+        | {f"__source_{name}": source[name] for name in ("ts_ms", "schema", "table", "lsn", "sequence")}
+        | {"__source_db": "samples", "__source_txId": source["txId"]}
+        | {f"__transaction_{name}": each for name, each in (change["transaction"] or {}).items()}
+        | ({"__deleted": "true" if is_deleted else "false"} if deleted else {})
+    )
+
+
+def schema_of(change: dict[str, Any], fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The schema beside a value, with ``fields`` as those of a row."""
+    row = [{"field": name, "optional": True, **each} for name, each in fields.items()]
+    if "source" not in change:
+        return {"type": "struct", "fields": row, "optional": False, "name": "s.Value"}
+    images = [
+        {"type": "struct", "fields": row, "optional": True, "field": each} for each in ("before", "after")
+    ]
+    about = {"type": "struct", "fields": [], "version": 1, "field": "source"}
+    return {"type": "struct", "fields": [*images, about, {"type": "string", "field": "op"}], "version": 2}

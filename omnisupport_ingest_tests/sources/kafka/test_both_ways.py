@@ -27,13 +27,15 @@ from omnisupport_ingest_tests.sources.debezium.test_both_ways import (
     compact,
     values,
 )
-from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
+from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flattened
 
 Headers = Sequence[tuple[str, bytes | str | None]]
 
 _PLACE = ("shop.things", 3)
 _KEYS: list[bytes | None] = [b'{"id":1}', None, b"", b"no JSON \xff", b'{"id":1,\n"x":"\\u0041"}', b"7"]
-_HEADERS: list[Headers] = [(), (("a", b"b"),), (("a", None), ("b", b"\xff"))]
+_HEADERS: list[Headers] = [
+    (), (("a", b"b"),), (("a", None), ("b", b"\xff")), (("__op", b"d"),), (("__source_lsn", b"7"),),
+]  # fmt: skip
 
 
 class BothWays:
@@ -44,7 +46,7 @@ class BothWays:
         self._inlet, self._monkeypatch = Recorder(folder, "things").inlet, monkeypatch
         self.blocks = 0
 
-    def read(self, records: list[Record], at_once: int = 1 << 20) -> tuple[object, object]:
+    def read(self, records: list[Record], at_once: int = 1 << 20) -> tuple[Any, Any]:
         """What comes of ``records`` in the one way and in the other.
 
         ``at_once``: how many bytes are looked at at once.
@@ -109,6 +111,15 @@ def test_ordinary_records_are_read_many_at_once(ways: BothWays) -> None:
     lines = [compact(change("u", ROW, order)) for order in range(2, 14)]
     many, single = ways.read(records([*lines], _KEYS, _HEADERS))
     assert many == single and ways.blocks > before
+
+
+def test_flat_rows_are_read_many_at_once_but_for_those_of_which_headers_tell_more(ways: BothWays) -> None:
+    before = ways.blocks
+    values = [compact(flattened(change("u", ROW, order), op=False)) for order in range(2, 14)]
+    many, single = ways.read(records([*values], [None], [(), (("__op", b"d"),)]))
+    assert many == single and ways.blocks > before
+    rows, _, _ = many
+    assert [row["op"] for row in rows] == ["c", *["d", "u"] * 6]
 
 
 def test_a_partition_stops_where_the_second_life_begins_both_ways(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from omnisupport_ingest_tests.sources.debezium.told import customer, envelope
 
 
 class Reader:
-    """Syncs the topics whose names begin with ``prefix`` into a home of its own."""
+    """Syncs the topics whose names begin with ``prefix`` into a home of its own.
+
+    ``secured``, ``secrets``: settings beside those that every client needs.
+    """
 
     def __init__(
         self,
@@ -28,10 +31,12 @@ class Reader:
         prefix: str,
         handling: Handling | None = None,
         batch_rows: int = 50_000,
+        secured: Mapping[str, str] | None = None,
+        secrets: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self.recorder = Recorder(folder, "customers", "toasty", handling=handling)
-        settings = {"bootstrap.servers": address, "fetch.wait.max.ms": "50"}
-        topics = KafkaTopics((f"^{prefix}",), settings, batch_rows=batch_rows)
+        settings = {"bootstrap.servers": address, "fetch.wait.max.ms": "50", **(secured or {})}
+        topics = KafkaTopics((f"^{prefix}",), settings, secrets or {}, batch_rows)
         definition = SourceDefinition(SOURCE, SourceKind.KAFKA, "Topics.", kafka=topics)
         (folder / "run").mkdir(exist_ok=True)
         self.source = KafkaSource(definition, self.recorder.inlet, folder / "run")

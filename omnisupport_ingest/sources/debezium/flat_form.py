@@ -1,0 +1,60 @@
+"""The flat form of an event (``ExtractNewRecordState``): a row, and beside its columns what tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnisupport_ingest.sources.debezium.handling import Handling
+
+OP, DELETED, TOTAL_ORDER = "op", "deleted", "transaction.total_order"
+TOLD = (OP, DELETED, TOTAL_ORDER, "ts_ms", "ts_us", "ts_ns", "schema", "table", "lsn", "sequence", "txId")
+"""What is asked for; all but the first three are members of Debezium's ``source``."""
+
+_NAMES = frozenset(
+    {"__op", "__deleted", "__table", "__db", "__schema", "__lsn", "__txId", "__sequence", "__name"}
+    | {"__connector", "__version", "__snapshot", "__xmin", "__origin", "__origin_lsn"}
+    | {"__ts_ms", "__ts_us", "__ts_ns"}
+)
+_PREFIXES = ("__source_", "__transaction_", "__debezium")
+
+
+class Flat:
+    """A row of the flat form, taken apart: ``row`` are its columns. What tells about it stands beside them,
+    in the row or among the headers. ``is_flat``: whether anything says that it is of this form."""
+
+    def __init__(self, headers: Mapping[str, Any], value: Mapping[str, Any], handling: Handling) -> None:
+        self._handling = handling
+        self._held = {**headers, **value}
+        self._ours = frozenset(handling.fields.values())
+        self.row = {name: member for name, member in value.items() if not self.is_about(name)}
+        self.is_flat = any(self.name_of(each) in self._held for each in (OP, DELETED))
+
+    def about(self, what: str) -> Any:
+        """The value of ``what``: one of ``TOLD``."""
+        return self._held.get(self.name_of(what))
+
+    def name_of(self, what: str) -> str:
+        """The name of the member that tells ``what``; of two that may, the one that is there."""
+        names = names_of(what, self._handling)
+        return next((each for each in names if each in self._held), names[0])
+
+    def is_about(self, name: str) -> bool:
+        """Whether a member is no column but tells of the row."""
+        prefix = self._handling.prefix
+        if name in self._ours:
+            return True
+        if prefix and name.startswith(prefix):
+            name = f"__{name.removeprefix(prefix)}"
+        return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def names_of(what: str, handling: Handling) -> tuple[str, ...]:
+    """The names that the member which tells ``what`` may have; the first goes first."""
+    fields, prefix = handling.fields, handling.prefix
+    if what == TOTAL_ORDER:
+        return (fields.get(what, f"{prefix}transaction_total_order"),)
+    for known in (f"source.{what}", what):
+        if known in fields:
+            return (fields[known],)
+    return (f"{prefix}{what}",) if what in (OP, DELETED) else (f"{prefix}source_{what}", f"{prefix}{what}")
