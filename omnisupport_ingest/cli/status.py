@@ -297,7 +297,7 @@ def _recommended(table: TableOverview) -> str | None:
             f'Of smaller files they rewrite less: "rows_per_file": {found.rows_per_file} in x-cdc of its '
             "contract. "
         )
-    told += (
+    advice += (
         'By "deletion_vectors": true they rewrite none of them, if all that reads the table knows deletion '
         "vectors. "
     )
