@@ -10,6 +10,9 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+FOLDERS = ("contracts", "data", "reports", "docs")
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+
 
 class BuildWithContracts(build_py):
     def run(self) -> None:
@@ -18,9 +21,9 @@ class BuildWithContracts(build_py):
             return
         packaged = Path(self.build_lib) / "omnisupport_ingest" / "packaged"
         shutil.rmtree(packaged, ignore_errors=True)
-        for folder in ("contracts", "data", "reports", "docs"):
+        for folder in FOLDERS:
             shutil.copytree(folder, packaged / folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-        for page in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
+        for page in PAGES:
             shutil.copy(page, packaged / page)
 
 

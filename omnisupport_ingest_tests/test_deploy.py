@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -98,6 +99,13 @@ def test_the_image_copies_what_is_there() -> None:
     ]
     assert len(copied) > 5
     assert [each for each in copied if not (DEPLOY.parent / each).exists()] == []
+    # The program is built from what is copied, so everything that setup.py packs has to be there.
+    packed = re.findall(
+        r"^(?:FOLDERS|PAGES) = (\(.*\))$", (DEPLOY.parent / "setup.py").read_text(), re.MULTILINE
+    )
+    names = {name for listed in packed for name in ast.literal_eval(listed)}
+    assert len(names) > 5
+    assert names - {each.removeprefix("./") for each in copied} == set()
     # Nothing else is sent to the builder: a checkout may hold a home, and `.env` a password.
     ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     assert "*" in ignored

@@ -20,7 +20,11 @@ def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContra
     total, repeated = per_key.collect()[0]
     numbers: dict[str, int | float] = {"rows": total or 0, "keys_repeated": repeated}
     if repeated:
-        return CheckFinding(False, f"{repeated} keys have more than one row.", numbers)
+        summary = (
+            f"{repeated} keys have more than one row. Find the rows that differ from the source: "
+            f"omnisupport-ingest verify {contract.source} --table {contract.name} --full"
+        )
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "Every key has one row.", numbers)
 
 
@@ -32,7 +36,12 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
     rows, cells = live.agg(F.count_if(unresolved > 0), F.sum(F.greatest(unresolved, F.lit(0)))).collect()[0]
     numbers: dict[str, int | float] = {"rows_unresolved": rows, "cells_unresolved": cells or 0}
     if rows:
-        return CheckFinding(False, f"{cells} cells of {rows} live rows are unresolved.", numbers)
+        summary = (
+            f"{cells} cells of {rows} live rows are unresolved: no accepted event carried them. Release "
+            f"what waits (omnisupport-ingest quarantine list --source {contract.source}), or read the table: "
+            f"omnisupport-ingest source snapshot {contract.full_name}"
+        )
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "No cell of the live rows is unresolved.", numbers)
 
 
@@ -42,7 +51,10 @@ def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableCon
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
         named = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
-        return CheckFinding(False, f"Broken: {named}.", numbers)
+        summary = (
+            f"Broken: {named}. Find the events of a row: omnisupport-ingest explain {contract.name} --key KEY"
+        )
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)
 
 

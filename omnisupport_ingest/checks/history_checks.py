@@ -76,7 +76,7 @@ def open_rows_are_current_state(
     open_rows, wrong = both.agg(F.count("here._cdc_key"), F.count_if(_differs(contract))).collect()[0]
     numbers: dict[str, int | float] = {"open_versions": open_rows, "keys_different": wrong, "compared": 1}
     if wrong:
-        return CheckFinding(False, f"{wrong} keys differ from {against}.", numbers)
+        return CheckFinding(False, f"{wrong} keys differ from {against}. {_again(contract)}", numbers)
     cursor = state.checkpoint.cursor if state is not None else ""
     return CheckFinding(True, f"The open versions are {against}, at {cursor or 'no event'}.", numbers)
 
@@ -102,8 +102,16 @@ def versions_do_not_overlap(
     versions, wrong = rows.agg(F.count(F.lit(1)), F.count_if(empty | overlaps)).collect()[0]
     numbers: dict[str, int | float] = {"versions": versions, "versions_wrong": wrong}
     if wrong:
-        return CheckFinding(False, f"{wrong} versions are empty or overlap the next one.", numbers)
+        summary = f"{wrong} versions are empty or overlap the next one. {_again(contract)}"
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(True, f"None of {versions} versions overlaps another of its key.", numbers)
+
+
+def _again(contract: TableContract) -> str:
+    """Return what makes the history again."""
+    return (
+        f"Materialize history/dim_{contract.name}_history in the UI (omnisupport-ingest up): it is rebuilt."
+    )
 
 
 def _current_history(workspace: Workspace, contract: TableContract) -> TableSnapshot | None:

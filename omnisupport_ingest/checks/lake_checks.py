@@ -66,7 +66,8 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
     if events:
         summary = (
             f"{events} events were committed before the first window or far ahead of the clock. They are in "
-            f"quarantine, in the partition {OUT_OF_RANGE}."
+            f"quarantine, in the partition {OUT_OF_RANGE}. See: omnisupport-ingest quarantine list "
+            f"--source {source}"
         )
         return CheckFinding(False, summary, {"events": events})
     return CheckFinding(True, "Every event falls into a window.", {"events": 0})
@@ -122,7 +123,7 @@ def _table_complete(workspace: Workspace, contract: TableContract, facts: _Landi
     if missing:
         summary = (
             f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
-            "stream below it. The sensor requests runs of their windows."
+            "stream below it. The sensor requests runs of their windows. See: omnisupport-ingest status"
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
     return CheckFinding(
@@ -165,7 +166,10 @@ def watermark_fresh(workspace: Workspace, source: str, now: datetime) -> CheckFi
     numbers: dict[str, int | float] = {"watermark_lag_seconds": round(lag, 1)}
     if lag > FRESH_WITHIN.total_seconds():
         return CheckFinding(
-            False, f"The watermark is {lag / 60:.0f} minutes behind: is capture running?", numbers
+            False,
+            f"The watermark is {lag / 60:.0f} minutes behind: is capture running? See: omnisupport-ingest "
+            f"source status {source}",
+            numbers,
         )
     return CheckFinding(True, f"The watermark is {lag:.0f} seconds behind.", numbers)
 
@@ -267,7 +271,11 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
         **asdict(total),
     }
     if wrong:
-        return CheckFinding(False, f"Events are not accounted for in {_named(wrong)}.", numbers)
+        summary = (
+            f"Events are not accounted for in {_named(wrong)}. Judge them again: omnisupport-ingest replay "
+            f"--source {source} --from {wrong[0]} --to {wrong[-1]}"
+        )
+        return CheckFinding(False, summary, numbers)
     return CheckFinding(
         True,
         f"{total.raw} raw events = {total.deduped} deduped + {total.duplicates} duplicates + "

@@ -138,7 +138,8 @@ def _rules_of(
     samples = {rule: keys[name] for rule in of_table if (name := f"{contract.name}/{rule}") in keys}
     return CheckFinding(
         False,
-        f"Rows of the newest {windows} windows break rules of their contract: {named}.",
+        f"Rows of the newest {windows} windows break rules of their contract: {named}. See what was "
+        f"withheld: omnisupport-ingest quarantine list --source {contract.source}",
         numbers,
         severity=ERROR if withheld else WARN,
         samples=samples,
@@ -180,7 +181,10 @@ def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[in
     if between.holds(events):
         return CheckFinding(True, summary, numbers)
     return CheckFinding(
-        False, f"{summary} Look at the source, or at the expectation.", numbers, severity=expected.severity
+        False,
+        f"{summary} Look at the source (omnisupport-ingest status), or at the expectation.",
+        numbers,
+        severity=expected.severity,
     )
 
 
@@ -208,7 +212,9 @@ def not_quiet(
         passed = now <= between.high
         found[contract.name] = CheckFinding(
             passed,
-            summary if passed else f"{summary} Is the source silent, or its capture?",
+            summary
+            if passed
+            else f"{summary} Is the source silent, or its capture? See: omnisupport-ingest status",
             numbers,
             severity=freshness.severity,
         )
@@ -274,7 +280,9 @@ def references_kept(workspace: Workspace, spark: SparkSession, contract: TableCo
             first = orphans.orderBy("_cdc_key").limit(_SAMPLES).collect()
             samples[reference.name] = tuple(row["_cdc_key"] for row in first)
     if problems:
-        return CheckFinding(False, f"{'; '.join(problems)}.", numbers, severity=severity, samples=samples)
+        named = "; ".join(problems)
+        summary = f"{named}. A row's events: omnisupport-ingest explain {contract.name} --key KEY"
+        return CheckFinding(False, summary, numbers, severity=severity, samples=samples)
     return CheckFinding(True, "Every reference leads to a live row.", numbers)
 
 

@@ -48,7 +48,7 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
     if unexplained:
         summary = (
             f"The last replay of {_named(windows)} gave another content although its inputs had not changed. "
-            "Compare the versions of the table, and report it with both."
+            "Compare the versions of the table, and report it with both: omnisupport-ingest doctor --archive"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(

@@ -64,7 +64,7 @@ def export(table: str, form: str | None, out: Out, include_deleted: bool, as_jso
     workspace = open_workspace()
     (contract,) = tables_named(workspace, [table])
     chosen = _format(form, out)
-    path = out.file(f"{contract.name}.{chosen}")
+    path = out.file(f"{contract.name}.{chosen.value}")
     with speaking():
         done = write(workspace, contract, path, chosen, deleted=include_deleted)
     if as_json:
@@ -169,7 +169,7 @@ def as_of(
     else:
         as_format = _format(form, out)
         # Judged before anything is read.
-        places = out.files([f"{each.name}.{as_format}" for each in chosen])
+        places = out.files([f"{each.name}.{as_format.value}" for each in chosen])
         paths = {contract.name: place for contract, place in zip(chosen, places, strict=True)}
         with speaking():
             reading = open_reading(workspace, chosen, at, epoch=epoch)

@@ -34,6 +34,7 @@ BESIDES = frozenset(
 
 _SHOWN_AS = {".png": "image/png", ".svg": "image/svg+xml"}
 _FIRST = "docs/index.md"
+_TAB = re.compile(r'=== "(.+)"')
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -89,7 +90,7 @@ def _pages() -> frozenset[str]:
 
 def page_html(name: str, text: str) -> str:
     """Return the page ``name`` with the Markdown ``text`` as one HTML document."""
-    body = str(_markdown().render(text))
+    body = str(_markdown().render(_without_tabs(text)))
     title = html.escape(next(iter(re.findall(r"^# (.+)$", text, flags=re.MULTILINE)), name))
     up = "../" * (len(PurePosixPath(name).parts) - 1)
     return (
@@ -98,6 +99,21 @@ def page_html(name: str, text: str) -> str:
         f'<nav><a href="{up}{_FIRST}">All pages</a> · <a href="/">Dagster UI</a></nav>'
         f"{body}</body></html>"
     )
+
+
+def _without_tabs(text: str) -> str:
+    """Return ``text`` with the tabs of the site (``=== "Name"`` over an indented block) below one another."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        if (tab := _TAB.fullmatch(line)) is not None:
+            inside = True
+            lines.append(f"**{tab[1]}**")
+        elif inside and (line.startswith("    ") or not line):
+            lines.append(line[4:])
+        else:
+            inside = False
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def anchor(heading: str) -> str:

@@ -1,0 +1,50 @@
+"""A red check names the command that helps, whichever check it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnisupport_ingest.cli.main import cli
+
+CHECKS = Path(__file__).parents[2] / "omnisupport_ingest" / "checks"
+
+
+def _red() -> Iterator[tuple[str, str]]:
+    """Each function that can return a red finding: where it is, and its text with what it calls."""
+    for file in sorted(CHECKS.glob("*.py")):
+        text = file.read_text()
+        functions = {each.name: each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)}
+        for name, function in functions.items():
+            source = ast.get_source_segment(text, function) or ""
+            if any(_can_be_red(node) for node in ast.walk(function)):
+                helpers = [ast.get_source_segment(text, each) for each in functions.values()]
+                called = [each for each in helpers if each and f"{each[4:].partition('(')[0]}(" in source]
+                yield f"{file.name}:{name}", "".join([source, *called, _constants(text, source)])
+
+
+def _can_be_red(node: ast.AST) -> bool:
+    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CheckFinding"
+    return named and not (isinstance(node.args[0], ast.Constant) and node.args[0].value is True)  # type: ignore[attr-defined]
+
+
+def _constants(text: str, source: str) -> str:
+    """The lines of the module's constants that the function uses."""
+    return "".join(
+        line for line in text.splitlines() if re.match(r"_[A-Z]+ = ", line) and line.split()[0] in source
+    )
+
+
+@pytest.mark.parametrize(("where", "text"), list(_red()), ids=[where for where, _ in _red()])
+def test_a_red_check_names_the_command_that_helps(where: str, text: str) -> None:
+    commands = set(re.findall(r"omnisupport-ingest \"?\s*f?\"?([a-z-]+)", text))
+    assert commands or ".fix}" in text
+    assert commands <= set(cli.commands), "a command that does not exist"
+
+
+def test_there_are_many_red_checks() -> None:
+    assert len(list(_red())) > 12
