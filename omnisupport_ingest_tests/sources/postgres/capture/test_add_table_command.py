@@ -58,7 +58,7 @@ def test_capture_that_runs_takes_the_table_up_and_is_not_started_again(shop: Sho
         publish(shop)
         told = status(shop, code=1)["warnings"]
         assert [each["fix"] for each in told] == [
-            "Have it read, beside the others: omnisupport-ingest source snapshot late"
+            "Let it read the contract: omnisupport-ingest source snapshot late"
         ]
         ranged = shop.run(*ASK, "--from", "1")
         assert ranged.code == 2 and "late has never been read. Request all of it first." in ranged.err
