@@ -8,7 +8,7 @@ of Arrow put together their keys and row images (``json_texts``). Unusual change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
 from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, RowTuples, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
@@ -134,17 +135,20 @@ class ChangeBlock:
         self.runs = [Runs.joined(self.runs)]
         return self.runs[0]
 
-    def table(self) -> pa.Table:
+    def table(self, division_of: Callable[[TableName], Division | None] = lambda _: None) -> pa.Table:
         """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
+
+        ``division_of``: how the images of a table are to be divided; if of one they are, a table of
+        ``DIVIDED_SCHEMA``. Unusual changes and messages have whole images all the same.
 
         Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
         """
-        parts = _Rows(self).tables() if self.changes else []
+        parts = _Rows(self, division_of).tables() if self.changes else []
         if self.events:
             parts.append(events_table(self.events))
         if len(parts) == 1:
             return parts[0]
-        table = pa.concat_tables(parts)
+        table = _concatenated(parts)
         order = np.lexsort((table.column("ordinal"), table.column("commit_lsn")))
         return table.combine_chunks().take(pa.array(order))
 
@@ -152,7 +156,8 @@ class ChangeBlock:
 class _Rows:
     """The row changes of one block."""
 
-    def __init__(self, block: ChangeBlock) -> None:
+    def __init__(self, block: ChangeBlock, division_of: Callable[[TableName], Division | None]) -> None:
+        self._division_of = division_of
         block.end_messages()
         pieces, block.pieces = block.pieces, []
         self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
@@ -180,7 +185,8 @@ class _Rows:
             | ((kinds == _UPDATE) & ((markers == _NEW) | (markers == _OLD_ROW)))
             | ((kinds == _DELETE) & ((markers == _OLD_KEY) | (markers == _OLD_ROW)))
         )
-        tables = UsedTables([each for each in schemas if each is not None])
+        used = [each for each in schemas if each is not None]
+        tables = UsedTables(used, [self._division_of(each.name) for each in used])
         numbers = np.cumsum([each is not None for each in schemas]) - 1
         parts = []
         alone = np.ones(len(self._starts), np.bool_)
@@ -200,7 +206,7 @@ class _Rows:
                 continue
         parts = [part for part in parts if part.num_rows]
         if not alone.any():
-            return [pa.concat_tables(parts)]
+            return [_concatenated(parts)]
         return [*parts, self._each_alone(np.flatnonzero(alone).tolist())]
 
     def _parsed(
@@ -245,9 +251,11 @@ class _Rows:
             "before": images.before,
             "after": images.after,
             "unchanged": images.unchanged,
+            **images.divided,
         }
-        arrays = [_column(columns.get(each.name), each.type, count) for each in EVENT_SCHEMA]
-        part = pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+        schema = DIVIDED_SCHEMA if images.divided else EVENT_SCHEMA
+        arrays = [_column(columns.get(each.name), each.type, count) for each in schema]
+        part = pa.Table.from_arrays(arrays, schema=schema)
         return (part, images.kept) if images.kept.all() else (part.filter(pa.array(images.kept)), images.kept)
 
     def _each_alone(self, rows: list[int]) -> pa.Table:
@@ -267,6 +275,11 @@ class _Rows:
             )
             events += row_events(self._schemas[change.relation.oid], change, header)
         return events_table(events)
+
+
+def _concatenated(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return ``parts`` as one table, of which some may have no divided images."""
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _column(values: object, kind: pa.DataType, count: int) -> pa.Array:
