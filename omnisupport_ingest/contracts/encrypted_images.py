@@ -12,9 +12,8 @@ from __future__ import annotations
 import binascii
 import json
 import re
-from binascii import b2a_base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +22,8 @@ import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
 
 from omnisupport_ingest.contracts.flat_images import MEMBER_VALUE
-from omnisupport_ingest.contracts.subject_keys import ID_BYTES, SubjectKey
+from omnisupport_ingest.contracts.recent_keys import ID_BYTES
+from omnisupport_ingest.contracts.subject_keys import SubjectKey, encrypt_each
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, texts_only
 
@@ -87,6 +87,24 @@ def encrypt_images(
         for place, text in zip(here.tolist(), encrypted.to_pylist(), strict=True):
             done[place] = text
     return pa.array(done, pa.string())
+
+
+def encrypt_divided(
+    readable: pa.StringArray,
+    hidden: pa.StringArray,
+    whose: Sequence[tuple[bool, str]],
+    of: bytes,
+    keys_of: KeysOf,
+) -> pa.StringArray:
+    """As ``encrypt_images`` of images that come divided: ``readable`` and ``hidden`` are flat, compact JSON
+    objects, of different names, the hidden one not empty. ``whose`` each is: as ``keys_of`` has it."""
+    # A member ends in a quote or in null.
+    inner = pc.ascii_trim(readable, "{}")
+    parts = _Parts(inner, pc.ascii_trim(hidden, "{}"), [*whose])
+    empty = pc.equal(inner, "")
+    if not empty.true_count:
+        return parts.encrypted(of, keys_of)
+    return pc.if_else(empty, replace(parts, shown=None).encrypted(of, keys_of), parts.encrypted(of, keys_of))
 
 
 def encrypt_whole(
@@ -177,7 +195,7 @@ class _Parts:
         known = dict(zip(distinct := [*dict.fromkeys(self.whose)], keys_of(distinct), strict=True))
         keys = map(known.__getitem__, self.whose)
         texts = self.hidden.cast(pa.binary()).to_pylist()
-        bodies = pa.array([_body(key, text, of) for key, text in zip(keys, texts, strict=True)], pa.string())
+        bodies = pa.array(encrypt_each(keys, texts, of), pa.binary()).cast(pa.string())
         if self.shown is None:
             return pc.binary_join_element_wise(f"{{{MARK}", bodies, '"}', "")
         return pc.binary_join_element_wise("{", self.shown, f",{MARK}", bodies, '"}', "")
@@ -231,9 +249,7 @@ def _value(text: str) -> str | None:
 
 
 def _body(key: SubjectKey, text: bytes, of: bytes) -> str:
-    if key.secret is None:
-        return ""
-    return b2a_base64(key.encrypted(text, of), newline=False).decode("ascii")
+    return encrypt_each([key], [text], of)[0].decode("ascii")
 
 
 def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) -> str:

@@ -17,6 +17,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from omnisupport_ingest.contracts import recent_keys
+from omnisupport_ingest.contracts.recent_keys import ID_BYTES, SECRET_BYTES
 from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -37,21 +40,15 @@ FILE = "keys/subjects.sqlite"
 NOTE = "subject_keys"
 """Which file of keys the home has begun, below the home."""
 
-ID_BYTES = 9
-"""Of the id of a key, a keyed hash of its subject. 9 bytes are 12 characters of base64, whatever follows;
-that two of 100 million subjects share an id has the odds of one in a million."""
-
 NONCE_BYTES = 12
 """As AES-GCM has it (NIST SP 800-38D, 8.2)."""
 
 DIGEST = r'"[0-9a-f]{16}"\]$'
 """The end of an identity that holds a hash of what was delivered. A regular expression for Python and RE2."""
 
-_KEY_BYTES = 32
+_KEY_BYTES = SECRET_BYTES // 2
 _NOTE_BYTES = 16
-_SECRET_BYTES = 2 * _KEY_BYTES
 _WAIT_SECONDS = 60.0
-_AT_ONCE = 500
 _CACHE_KIBIBYTES = 64 * 1024
 
 
@@ -75,14 +72,8 @@ class SubjectKey:
         The nonce is a keyed hash of ``text`` and ``of`` (the table), so the same text of the same subject and
         table is the same anew; that two are equal is all it tells (synthetic nonces: RFC 5297, 1.3.3).
         """
-        secret = self.secret
-        assert secret is not None, "the key is not destroyed"
-        # AES-256 has the first half of the secret, the hash that makes nonces the other one.
-        drawn = blake2b(of + b"\0" + text, key=secret[_KEY_BYTES:], digest_size=NONCE_BYTES).digest()
-        cipher = self._cipher
-        if cipher is None:
-            cipher = self._cipher = AESGCM(secret[:_KEY_BYTES])
-        return self.id + drawn + cipher.encrypt(drawn, text, of)
+        (found,) = encrypt_each([self], [text], of)
+        return a2b_base64(found)
 
     def decrypted(self, body: bytes, of: bytes) -> bytes:
         """What ``encrypted`` made ``body``, without its id, from; ``InvalidTag`` if it is no such body."""
@@ -90,6 +81,24 @@ class SubjectKey:
             assert self.secret is not None, "the key is not destroyed"
             self._cipher = AESGCM(self.secret[:_KEY_BYTES])
         return self._cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], of)
+
+
+def encrypt_each(keys: Iterable[SubjectKey], texts: Iterable[bytes], of: bytes) -> list[bytes]:
+    """What ``SubjectKey.encrypted`` makes of each of ``texts`` with its key, in base64; empty where the key
+    is destroyed. One loop, as this is most of what landing encrypted costs."""
+    found: list[bytes] = []
+    begin = of + b"\0"
+    for key, text in zip(keys, texts, strict=True):
+        secret, cipher = key.secret, key._cipher
+        if secret is None:
+            found.append(b"")
+            continue
+        # AES-256 has the first half of the secret, the hash that makes nonces the other one.
+        nonce = blake2b(begin + text, key=secret[_KEY_BYTES:], digest_size=NONCE_BYTES).digest()
+        if cipher is None:
+            cipher = key._cipher = AESGCM(secret[:_KEY_BYTES])
+        found.append(b2a_base64(key.id + nonce + cipher.encrypt(nonce, text, of), newline=False))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +139,15 @@ class SubjectKeys:
             base.execute("BEGIN IMMEDIATE")
             known = _known(base, ids)
             new = sorted(each for each in ids if each not in known)
-            drawn = os.urandom(_SECRET_BYTES * len(new))
+            drawn = os.urandom(SECRET_BYTES * len(new))
             made = [
-                (each, drawn[start : start + _SECRET_BYTES])
-                for each, start in zip(new, range(0, len(drawn), _SECRET_BYTES), strict=True)
+                (each, drawn[start : start + SECRET_BYTES])
+                for each, start in zip(new, range(0, len(drawn), SECRET_BYTES), strict=True)
             ]
-            base.executemany("INSERT INTO keys (id, secret) VALUES (?, ?)", made)
+            if len(new) < recent_keys.FEW:
+                base.executemany("INSERT INTO keys (id, secret) VALUES (?, ?)", made)
+            else:
+                recent_keys.add(base, new, drawn)
             base.execute("COMMIT")
         known |= {each: SubjectKey(each, secret) for each, secret in made}
         return [known[each] for each in ids]
@@ -152,7 +164,7 @@ class SubjectKeys:
         if not self.made:
             return set()
         with self._open() as base:
-            return {each.id for each in _known(base, [*ids]).values() if each.secret is not None}
+            return {each.id for each in _known(base, ids).values() if each.secret is not None}
 
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
         """The keys of ``ids``, destroyed ones too. ``SubjectKeysUnreadable`` if the file lacks one."""
@@ -172,18 +184,19 @@ class SubjectKeys:
 
         Who has no key yet is given none any more.
         """
-        when = datetime.now(UTC).isoformat()
+        when, wanted = datetime.now(UTC).isoformat(), [*dict.fromkeys(ids)]
         with self._open() as base, failpoint("pii.subject_keys", "destroy"):
             base.execute("BEGIN IMMEDIATE")
-            gone = 0
-            for each in ids:
-                gone += base.execute(
+            living = [each for each in _known(base, wanted).values() if each.secret is not None]
+            for each in wanted:
+                base.execute(
                     "UPDATE keys SET secret = NULL, destroyed_at = ? WHERE id = ? AND secret IS NOT NULL",
                     (when, each),
-                ).rowcount
+                )
                 base.execute("INSERT OR IGNORE INTO keys VALUES (?, NULL, ?)", (each, when))
+            recent_keys.overwrite(base, wanted)
             base.execute("COMMIT")
-        return gone
+        return len(living)
 
     def name_windows(self, source: str, windows: Mapping[bytes, Iterable[str]]) -> None:
         """Note the windows of ``source`` that hold what destroyed keys encrypted: they are made again."""
@@ -228,6 +241,8 @@ class SubjectKeys:
                 base.execute(f"PRAGMA cache_size = -{_CACHE_KIBIBYTES}")
                 # What is destroyed is overwritten in the file. The journal, which has it, is deleted with it.
                 base.execute("PRAGMA secure_delete = ON")
+                # No failpoint: an empty table, which a file of a former version lacks.
+                base.execute(recent_keys.TABLE)
                 yield base
         except sqlite3.Error as problem:
             raise SubjectKeysUnreadable(
@@ -303,23 +318,27 @@ CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB NOT NUL
 CREATE TABLE keys (id BLOB PRIMARY KEY, secret BLOB, destroyed_at TEXT) WITHOUT ROWID;
 CREATE TABLE windows (source TEXT, window TEXT, id BLOB, PRIMARY KEY (source, window, id)) WITHOUT ROWID;
 """
+"""And ``recent_keys.TABLE``."""
 
 
 def _ids(base: sqlite3.Connection, subjects: Sequence[tuple[str, str, str]]) -> list[bytes]:
     """The id of the key of each subject: a keyed hash of it."""
     (secret,) = base.execute("SELECT secret FROM store").fetchone()
-    return [
-        blake2b("\0".join(each).encode("utf-8", "surrogatepass"), key=secret, digest_size=ID_BYTES).digest()
-        for each in subjects
-    ]
+    begun: dict[tuple[str, str], hashlib.blake2b] = {}
+    ids = []
+    for source, name, value in subjects:
+        if (source, name) not in begun:
+            begun[source, name] = blake2b(_text(f"{source}\0{name}\0"), key=secret, digest_size=ID_BYTES)
+        hashed = begun[source, name].copy()
+        hashed.update(_text(value))
+        ids.append(hashed.digest())
+    return ids
 
 
-def _known(base: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, SubjectKey]:
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _known(base: sqlite3.Connection, ids: Collection[bytes]) -> dict[bytes, SubjectKey]:
     """The keys that are there, by their ids."""
-    found: dict[bytes, SubjectKey] = {}
-    for start in range(0, len(ids), _AT_ONCE):
-        some = ids[start : start + _AT_ONCE]
-        marks = ", ".join("?" * len(some))
-        rows = base.execute(f"SELECT id, secret FROM keys WHERE id IN ({marks})", some)
-        found |= {each: SubjectKey(each, secret) for each, secret in rows}
-    return found
+    return {each: SubjectKey(each, secret) for each, secret in recent_keys.find(base, ids).items()}

@@ -50,6 +50,30 @@ of its delivery withholds it. Its ``envelope`` alone has all of it."""
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
 """``LANDED_SCHEMA`` without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
 
+DIVIDED_SCHEMA = pa.schema(
+    [
+        *EVENT_SCHEMA,
+        *(
+            pa.field(f"{image}_{part}", pa.string())
+            for image in ("before", "after")
+            for part in ("hidden", "subject")
+        ),
+    ]
+)
+"""Events on their way to an ``as_landed`` that encrypts, some of whose images are divided (``Division``).
+
+Where ``after_hidden`` is not null, it is a JSON object of the hidden columns, ``after`` one of the readable
+ones, and ``after_subject`` the subject's value, as it stands within quotes of JSON, null if the image does
+not say it; ``before`` alike."""
+
+
+class Division(NamedTuple):
+    """How the row images of a table are divided: its ``readable`` columns, all others hidden; and the column
+    of the ``subject``, which is readable."""
+
+    readable: frozenset[str]
+    subject: str
+
 
 class LandedEvent(NamedTuple):
     """One event as a source gives it to the batch writer, which adds the batch.

@@ -31,7 +31,7 @@ from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.index import SUFFIX, LandingIndex, News
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
-from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.rows import Division, LandedEvent
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.storage import create_exclusively, forget_unread, storage_of
@@ -136,6 +136,7 @@ class LandingStore:
         remembered: int = _REMEMBERED,
         as_landed: Callable[[pa.Table], pa.Table] = lambda events: events,
         identity_as_landed: Callable[[LandedEvent], str | None] = lambda event: event.identity,
+        division_as_landed: Callable[[tuple[str, str]], Division | None] = lambda _: None,
     ) -> None:
         """Open the landing of ``source``; its folders are made if they are missing.
 
@@ -145,9 +146,12 @@ class LandingStore:
             as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to what is written of
                 them; for writers of personal data.
             identity_as_landed: what it makes of the ``identity`` of one event.
+            division_as_landed: how it takes the images of a table divided (``DIVIDED_SCHEMA``), from who can
+                make them so; None: it takes them whole.
         """
         self.source = source
         self.as_landed, self.identity_as_landed = as_landed, identity_as_landed
+        self.division_as_landed = division_as_landed
         self.folder = root / source
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"

@@ -349,11 +349,14 @@ class BatchWriter:
         # Every event passes here, so personal values are encrypted here, if the contract says so.
         as_landed = self._store.as_landed
 
-        def made() -> RowGroup:
+        def made() -> pa.Table:
             self._require_all_written()
-            return row_group(window, as_landed(table()), self.batch_id)
+            return table()
 
-        self._threads.write(made, self._write_group, self.meanwhile)
+        def converted(events: Future[pa.Table]) -> RowGroup:
+            return row_group(window, as_landed(events.result()), self.batch_id)
+
+        self._threads.write(made, converted, self._write_group, self.meanwhile)
 
     def _write_group(self, group: Future[RowGroup]) -> None:
         try:

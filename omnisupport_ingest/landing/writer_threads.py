@@ -1,6 +1,8 @@
-"""The threads of a writer: one makes row groups, another writes them, then lands the batch.
+"""The threads of a writer: one makes tables of events, one makes row groups of them as they land, one writes
+these, then lands the batch.
 
-NumPy, Arrow and the calls of the disk let go of the interpreter's lock, so the caller goes on reading.
+NumPy, Arrow and the calls of the disk let go of the interpreter's lock, so the caller goes on reading. What
+lands encrypted takes as long as making its table, so each has a thread.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 
 MEANWHILE_SECONDS = 1.0
 """How often ``meanwhile`` is called while a caller waits for the disk."""
@@ -28,17 +31,24 @@ class WriterThreads:
 
     def __init__(self) -> None:
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="landing-maker")
+        self._converter = ThreadPoolExecutor(1, thread_name_prefix="landing-converter")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="landing-writer")
         self._queued: deque[Future[None]] = deque()
 
     def write(
-        self, make: Callable[[], T], write: Callable[[Future[T]], None], meanwhile: Callable[[], None]
+        self,
+        make: Callable[[], Made],
+        convert: Callable[[Future[Made]], T],
+        write: Callable[[Future[T]], None],
+        meanwhile: Callable[[], None],
     ) -> None:
-        """Have ``make`` called, then ``write`` with what came of it; wait until few others wait before them.
+        """Have ``make``, then ``convert``, then ``write`` called, each with what came of the one before; wait
+        until few others wait before them.
 
         Raises what an earlier ``write`` has raised.
         """
-        self._queued.append(self._writer.submit(write, self._maker.submit(make)))
+        converted = self._converter.submit(convert, self._maker.submit(make))
+        self._queued.append(self._writer.submit(write, converted))
         while len(self._queued) > _QUEUED_GROUPS:
             awaited(self._queued[0], meanwhile)
             self._queued.popleft()
@@ -49,14 +59,14 @@ class WriterThreads:
 
     def settle(self) -> None:
         """Wait until all submitted work is done. Its errors are left to the writer that submitted it."""
-        # The writer first: it waits for what the maker is working on.
-        for pool in (self._writer, self._maker):
+        # The writer first: it waits for what the others are working on.
+        for pool in (self._writer, self._converter, self._maker):
             pool.submit(_nothing).result()
         self._queued.clear()
 
     def close(self) -> None:
         """End the threads, once all is done."""
-        for pool in (self._writer, self._maker):
+        for pool in (self._writer, self._converter, self._maker):
             pool.shutdown(wait=True)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import duckdb
 import numpy as np
@@ -20,9 +21,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from omnisupport_ingest.cdc.contents import ADDED, AS_LANDED, UNSORTED, Contents
+from omnisupport_ingest.cdc.contents import (
+    ADDED,
+    AS_LANDED,
+    BARE,
+    BY_BARE,
+    BY_SHOWN,
+    CONTENT,
+    ERASED,
+    PLACE,
+    SHOWN,
+    UNSORTED,
+    Contents,
+    with_contents,
+)
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.contracts.subject_keys import DIGEST
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKeys
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
@@ -172,6 +187,45 @@ def _narrow(
             yield pa.RecordBatch.from_arrays(
                 [*narrow, *contents.of(batch), file_column, numbers], schema=schema
             )
+
+
+def duplicates_in_other_forms(
+    files: Sequence[str], contracts: tuple[TableContract, ...], keys: SubjectKeys
+) -> dict[str, int]:
+    """How many events of each table in raw ``files`` are duplicates though their hashes differ: one copy
+    landed plain, another one encrypted, or by the key of a subject that was erased since."""
+    if not files:
+        return {}
+    contents = Contents(contracts, keys)
+    with duckdb.connect() as connection:
+        # No failpoint: a database in memory.
+        query = _FORMS.format(columns=", ".join(contents.needed))
+        asked = connection.query(query, params={"files": [*files]})
+        assert asked is not None, "a SELECT has a result"
+        forms = with_contents(asked.to_arrow_reader(_ROWS_AT_ONCE), contents)
+        first = next(forms, None)
+        if first is None:
+            return {}
+        narrow = [name for name in _COUNTED if name in first.schema.names]
+        table = pa.Table.from_batches([each.select(narrow) for each in chain([first], forms)])
+        connection.register("forms", table)
+        return dict(connection.execute(_IN_OTHER_FORMS).fetchall())
+
+
+_COUNTED = ("source_table", "epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names)
+_FORMS = """
+SELECT {columns} FROM read_parquet($files, hive_partitioning = false)
+WINDOW row AS (PARTITION BY epoch, commit_lsn, ordinal, source_schema, source_table, key)
+QUALIFY min(event_hash) OVER row <> max(event_hash) OVER row
+"""
+# As ``_MARKS`` compares them.
+_IN_OTHER_FORMS = f"""
+WITH compared AS (SELECT *, CASE max({ERASED}) OVER (PARTITION BY epoch, commit_lsn, ordinal, {PLACE})
+    WHEN {BY_BARE} THEN {BARE} WHEN {BY_SHOWN} THEN {SHOWN} ELSE {CONTENT} END AS same FROM forms)
+SELECT source_table, count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))
+    - count(DISTINCT (epoch, commit_lsn, ordinal, {PLACE}, same))
+FROM compared GROUP BY source_table
+"""
 
 
 class Marks:

@@ -30,7 +30,8 @@ from omnisupport_ingest.contracts.encrypted_images import MARK, key_id
 from omnisupport_ingest.contracts.model import Subject, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
-from omnisupport_ingest.contracts.subject_keys import ID_BYTES, row_subject
+from omnisupport_ingest.contracts.recent_keys import ID_BYTES
+from omnisupport_ingest.contracts.subject_keys import row_subject
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.integrity import sha256_of

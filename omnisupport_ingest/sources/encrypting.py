@@ -14,6 +14,7 @@ A line or record is kept beside its event only where it could not be read, and i
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.at_rest import readable_columns
-from omnisupport_ingest.contracts.encrypted_images import Split, encrypt_images, encrypt_whole
+from omnisupport_ingest.contracts.encrypted_images import (
+    Split,
+    encrypt_divided,
+    encrypt_images,
+    encrypt_whole,
+)
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import (
     DIGEST,
     FILE,
@@ -38,7 +45,7 @@ from omnisupport_ingest.contracts.subject_keys import (
 )
 from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.rows import UNREAD, LandedEvent
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, UNREAD, Division, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 
 _IMAGES = ("before", "after")
@@ -77,10 +84,12 @@ class EncryptedLanding:
         self._known: dict[tuple[str, str], SubjectKey] = {}
         self._known_of = keys.file_id
         self._digest_key: bytes | None = None
+        self._divided: dict[str, _Table] = {}
         self._lock = threading.Lock()
 
     def __call__(self, events: pa.Table) -> pa.Table:
-        """``events`` (a table with the columns of ``EVENT_SCHEMA``) as they land."""
+        """``events`` (a table with the columns of ``EVENT_SCHEMA`` or ``DIVIDED_SCHEMA``) as they land."""
+        events, done = self._with_divided(events)
         contracts = {each.full_name: each for each in self._contracts()}
         if all(each.subject is None for each in contracts.values()):
             return events
@@ -89,14 +98,24 @@ class EncryptedLanding:
         for full_name in named.unique().to_pylist():
             contract = contracts.get(full_name)
             if contract is None:
-                events = self._encrypted(
-                    events, pc.equal(named, full_name), _Table(full_name, _NOTHING, None)
-                )
+                of_table, table = pc.equal(named, full_name), _Table(full_name, _NOTHING, None)
+                events = self._encrypted(events, of_table, table, done)
             elif contract.subject is not None:
                 split = Split(readable_columns(contract), contract.subject.column)
                 table = _Table(full_name, split, contract.subject.name)
-                events = self._encrypted(events, pc.equal(named, full_name), table)
+                events = self._encrypted(events, pc.equal(named, full_name), table, done)
         return events
+
+    def division(self, table_name: TableName) -> Division | None:
+        """How the images of a table may come divided, None if they land as they are. ``__call__`` has their
+        values encrypted so, whatever its contract says by then."""
+        full_name = ".".join(table_name)
+        contract = {each.full_name: each for each in self._contracts()}.get(full_name)
+        if contract is None or contract.subject is None:
+            return None
+        split = Split(readable_columns(contract), contract.subject.column)
+        self._divided[full_name] = _Table(full_name, split, contract.subject.name)
+        return Division(split.readable, split.subject)
 
     def identity(self, event: LandedEvent) -> str | None:
         """The ``identity`` of ``event`` as it lands."""
@@ -161,13 +180,47 @@ class EncryptedLanding:
                 texts[row] = text
         return _with(events, "envelope", pa.array(texts, pa.string()))
 
-    def _encrypted(self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table) -> pa.Table:
-        """``events`` with the images of one table encrypted."""
+    def _with_divided(self, events: pa.Table) -> tuple[pa.Table, dict[str, pa.BooleanArray]]:
+        """``events`` with the columns of ``EVENT_SCHEMA``, those images encrypted that came divided, and by
+        image, of which events these are."""
+        if events.num_columns == len(EVENT_SCHEMA):
+            return events, {}
+        found, done = events.select(EVENT_SCHEMA.names), dict[str, pa.BooleanArray]()
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        for name in _IMAGES:
+            done[name] = events.column(f"{name}_hidden").combine_chunks().is_valid()
+            for full_name in named.filter(done[name]).unique().to_pylist():
+                mask = pc.and_(done[name], pc.equal(named, full_name)).combine_chunks()
+                few = events.select([name, f"{name}_hidden", f"{name}_subject", "key"])
+                if mask.true_count == len(mask):
+                    found = _with(found, name, self._of_divided(few, full_name))
+                else:
+                    encrypted = self._of_divided(few.filter(mask), full_name)
+                    images = found.column(name).combine_chunks()
+                    found = _with(found, name, pc.replace_with_mask(images, mask, encrypted))
+        return found, done
+
+    def _of_divided(self, events: pa.Table, full_name: str) -> pa.StringArray:
+        """The images of one table, of which ``events`` has the parts, the subject and the key of the row."""
+        readable, hidden, subjects, rows = (each.combine_chunks() for each in events.columns)
+        whose = [
+            (True, _unescaped(subject)) if subject is not None else (False, row or "")
+            for subject, row in zip(subjects.to_pylist(), rows.to_pylist(), strict=True)
+        ]
+        keys_of = partial(self._keys_of, self._divided[full_name])
+        return encrypt_divided(readable, hidden, whose, full_name.encode(), keys_of)
+
+    def _encrypted(
+        self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table, done: dict[str, pa.BooleanArray]
+    ) -> pa.Table:
+        """``events`` with the images of one table encrypted that are not ``done``."""
         with_values = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
         for name in _IMAGES:
             index = events.schema.get_field_index(name)
             images = events.column(index).combine_chunks()
             mask = pc.and_(with_values, images.is_valid())
+            if name in done:
+                mask = pc.and_not(mask, done[name])
             if not mask.true_count:
                 continue
             rows = pa.array(np.flatnonzero(np.asarray(mask)))
@@ -208,6 +261,11 @@ def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]
 def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
     index = events.schema.get_field_index(name)
     return events.set_column(index, events.schema.field(index), column)
+
+
+def _unescaped(text: str) -> str:
+    """What stands within quotes of JSON as ``text``."""
+    return str(json.loads(f'"{text}"')) if "\\" in text else text
 
 
 def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:

@@ -20,6 +20,7 @@ import duckdb
 from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.checkpoints import Counts
+from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.taken_in import files_named
@@ -55,6 +56,10 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     counts: dict[str, Counts] = {}
     for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
         counts[table] = counts.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
+    if workspace.subjects.made:
+        contracts = tuple(workspace.contracts.of_source(source))
+        for table, more in duplicates_in_other_forms(taken, contracts, workspace.subjects).items():
+            counts[table] = counts.get(table, Counts()) + Counts(duplicates=more)
     for table, events in _ask(
         "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
     ):

@@ -122,15 +122,17 @@ class Capture:
         self._captured = CapturedTables(self._contracted)
         self._contracts_again = contracts_again or (lambda: contracts)
         self._reread_contracts: tuple[TableContract, ...] = ()
+        encrypting = EncryptedLanding(
+            settings.source,
+            SubjectKeys(home.path / SUBJECT_KEYS),
+            lambda: (*self._reread_contracts, *self._contracted, *self._captured.all),
+        )
         self._store = LandingStore(
             home.landing,
             settings.source,
             remembered=_MANIFESTS_IN_MEMORY,
-            as_landed=EncryptedLanding(
-                settings.source,
-                SubjectKeys(home.path / SUBJECT_KEYS),
-                lambda: (*self._reread_contracts, *self._contracted, *self._captured.all),
-            ),
+            as_landed=encrypting,
+            division_as_landed=encrypting.division,
         )
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)

@@ -8,7 +8,7 @@ through ``row_events``, which defines what an event is; both ways give the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.landing.columns import events_table
-from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
+from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA, EVENT_SCHEMA, Division, LandedEvent
 from omnisupport_ingest.sources.postgres.protocol.frames import WAL_DATA_HEADER, Rows
 from omnisupport_ingest.sources.postgres.protocol.parsed_rows import ParsedRows, RowTuples, UsedTables
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin, Decoder, RowChange
@@ -135,17 +136,20 @@ class ChangeBlock:
         self.runs = [TransactionRuns.joined(self.runs)]
         return self.runs[0]
 
-    def table(self) -> pa.Table:
+    def table(self, division_of: Callable[[TableName], Division | None] = lambda _: None) -> pa.Table:
         """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
+
+        ``division_of``: how the images of a table are to be divided; if of one they are, a table of
+        ``DIVIDED_SCHEMA``. Unusual changes and messages have whole images all the same.
 
         Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
         """
-        parts = _RowChanges(self).tables() if self.changes else []
+        parts = _RowChanges(self, division_of).tables() if self.changes else []
         if self.events:
             parts.append(events_table(self.events))
         if len(parts) == 1:
             return parts[0]
-        table = pa.concat_tables(parts)
+        table = _concatenated(parts)
         order = np.lexsort((table.column("ordinal"), table.column("commit_lsn")))
         return table.combine_chunks().take(pa.array(order))
 
@@ -153,7 +157,8 @@ class ChangeBlock:
 class _RowChanges:
     """The row changes of one block."""
 
-    def __init__(self, block: ChangeBlock) -> None:
+    def __init__(self, block: ChangeBlock, division_of: Callable[[TableName], Division | None]) -> None:
+        self._division_of = division_of
         block.end_messages()
         pieces, block.pieces = block.pieces, []
         self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
@@ -181,7 +186,8 @@ class _RowChanges:
             | ((kinds == _UPDATE) & ((markers == _NEW) | (markers == _OLD_ROW)))
             | ((kinds == _DELETE) & ((markers == _OLD_KEY) | (markers == _OLD_ROW)))
         )
-        tables = UsedTables([each for each in schemas if each is not None])
+        used = [each for each in schemas if each is not None]
+        tables = UsedTables(used, [self._division_of(each.name) for each in used])
         numbers = np.cumsum([each is not None for each in schemas]) - 1
         parts = []
         one_by_one = np.ones(len(self._starts), np.bool_)
@@ -200,9 +206,15 @@ class _RowChanges:
             except (Irregular, pa.ArrowInvalid):
                 continue
         parts = [part for part in parts if part.num_rows]
+<<<<<<< HEAD
         if not one_by_one.any():
             return [pa.concat_tables(parts)]
         return [*parts, self._one_by_one(np.flatnonzero(one_by_one).tolist())]
+=======
+        if not alone.any():
+            return [_concatenated(parts)]
+        return [*parts, self._each_alone(np.flatnonzero(alone).tolist())]
+>>>>>>> privacy
 
     def _parsed(
         self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters
@@ -244,9 +256,11 @@ class _RowChanges:
             "before": images.before,
             "after": images.after,
             "unchanged": images.unchanged,
+            **images.divided,
         }
-        arrays = [_column(columns.get(each.name), each.type, count) for each in EVENT_SCHEMA]
-        part = pa.Table.from_arrays(arrays, schema=EVENT_SCHEMA)
+        schema = DIVIDED_SCHEMA if images.divided else EVENT_SCHEMA
+        arrays = [_column(columns.get(each.name), each.type, count) for each in schema]
+        part = pa.Table.from_arrays(arrays, schema=schema)
         return (part, images.kept) if images.kept.all() else (part.filter(pa.array(images.kept)), images.kept)
 
     def _one_by_one(self, rows: list[int]) -> pa.Table:
@@ -266,6 +280,11 @@ class _RowChanges:
             )
             events += row_events(self._schemas[change.relation.oid], change, header)
         return events_table(events)
+
+
+def _concatenated(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return ``parts`` as one table, of which some may have no divided images."""
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _column(values: object, kind: pa.DataType, count: int) -> pa.Array:

@@ -70,6 +70,10 @@ class Members(NamedTuple):
     is_text: Flags
     numbers: Positions
 
+    def where(self, chosen: Flags) -> Members:
+        """Return the ``chosen`` ones."""
+        return Members(self.rows[chosen], self.columns[chosen], self.is_text[chosen], self.numbers[chosen])
+
 
 @dataclass(frozen=True)
 class JsonTexts:
@@ -114,6 +118,13 @@ class JsonTexts:
         """Return the texts of ``members``, which has one value per row; null for null."""
         numbers = pa.array(2 * members.numbers, mask=None if members.is_text.all() else ~members.is_text)
         return self._pieces.take(numbers)
+
+    def values_by_row(self, members: Members, count: int) -> pa.StringArray:
+        """Return the text of each of ``count`` rows, of which ``members`` has one at most; null for none."""
+        numbers, missing = np.zeros(count, np.int64), np.ones(count, np.bool_)
+        texts = members.where(members.is_text)
+        numbers[texts.rows], missing[texts.rows] = 2 * texts.numbers, False
+        return self._pieces.take(pa.array(numbers, mask=missing))
 
     @property
     def _literals(self) -> int:

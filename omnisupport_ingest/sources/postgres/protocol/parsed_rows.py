@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.landing.rows import EVENT_SCHEMA
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, Division
 from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Members, escaped_texts
 from omnisupport_ingest.sources.postgres.protocol.row_events import RowSchema
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
@@ -30,8 +30,10 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import (
 class UsedTables:
     """The ``schemas`` of a block, with their columns one after another."""
 
-    def __init__(self, schemas: Sequence[RowSchema]) -> None:
+    def __init__(self, schemas: Sequence[RowSchema], divisions: Sequence[Division | None]) -> None:
+        """``divisions``: how the images of each are divided."""
         self.schemas = schemas
+        self.divided = any(divisions)
         self.counts = np.array([len(each.names) for each in schemas], np.int64)
         self.first = np.cumsum(self.counts) - self.counts
         """Where the columns of each table begin."""
@@ -44,6 +46,13 @@ class UsedTables:
         for schema, first in zip(schemas, self.first.tolist(), strict=True):
             self.in_identity[[first + column for column in schema.identity]] = True
         self.has_identity = np.array([bool(each.identity) for each in schemas], np.bool_)
+        of_columns = [
+            (division is not None and name not in division.readable, division and name == division.subject)
+            for schema, division in zip(schemas, divisions, strict=True)
+            for name in schema.names
+        ]
+        self.hidden = np.array([hidden for hidden, _ in of_columns], np.bool_)
+        self.says_subject = np.array([bool(says) for _, says in of_columns], np.bool_)
 
     @cached_property
     def names(self) -> pa.StringArray:
@@ -52,12 +61,14 @@ class UsedTables:
 
 
 class Images(NamedTuple):
-    """Columns of the events of all rows. ``kept``: flags of the rows whose key did not change."""
+    """Columns of the events of all rows. ``divided``: the columns that ``DIVIDED_SCHEMA`` adds, empty where no
+    table is divided. ``kept``: flags of the rows whose key did not change."""
 
     key: pa.StringArray
     before: pa.StringArray
     after: pa.StringArray
     unchanged: pa.ListArray | None
+    divided: dict[str, pa.StringArray]
     kept: Flags
 
 
@@ -140,9 +151,25 @@ class ParsedRows:
         def arrays(rows: Positions, value_indexes: Positions) -> pa.StringArray:
             return json.arrays(Members(rows, rows, is_text[value_indexes], numbers[value_indexes]), count)
 
+        divided: dict[str, pa.StringArray] = {}
+
         def objects(tuples: Positions, *, old: bool) -> pa.StringArray:
             rows, value_indexes, columns = self._members(tuples, old=old)
-            return json.objects(Members(rows, columns, is_text[value_indexes], numbers[value_indexes]), count)
+            members = Members(rows, columns, is_text[value_indexes], numbers[value_indexes])
+            if not self.tables.divided:
+                return json.objects(members, count)
+            name, is_hidden = "before" if old else "after", self.tables.hidden[columns]
+            hidden = json.objects(members.where(is_hidden), count)
+            divided[f"{name}_hidden"] = hidden
+            divided[f"{name}_subject"] = json.values_by_row(
+                members.where(self.tables.says_subject[columns]), count
+            )
+            readable = json.objects(members.where(~is_hidden), count)
+            return (
+                readable
+                if not hidden.is_valid().true_count
+                else pc.if_else(pc.and_(readable.is_null(), hidden.is_valid()), "{}", readable)
+            )
 
         key = arrays(*self._key_values())
         kept = np.ones(count, np.bool_)
@@ -151,7 +178,7 @@ class ParsedRows:
             key_changed = pc.fill_null(pc.not_equal(key, old_key), False)
             kept = ~np.asarray(key_changed)
         before, after = objects(self._old, old=True), objects(self._new, old=False)
-        return Images(key, before, after, self._unchanged(), kept)
+        return Images(key, before, after, self._unchanged(), divided, kept)
 
     def _members(self, tuples: Positions, *, old: bool) -> tuple[Positions, Positions, Positions]:
         """Return rows, values and columns of what was sent in ``tuples``.

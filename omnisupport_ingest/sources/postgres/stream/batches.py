@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -123,7 +124,8 @@ class StreamBatches:
             assert self._writer is not None, "a change outside a transaction"
             highest = changes.highest_ts
             window = self._writer.window_of(highest)
-            self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, changes.table))
+            table = partial(changes.table, self._store.division_as_landed)
+            self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, table))
 
     def commit(self, transaction: Commit) -> None:
         """End a transaction: the batch may be cut here."""

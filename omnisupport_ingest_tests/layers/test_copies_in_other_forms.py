@@ -1,0 +1,45 @@
+"""Copies of an event that landed in several forms are counted as the duplicates that they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnisupport_ingest.contracts.subject_keys import SubjectKeys
+from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms
+from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, raw_events
+
+ADA: dict[str, Any] = {"id": "1", "plan": None, "email": "ada@x.org", "name": "Ada"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> SubjectKeys:
+    return SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+
+
+def counted(tmp_path: Path, keys: SubjectKeys, rows: pa.Table) -> dict[str, int]:
+    pq.write_table(rows, tmp_path / "raw.parquet")
+    return duplicates_in_other_forms([str(tmp_path / "raw.parquet")], (PEOPLE,), keys)
+
+
+def test_an_event_that_landed_plain_and_encrypted_is_one(tmp_path: Path, keys: SubjectKeys) -> None:
+    rows = raw_events(keys, [("plain", ADA), ("encrypted", ADA), ("reordered", ADA), ("encrypted", ADA)])
+    hashes = len(set(rows["event_hash"].to_pylist()))
+    assert hashes > 1
+    assert counted(tmp_path, keys, rows) == {"people": hashes - 1}
+    keys.destroy(keys.ids_of([("desk", "person", "1")]))
+    assert counted(tmp_path, keys, rows) == {"people": hashes - 1}, "what is readable is the same"
+
+
+def test_two_contents_are_two_and_equal_hashes_are_counted_elsewhere(
+    tmp_path: Path, keys: SubjectKeys
+) -> None:
+    other = ADA | {"name": json.dumps("Eve")}
+    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", other)])) == {"people": 0}
+    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("plain", ADA)])) == {}
+    assert duplicates_in_other_forms([], (PEOPLE,), keys) == {}
