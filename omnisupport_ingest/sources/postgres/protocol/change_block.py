@@ -206,15 +206,9 @@ class _RowChanges:
             except (Irregular, pa.ArrowInvalid):
                 continue
         parts = [part for part in parts if part.num_rows]
-<<<<<<< HEAD
         if not one_by_one.any():
-            return [pa.concat_tables(parts)]
-        return [*parts, self._one_by_one(np.flatnonzero(one_by_one).tolist())]
-=======
-        if not alone.any():
             return [_concatenated(parts)]
-        return [*parts, self._each_alone(np.flatnonzero(alone).tolist())]
->>>>>>> privacy
+        return [*parts, self._one_by_one(np.flatnonzero(one_by_one).tolist())]
 
     def _parsed(
         self, tables: UsedTables, rows: Positions, table_of: Positions, kinds: Letters, markers: Letters

@@ -61,8 +61,8 @@ class UsedTables:
 
 
 class Images(NamedTuple):
-    """Columns of the events of all rows. ``divided``: the columns that ``DIVIDED_SCHEMA`` adds, empty where no
-    table is divided. ``kept``: flags of the rows whose key did not change."""
+    """Columns of the events of all rows. ``divided``: the columns that ``DIVIDED_SCHEMA`` adds, empty where
+    no table is divided. ``kept``: flags of the rows whose key did not change."""
 
     key: pa.StringArray
     before: pa.StringArray
