@@ -24,7 +24,7 @@ TESTS := omnisupport_ingest_tests
 # Their tests wait for servers and processes most of the time, and few of them start a JVM.
 WAITING := $(TESTS)/sources/postgres $(TESTS)/sources/kafka $(TESTS)/sources/query $(TESTS)/runtime
 # Where tests are marked `crash`.
-CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/retention/test_killed.py $(TESTS)/retention/test_old_versions.py $(TESTS)/retention/test_superseded_rows.py $(TESTS)/retention/test_withheld_values.py $(TESTS)/lake/test_file_index.py $(TESTS)/cli/test_withdraw.py $(TESTS)/layers/test_window_index.py
+CRASHED := $(TESTS)/recovery/test_crash_*.py $(TESTS)/sources/*/test_killed.py $(TESTS)/retention/test_killed.py $(TESTS)/retention/test_old_versions.py $(TESTS)/retention/test_superseded_rows.py $(TESTS)/retention/test_withheld_values.py $(TESTS)/lake/test_file_index.py $(TESTS)/lake/test_marked_files.py $(TESTS)/cli/test_withdraw.py $(TESTS)/layers/test_window_index.py
 POSTGRES_15 ?= /usr/lib/postgresql/15
 
 .DEFAULT_GOAL := help
