@@ -11,8 +11,8 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -54,7 +54,7 @@ class Table:
     workspace: Workspace
     stream: Bulk
     spark: SparkSession
-    rows_per_file: int | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def made(
@@ -64,14 +64,14 @@ class Table:
         held: int,
         seed: int,
         spark: SparkSession,
-        rows_per_file: int | None = None,
+        policy: Mapping[str, Any] | None = None,
     ) -> Table:
-        """A dimension of ``rows``, and ``held`` events in the window of now. ``rows_per_file``: as of the
-        contract."""
+        """A dimension of ``rows``, and ``held`` events in the window of now. ``policy``: what the contract
+        says otherwise."""
         settings = Settings(home=folder / f"home-{rows}", window="hourly", _env_file=None)  # type: ignore[call-arg]
         workspace = Workspace.open(settings)
         stream = Bulk(workspace.landing(_SOURCE), workspace.grid, seed)
-        table = cls(workspace, stream, spark, rows_per_file)
+        table = cls(workspace, stream, spark, policy or {})
         click.echo(f"Making a dimension of {rows:,} rows …", err=True)
         began = time.perf_counter()
         table.stream.fill(rows, an_hour_before(now()))
@@ -88,7 +88,7 @@ class Table:
     def contract(self) -> TableContract:
         contracts = self.workspace.contracts.of_source(_SOURCE)
         tickets = next(each for each in contracts if each.name == "tickets")
-        return replace(tickets, rows_per_file=self.rows_per_file)
+        return replace(tickets, **self.policy)
 
     def take_in(self, *, before: bool = False, delay: DelayedMerge | None = None) -> dict[str, float]:
         """Take what has landed through every layer; seconds by layer. ``before``: of the window before.
@@ -143,6 +143,7 @@ class Table:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where homes are made.")
 @click.option("--rows-per-file", type=int, help="Of the contract.  [default: none]")
+@click.option("--deletion-vectors", is_flag=True, help="Of the contract.")
 def main(
     sizes: str,
     held: int,
@@ -154,6 +155,7 @@ def main(
     seed: int,
     folder: Path | None,
     rows_per_file: int | None,
+    deletion_vectors: bool,
 ) -> None:
     """Measure merges of changes into dimensions, and print the figures."""
     scratch = Path(tempfile.mkdtemp(prefix="bench-merge-", dir=folder))
@@ -161,10 +163,10 @@ def main(
     spark = classic_session(settings)
     others: list[Peer] = []
     try:
-        Table.made(scratch / "warm", 20_000, 1_000, seed, spark)
+        policy = {"rows_per_file": rows_per_file, "deletion_vectors": deletion_vectors}
+        Table.made(scratch / "warm", 20_000, 1_000, seed, spark, policy)
         tables = {
-            int(size): Table.made(scratch, int(size), held, seed, spark, rows_per_file)
-            for size in sizes.split(",")
+            int(size): Table.made(scratch, int(size), held, seed, spark, policy) for size in sizes.split(",")
         }
         if not ours_alone and peers_at in tables:
             others = _loaded(tables[peers_at], scratch, spark, names)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
@@ -47,14 +47,25 @@ _CHANGES = 100
 @click.option("--rate", default=200.0, show_default=True, help="Changes a second, with --minutes.")
 @click.option("--minutes", default=0.0, help="How long changes go on.  [default: none]")
 @click.option("--rows-per-file", default=0, help="Setting of the contract of tickets.  [default: none]")
-def main(rounds: int, idle_seconds: int, rows: int, rate: float, minutes: float, rows_per_file: int) -> None:
+@click.option("--deletion-vectors", is_flag=True, help="Setting of the contract of tickets.")
+def main(
+    rounds: int,
+    idle_seconds: int,
+    rows: int,
+    rate: float,
+    minutes: float,
+    rows_per_file: int,
+    deletion_vectors: bool,
+) -> None:
     """Time commits to their dimension on a running platform, then watch it idle."""
     if minutes and not rows:
         raise click.UsageError("--minutes needs --rows")
-    with _platform(rows, rows_per_file) as (workspace, pid):
+    policy: dict[str, object] = {"rows_per_file": rows_per_file} if rows_per_file else {}
+    policy |= {"deletion_vectors": True} if deletion_vectors else {}
+    with _platform(rows, policy) as (workspace, pid):
         if minutes:
             found = sustained(workspace, pid, rows, rate, minutes)
-            write_result("sustained", {"rows_per_file": rows_per_file or None, **found})
+            write_result("sustained", {"contract": policy, **found})
             return
         dsn = EmbeddedPostgres(workspace.home.postgres).dsn()
         _one_commit(workspace, dsn)
@@ -118,13 +129,13 @@ def _idle_share(pid: int, seconds: int) -> float:
 
 
 @contextmanager
-def _platform(rows: int, rows_per_file: int) -> Iterator[tuple[Workspace, int]]:
+def _platform(rows: int, policy: Mapping[str, object]) -> Iterator[tuple[Workspace, int]]:
     """`omnisupport-ingest up` on a home of its own, with the embedded source, which has ``rows`` tickets.
 
-    ``rows_per_file`` (0: none) is put into the contract of tickets.
+    ``policy`` is put into the contract of tickets.
     """
     folder = Path(tempfile.mkdtemp(prefix="bench-platform-"))
-    contracts = _contracts(folder / "contracts", rows_per_file)
+    contracts = _contracts(folder / "contracts", policy)
     settings = Settings(home=folder / "home", contracts_dir=contracts, _env_file=None)  # type: ignore[call-arg]
     if rows:
         click.echo(f"Making {rows:,} rows …", err=True)
@@ -156,13 +167,13 @@ def _platform(rows: int, rows_per_file: int) -> Iterator[tuple[Workspace, int]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _contracts(folder: Path, rows_per_file: int) -> Path:
-    """A copy of the desk's contracts in ``folder``, that of tickets with ``rows_per_file``."""
+def _contracts(folder: Path, policy: Mapping[str, object]) -> Path:
+    """A copy of the desk's contracts in ``folder``, that of tickets with ``policy`` in its ``x-cdc``."""
     shutil.copytree(Path(__file__).parents[1] / "contracts" / "data", folder)
-    if rows_per_file:
+    if policy:
         file = folder / "tickets.json"
         contract = json.loads(file.read_text())
-        contract["x-cdc"]["rows_per_file"] = rows_per_file
+        contract["x-cdc"] |= policy
         file.write_text(json.dumps(contract, indent=2))
     return folder
 

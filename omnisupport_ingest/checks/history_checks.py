@@ -20,7 +20,14 @@ from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.cdc.stored import STATE
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.key_files import KeyOrder, KeyRange, key_files, range_numbers, ranges_of
+from omnisupport_ingest.lake.key_files import (
+    KeyOrder,
+    KeyRange,
+    is_fresh,
+    key_files,
+    range_numbers,
+    ranges_of,
+)
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, generation_of
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import TableSnapshot
@@ -131,7 +138,7 @@ def _of_last_run(
     if not chosen:
         return CheckFinding(True, "The last run changed no version.", {"open_versions": 0, "compared": 1})
     beside = {file.path for each in ranges_of(theirs) if _meets(each, ranges, chosen) for file in each.files}
-    files = [file for file in dimension.files(WHOLE_TABLE) if file.path in beside]
+    files = [file for file in dimension.files(WHOLE_TABLE) if file.path in beside or is_fresh(file.path)]
     current = dimension.read(spark, files).drop(STATE)
     current = current.mapInArrow(
         partial(_in_ranges, order=order, ranges=ranges, chosen=chosen), current.schema

@@ -297,6 +297,10 @@ def _recommended(table: TableOverview) -> str | None:
             f'Of smaller files they rewrite less: "rows_per_file": {found.rows_per_file} in x-cdc of its '
             "contract. "
         )
+    told += (
+        'By "deletion_vectors": true they rewrite none of them, if all that reads the table knows deletion '
+        "vectors. "
+    )
     return (
         f"{told}A delayed merge lets many share an update: "
         '"delayed_merge": {"max_age": "PT10M", "max_share": 0.01} in x-cdc of its contract.'

@@ -161,6 +161,7 @@ class TableContract:
     only a log will do. ``target``: the table of a warehouse that follows the current state, None if none.
     ``delayed_merge``: how long net changes may wait for their merge, None if every run merges at once.
     ``rows_per_file``: about how many rows a file of dimension and history has, None if the default will do.
+    ``deletion_vectors``: updates of the dimension mark replaced rows as deleted instead of rewriting files.
     ``retention``: how long its layers are kept.
     ``columns`` are those of the lake, where a policy for personal data leaves a column out or makes it text;
     ``unprotected``: the same as the source has them, empty where they do not differ.
@@ -168,9 +169,9 @@ class TableContract:
     nothing. ``quality``: rules of several columns, and what is expected of the table. ``subject``: whose key
     encrypts the personal values of a row before they land; None where they land plain.
     ``path`` is the contract's file and ``fingerprint`` the SHA-256 of its canonical JSON without cursor,
-    target, delayed merge, rows per file, retention, evolution, history and expectations, which change no
-    row of net changes and dimension: another fingerprint is another contract. ``verdicts_by``: ``judged_by``,
-    empty where that is the fingerprint.
+    target, delayed merge, rows per file, deletion vectors, retention, evolution, history and expectations,
+    which change no row of net changes and dimension: another fingerprint is another contract.
+    ``verdicts_by``: ``judged_by``, empty where that is the fingerprint.
     """
 
     name: str
@@ -193,6 +194,7 @@ class TableContract:
     target: TargetPolicy | None = None
     delayed_merge: DelayedMerge | None = None
     rows_per_file: int | None = None
+    deletion_vectors: bool = False
     unprotected: tuple[Column, ...] = ()
     retention: RetentionPolicy = RetentionPolicy()
     evolution: str = PINNED

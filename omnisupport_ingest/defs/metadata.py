@@ -145,6 +145,13 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
             "merge_files": MetadataValue.int(merge.files),
             "merge_files_share": MetadataValue.float(merge.files / merge.held),
         }
+    if shown.marked is not None:
+        stored = shown.rows + shown.marked.dead
+        entries |= {
+            "dead_rows_share": MetadataValue.float(shown.marked.dead / stored if stored else 0.0),
+            "fresh_files": MetadataValue.int(shown.marked.fresh_files),
+            "fresh_rows": MetadataValue.int(shown.marked.fresh_rows),
+        }
     if contract.delayed_merge is not None:
         folded = workspace.net_changes(contract).look()
         waits = waiting_merge(contract, state, folded) if folded is not None else None

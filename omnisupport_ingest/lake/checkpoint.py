@@ -22,6 +22,16 @@ class MergeCost:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkedRows:
+    """What updates by deletion vectors left in a table: ``dead`` rows, marked as deleted in files that stay,
+    and ``fresh_rows`` live rows in ``fresh_files``, files of any keys."""
+
+    dead: int
+    fresh_files: int
+    fresh_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class RuleResults:
     """What checking the events of a window against the rules of their contracts found and cost.
 
@@ -57,7 +67,8 @@ class Checkpoint:
     ``closed``: the watermark had passed the window's end and allowed lateness, and the content was written
     whole or compacted since. Events that arrive later open the window again.
 
-    ``merges``: costs of the last few in-place updates, the newest last.
+    ``merges``: costs of the last few in-place updates, the newest last. ``marked``: None where no row is
+    marked and no file is fresh.
     """
 
     layer: str
@@ -90,5 +101,6 @@ class Checkpoint:
     closed: bool = False
     detectors: Mapping[str, str] = field(default_factory=dict)
     merges: tuple[MergeCost, ...] = ()
+    marked: MarkedRows | None = None
     exact_share: float | None = None
     rules: RuleResults | None = None

@@ -50,6 +50,9 @@ Bound = int | str
 SEALED = "sealed-"
 """Prefix of the names of sealed files."""
 
+FRESH = "fresh-"
+"""Prefix of the names of fresh files (``lake.fresh_files``)."""
+
 _LOWEST = int(np.iinfo(np.int64).min)
 
 
@@ -131,7 +134,7 @@ def key_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile] | None:
     file has no bounds of its keys, or the ranges of two files overlap."""
     found = []
     for file, low, high in _listed(snapshot, order):
-        if _is_sealed(file.path):
+        if _is_sealed(file.path) or is_fresh(file.path):
             continue
         if low is None or high is None:
             return None
@@ -149,6 +152,12 @@ def sealed_files(snapshot: TableSnapshot, order: KeyOrder) -> dict[Bound, tuple[
         if _is_sealed(file.path):
             found[value] = (*found.get(value, ()), _key_file(file, value))
     return found
+
+
+def fresh_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile]:
+    """Return the fresh files of the table (``lake.fresh_files``), sorted by path."""
+    found = [_key_file(file, low) for file, low, _ in _listed(snapshot, order) if is_fresh(file.path)]
+    return sorted(found, key=lambda file: file.path)
 
 
 def _key_file(file: LakeFile, lowest: Bound) -> KeyFile:
@@ -193,6 +202,11 @@ def _bounds_by_library(handle: DeltaTable, order: KeyOrder) -> dict[str, tuple[A
         bounds.append(pc.struct_field(stats, order.column).to_pylist() if has else [None] * listed.num_rows)
     paths = map(unquote, listed["path"].to_pylist())
     return dict(zip(paths, zip(*bounds, strict=True), strict=True))
+
+
+def is_fresh(path: str) -> bool:
+    """Return whether the file at ``path`` is a fresh file."""
+    return PurePosixPath(path).name.startswith(FRESH)
 
 
 def _is_sealed(path: str) -> bool:
@@ -320,12 +334,18 @@ class WrittenFile:
 
 
 def write_rows(
-    rows: pa.Table, order: KeyOrder, folder: Path, *, rows_per_file: int = ROWS_PER_FILE, seals: bool = False
+    rows: pa.Table,
+    order: KeyOrder,
+    folder: Path,
+    *,
+    rows_per_file: int = ROWS_PER_FILE,
+    seals: bool = False,
+    rows_per_group: int | None = None,
 ) -> list[WrittenFile]:
     """Write ``rows`` in order to new files in ``folder``, each with ``rows_per_file`` to twice as many rows.
 
     Rows of one key keep their order. With ``seals``, the first rows of a key that has more go to sealed
-    files.
+    files. ``rows_per_group``: rows of a row group, None for the library's default.
     """
     ordered = order.sort(rows)
     values = order.values(ordered)
@@ -339,7 +359,7 @@ def write_rows(
     cuts = np.unique(np.searchsorted(values, values[cuts], side="left")) if len(cuts) else cuts
     bounds = [0, *(int(cut) for cut in cuts if cut), len(values)]
     return sealed + [
-        _write(ordered.slice(start, end - start), order, folder)
+        _write(ordered.slice(start, end - start), order, folder, rows_per_group=rows_per_group)
         for start, end in pairwise(bounds)
         if end > start
     ]
@@ -375,13 +395,33 @@ def written_file(path: Path, order: KeyOrder) -> WrittenFile:
     return _described(path, pq.read_metadata(path), pq.read_table(path, columns=[order.column]), order)
 
 
-def _write(rows: pa.Table, order: KeyOrder, folder: Path, kind: str = "part-") -> WrittenFile:
+def write_fresh(rows: pa.Table, order: KeyOrder, folder: Path, rows_per_group: int | None) -> WrittenFile:
+    """Write ``rows``, of any keys, in order to a new fresh file in ``folder``; rows of one key keep their
+    order."""
+    return _write(order.sort(rows), order, folder, FRESH, rows_per_group=rows_per_group)
+
+
+def _write(
+    rows: pa.Table,
+    order: KeyOrder,
+    folder: Path,
+    kind: str = "part-",
+    *,
+    rows_per_group: int | None = None,
+) -> WrittenFile:
     # No failpoint: a draft that no table names yet.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{kind}{uuid.uuid4().hex}.parquet"
     footers: list[pq.FileMetaData] = []
     repeat = repeating_texts(rows)
-    pq.write_table(rows, path, compression="snappy", use_dictionary=repeat, metadata_collector=footers)
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=rows_per_group,
+        compression="snappy",
+        use_dictionary=repeat,
+        metadata_collector=footers,
+    )
     return _described(path, footers[0], rows, order)
 
 

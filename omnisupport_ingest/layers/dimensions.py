@@ -38,9 +38,8 @@ from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost
-from omnisupport_ingest.lake.key_files import (
-    ROWS_PER_FILE,
-)
+from omnisupport_ingest.lake.fresh_files import ROWS_PER_GROUP
+from omnisupport_ingest.lake.key_files import ROWS_PER_FILE
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import TableSnapshot, retrying
@@ -60,7 +59,7 @@ from omnisupport_ingest.layers.shown import (
     versions_of,
 )
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
-from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
+from omnisupport_ingest.layers.updating_ranges import FilesToUpdate, Way
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -206,7 +205,8 @@ class _Update(KeyedUpdate):
         if before is None or not self._changes_rows or self._whole:
             return () if before is None else before.merges
         keys = max(updated.removed.count, updated.added.count)
-        cost = MergeCost(keys, before.rows, len(updated.replaced), len(self._files))
+        rewritten = len({file.path for file in self._files}.intersection(updated.replaced))
+        cost = MergeCost(keys, before.rows, rewritten, len(self._files))
         return (*before.merges, cost)[-MERGES_KEPT:]
 
     def _updated(self, draft: Path) -> FilesUpdated:
@@ -224,11 +224,19 @@ class _Update(KeyedUpdate):
             purge_deleted_before=purge_deleted_before,
             rows_may_be_purged=contract.purge_deleted_after is not None and not self._whole,
         )
-        doubts = partial(_doubted, contract=contract)
-        rows_per_file = contract.rows_per_file or ROWS_PER_FILE
-        target = FilesToUpdate(self._files, self._order, draft, rules, rows_per_file, doubts=doubts)
         look_at_all = bool(self._files) and (
             carried.applied != known.applied or self._purged != purged_of(self._before)
+        )
+        target = FilesToUpdate(
+            self._files,
+            self._order,
+            draft,
+            rules,
+            contract.rows_per_file or ROWS_PER_FILE,
+            doubts=partial(_doubted, contract=contract),
+            fresh=self._fresh,
+            way=self._way(look_at_all=look_at_all),
+            rows_per_group=ROWS_PER_GROUP if contract.deletion_vectors else None,
         )
         refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
@@ -239,6 +247,18 @@ class _Update(KeyedUpdate):
             more = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
             # Read now: the folder is cleared when this is done.
             refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
+
+    def _way(self, *, look_at_all: bool) -> Way:
+        """What becomes of the files of rows that are replaced.
+
+        Windows that were made again may have been so for an erasure: no file keeps an old row of their keys.
+        """
+        has_marks = bool(self._fresh) or any(file.vector is not None for file in self._files)
+        if not self._contract.deletion_vectors:
+            return Way.RETURN if has_marks else Way.REWRITE
+        if self._changes is not None and self._changes.gone:
+            return Way.ERASE if has_marks else Way.REWRITE
+        return Way.REWRITE if look_at_all or not self._files else Way.MARK
 
     def _odd(self) -> DataFrame | None:
         """The keys that cannot be merged; None if there are none."""

@@ -19,10 +19,17 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.checkpoint import MergeCost
+from omnisupport_ingest.lake.checkpoint import MarkedRows, MergeCost
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.key_files import KeyFile, key_files, written_file
+from omnisupport_ingest.lake.deletion_vectors import write_vectors
+from omnisupport_ingest.lake.key_files import (
+    KeyFile,
+    fresh_files,
+    is_fresh,
+    key_files,
+    written_file,
+)
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
@@ -84,7 +91,10 @@ class KeyedUpdate(ABC):
         draft.mkdir(mode=0o700, parents=True)
         try:
             updated = self._updated(draft)
-            add = self._placed(draft, updated, self._unit_of(key, updated), plan.generation)
+            unit = self._unit_of(key, updated)
+            add = self._placed(draft, updated, unit, plan.generation)
+            folder = layout.unit_folder(WHOLE_TABLE, plan.generation, unit)
+            marked = write_vectors(snapshot.table.folder, folder, updated.dead)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         content = updated.added
@@ -102,13 +112,31 @@ class KeyedUpdate(ABC):
             generation=plan.generation,
             inputs=inputs,
             upstream_table_id=above.table_id,
-            checkpoint=replace(checkpoint, merges=self._merges(updated)),
+            checkpoint=replace(checkpoint, merges=self._merges(updated), marked=self._marked(updated)),
             versions=versions,
             carried=self._carried_text(),
         )
         held = {file.path: file for file in snapshot.files(WHOLE_TABLE)}
         leaving = () if self._whole else tuple(held[path] for path in updated.replaced)
-        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole)])
+        snapshot.commit([WindowChange(WHOLE_TABLE, add, leaving, state, replaces=self._whole, marked=marked)])
+
+    @cached_property
+    def _fresh(self) -> list[KeyFile]:
+        """The fresh files that the update may write anew; none where every row is made again."""
+        if self._whole or self._held is None:
+            return []
+        return fresh_files(self._snapshot, self._order)
+
+    def _marked(self, updated: FilesUpdated) -> MarkedRows | None:
+        """What is marked and fresh in the table once ``updated`` is committed; None if nothing is."""
+        dead, fresh = 0, [file.rows for file in updated.written if is_fresh(file.name)]
+        for file in (*self._files, *self._fresh):
+            if file.path not in updated.replaced:
+                rows = updated.dead.get(file.path)
+                dead_rows = file.stored_rows - file.rows if rows is None else len(rows)
+                dead += dead_rows
+                fresh += [file.stored_rows - dead_rows] if is_fresh(file.path) else []
+        return MarkedRows(dead, len(fresh), sum(fresh)) if dead or fresh else None
 
     @property
     def _far_behind(self) -> bool:
@@ -148,7 +176,12 @@ class KeyedUpdate(ABC):
             table=self._contract.full_name,
             window=WHOLE_TABLE,
             inputs=updated.replaced,
-            versions=[key, f"removed:{updated.removed}", f"added:{updated.added}"],
+            versions=[
+                key,
+                f"removed:{updated.removed}",
+                f"added:{updated.added}",
+                *(f"dead:{path}:{len(rows)}" for path, rows in sorted(updated.dead.items())),
+            ],
         )
 
     def _placed(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
@@ -26,10 +26,12 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.deletion_vectors import Rows, dead_rows_of
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares
 from omnisupport_ingest.lake.key_files import (
     Bound,
+    KeyFile,
     KeyOrder,
     KeyRange,
     WrittenFile,
@@ -42,13 +44,24 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import room_on_disk
 from omnisupport_ingest.lake.stats import rows_in
-from omnisupport_ingest.layers.updating_ranges import OUTCOME, RANGE, FilesToUpdate, is_cut, update_ranges
+from omnisupport_ingest.layers.marking_rows import MARKED, mark_rows
+from omnisupport_ingest.layers.updating_ranges import (
+    OUTCOME,
+    RANGE,
+    FilesToUpdate,
+    Way,
+    is_cut,
+    update_ranges,
+)
+from omnisupport_ingest.layers.upkeep_plan import Rewrites, rewrites_of, with_leaving
 
 _TASKS_OF_FEW = 4
 _ROWS_OF_FEW_FILES = 400_000
 _ROWS_OF_A_PART = 100_000
 _KEYS_OF_A_SAMPLE = 50_000
 _BYTES_OF_A_GROUP = 4 * 1024 * 1024
+_READ_PER_WRITTEN = 16
+_ROWS_TO_LOOK_UP = 2_048
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,8 @@ class FilesUpdated:
     ``written``: files in the draft folder. ``replaced``: paths of the files whose place they take.
     ``removed`` and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys
     that must be folded again and sent as they are to be; if there are any, nothing else counts. ``doubted``:
-    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``).
+    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``). ``dead``: path of a file
+    that stays, and where rows were marked → all of its rows that are.
     """
 
     written: tuple[WrittenFile, ...] = ()
@@ -67,6 +81,7 @@ class FilesUpdated:
     added: ContentHash = field(default_factory=ContentHash)
     refold: tuple[str, ...] = ()
     doubted: frozenset[str] = frozenset()
+    dead: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,26 +111,36 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     out by now asks for.
     """
     rows = _Rows(sent.changes, _refolded_files(sent, target), arrow_schema(sent.folded, without=()))
+    if target.fresh:
+        keys = rows.refolded_keys(target.order) if target.way is Way.ERASE else target.order.no_values()
+        target = with_leaving(target, keys, look_at_all=look_at_all)
+    look_at_all = look_at_all or target.way is Way.RETURN
     ranges = ranges_of(target.files, rows_together=target.rows_per_file)
     if are_few(rows.files) and sent.refolded is None and not look_at_all:
         few = partial(_update_few, rows=rows, target=target, ranges=ranges)
         with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
             found = standing_task.ask(sent.spark, few)
         if found is not None:
-            return _collected(found, ranges)
+            return _collected(found, ranges, target)
     standing_task.release()
     sample = _Sample(target.order.no_values(), 1)
-    if not are_few(rows.files):
+    if rows.files and not (are_few(rows.files) and target.way is Way.REWRITE):
         sample = _sample(sent.spark, rows, target.order)
+    if not are_few(rows.files):
         cuts = _cuts(sample, ranges, 2 * target.rows_per_file)
         ranges = ranges_of(target.files, cuts, rows_together=target.rows_per_file)
-    looks = [number for number in range(len(ranges)) if look_at_all or is_cut(ranges, number)]
-    bounds = _shared_out(sample, ranges, looks)
-    update = partial(_update, rows=rows, target=target, ranges=ranges, bounds=bounds, looks=looks)
+    rewrites = rewrites_of(target, ranges, sample.of(ranges))
+    due = rewrites.homes or frozenset()
+    looks = [
+        number for number in range(len(ranges)) if look_at_all or number in due or is_cut(ranges, number)
+    ]
+    bounds = _shared_out(sample, ranges, looks, rewrites)
+    share = _Share(rows, target, ranges, rewrites, looks)
     tasks = len(bounds) - 1
     with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+        update = partial(_update, share=share, bounds=bounds)
         outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, OUTCOME).collect()
-    return _collected(outcomes, ranges)
+    return _collected(outcomes, ranges, target)
 
 
 @dataclass(frozen=True)
@@ -129,6 +154,14 @@ class _Rows:
     @property
     def files(self) -> list[LakeFile]:
         return [*self.changes, *self.refolded]
+
+    def refolded_keys(self, order: KeyOrder) -> npt.NDArray[Any]:
+        """The values of the order of the ``refolded`` rows."""
+        found = [
+            order.values(pq.read_table(file.uri, columns=[order.column], partitioning=None))
+            for file in self.refolded
+        ]
+        return np.concatenate([order.no_values(), *found])
 
     def between(self, target: FilesToUpdate, start: Bound | None, end: Bound | None) -> pa.Table:
         """The rows with ``CHANGE`` of the keys from ``start`` up to but not with ``end``."""
@@ -167,6 +200,10 @@ class _Sample:
 
     keys: npt.NDArray[Any]
     weight: int
+
+    def of(self, ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:
+        """About how many rows are sent to each of ``ranges``."""
+        return np.bincount(range_numbers(self.keys, ranges), minlength=len(ranges)) * self.weight
 
 
 def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder) -> _Sample:
@@ -209,39 +246,63 @@ def _cuts(sample: _Sample, ranges: Sequence[KeyRange], rows_of_a_range: int) -> 
     return [cut.item() if isinstance(cut, np.generic) else cut for cut in cuts if cut not in starts]
 
 
-def _shared_out(sample: _Sample, ranges: Sequence[KeyRange], looks: Sequence[int]) -> list[int]:
+def _shared_out(
+    sample: _Sample, ranges: Sequence[KeyRange], looks: Sequence[int], rewrites: Rewrites
+) -> list[int]:
     """The first range of each task, and the end: of about as much work for each task."""
     count = len(ranges)
-    sent = np.bincount(range_numbers(sample.keys, ranges), minlength=count) * sample.weight
+    sent = sample.of(ranges)
     # Where nobody counted what is sent, one range is like another.
     looked = (sent > 0) if len(sample.keys) else np.ones(count, np.bool_)
     looked[list(looks)] = True
     # To read a file and write it again costs about as much as half of its rows being sent.
     held = np.array([sum(file.rows for file in each.files) for each in ranges])
-    work = np.cumsum(sent + np.where(looked, held // 2, 0))
-    tasks = max(_TASKS_OF_FEW, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
+    held = np.where(rewrites.are_home(np.arange(count)), held // 2, held // _READ_PER_WRITTEN)
+    work = np.cumsum(sent + np.where(looked, held, 0))
+    # Each task that marks rows leaves a fresh file.
+    least = _TASKS_OF_FEW if rewrites.homes is None else 1
+    tasks = max(least, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
     firsts = np.searchsorted(work, work[-1] * np.arange(1, tasks) / tasks, side="right")
     return sorted({0, *(int(first) for first in firsts if first < count), count})
 
 
+@dataclass(frozen=True)
+class _Share:
+    """What the tasks of an update share. ``looks``: ranges to look at in any case."""
+
+    rows: _Rows
+    target: FilesToUpdate
+    ranges: Sequence[KeyRange]
+    rewrites: Rewrites
+    looks: Sequence[int]
+
+    def update(self, sent: pa.Table, low: int, high: int) -> Iterator[pa.RecordBatch]:
+        """Update the ranges from ``low`` up to but not with ``high`` by the rows ``sent``, with ``RANGE``."""
+        target, ranges, rewrites = self.target, self.ranges, self.rewrites
+        home = rewrites.are_home(sent[RANGE].to_numpy())
+        looks = [look for look in self.looks if low <= look < high]
+        written: list[int] = []
+        for batch in update_ranges(sent.filter(pa.array(home)), target, ranges, looks, rewrites.forced):
+            changed = batch.filter(batch["changed"])
+            written += changed["range"].to_pylist()
+            yield batch
+        if target.leaving or rewrites.homes is not None:
+            yield from mark_rows(sent.filter(pa.array(~home)), target, ranges, (low, high), written)
+
+
 def _update(
-    batches: Iterable[pa.RecordBatch],
-    rows: _Rows,
-    target: FilesToUpdate,
-    ranges: Sequence[KeyRange],
-    bounds: Sequence[int],
-    looks: Sequence[int],
+    batches: Iterable[pa.RecordBatch], share: _Share, bounds: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """What a worker does for each number of a task: it updates the files of the task's ranges.
 
-    ``bounds``: the first range of each task, and the end. ``looks``: ranges to look at in any case.
+    ``bounds``: the first range of each task, and the end.
     """
+    ranges, target = share.ranges, share.target
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         low, high = bounds[number], bounds[number + 1]
-        sent = rows.between(target, ranges[low].start, ranges[high - 1].end)
+        sent = share.rows.between(target, ranges[low].start, ranges[high - 1].end)
         places = range_numbers(target.order.values(sent), ranges)
-        sent = sent.append_column(RANGE, pa.array(places))
-        yield from update_ranges(sent, target, ranges, [look for look in looks if low <= look < high])
+        yield from share.update(sent.append_column(RANGE, pa.array(places)), low, high)
 
 
 def _update_few(
@@ -250,31 +311,61 @@ def _update_few(
     """What ``_update`` says, if few files hold the keys of ``rows``; None if it is work for several tasks."""
     sent = rows.between(target, ranges[0].start, ranges[-1].end)
     places = range_numbers(target.order.values(sent), ranges)
-    held = sum(file.rows for number in np.unique(places) for file in ranges[number].files)
+    rewrites = rewrites_of(target, ranges, np.bincount(places, minlength=len(ranges)))
+    due = sorted(rewrites.homes or ())
+    touched = np.union1d(places, np.array(due, np.int64)).astype(int)
+    home = rewrites.are_home(touched)
+    held = sum(file.rows for number in touched[home] for file in ranges[number].files)
+    held += sum(file.rows for file in target.fresh if file.path in target.leaving)
+    held += _ROWS_TO_LOOK_UP * int((~home).sum())
     if held > _ROWS_OF_FEW_FILES:
         return None
+    share = _Share(rows, target, ranges, rewrites, due)
     sent = sent.append_column(RANGE, pa.array(places))
-    return [row for batch in update_ranges(sent, target, ranges) for row in batch.to_pylist()]
+    return [row for batch in share.update(sent, 0, len(ranges)) for row in batch.to_pylist()]
 
 
-def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange]) -> FilesUpdated:
+def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange], target: FilesToUpdate) -> FilesUpdated:
     refold = tuple(sorted(each["refold"] for each in outcomes if each["refold"]))
     if refold:
         return FilesUpdated(refold=refold)
-    changed = {ranges[each["range"]].files for each in outcomes if each["changed"]}
-    rewritten = [each for each in outcomes if ranges[each["range"]].files in changed]
+    marked = [each for each in outcomes if each["range"] == MARKED]
+    of_ranges = [each for each in outcomes if each["range"] != MARKED]
+    changed = {ranges[each["range"]].files for each in of_ranges if each["changed"]}
+    rewritten = [each for each in of_ranges if ranges[each["range"]].files in changed]
+    counted = [*rewritten, *marked]
     written = [
         WrittenFile(file["name"], file["rows"], file["bytes"], file["stats"])
-        for each in rewritten
+        for each in counted
         for file in each["files"]
     ]
-    replaced = {file.path for files in changed for file in files}
+    replaced = {file.path for files in changed for file in files} | target.leaving
     replaced |= {path for each in rewritten for path in each["sealed"]}
+    dead = _dead(counted, target)
+    gone = {path for path, rows in dead.items() if len(rows) == _file_at(target)[path].stored_rows}
     none = ContentHash()
     return FilesUpdated(
         written=tuple(sorted(written, key=lambda file: file.name)),
-        replaced=tuple(sorted(replaced)),
+        replaced=tuple(sorted(replaced | gone)),
         removed=reduce(ContentHash.__add__, (ContentHash.parse(each["removed"]) for each in outcomes), none),
         added=reduce(ContentHash.__add__, (ContentHash.parse(each["added"]) for each in outcomes), none),
         doubted=frozenset(file["name"] for each in outcomes if each["doubted"] for file in each["files"]),
+        dead={path: rows for path, rows in dead.items() if path not in gone},
     )
+
+
+def _dead(outcomes: Sequence[Any], target: FilesToUpdate) -> dict[str, Rows]:
+    """All rows of each file that are marked as deleted after ``outcomes``, of files where these mark some."""
+    found: dict[str, list[Rows]] = {}
+    for each in outcomes:
+        for mark in each["marks"]:
+            found.setdefault(mark["path"], []).append(np.frombuffer(mark["rows"], np.int64))
+    files = _file_at(target)
+    return {
+        path: np.unique(np.concatenate([dead_rows_of(files[path]), *rows])) for path, rows in found.items()
+    }
+
+
+def _file_at(target: FilesToUpdate) -> dict[str, KeyFile]:
+    sealed = (file for files in target.sealed.values() for file in files)
+    return {file.path: file for file in (*target.files, *target.fresh, *sealed)}

@@ -7,8 +7,9 @@ added rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +23,14 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.fresh_files import Between, Found, OpenFiles
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
     Bound,
     KeyFile,
     KeyOrder,
     KeyRange,
+    WrittenFile,
     range_numbers,
     read_file,
     read_range,
@@ -50,6 +53,12 @@ OUTCOME = T.StructType(
         T.StructField("refold", T.StringType()),
         T.StructField("sealed", T.ArrayType(T.StringType())),
         T.StructField("doubted", T.BooleanType()),
+        T.StructField(
+            "marks",
+            T.ArrayType(
+                T.StructType([T.StructField("path", T.StringType()), T.StructField("rows", T.BinaryType())])
+            ),
+        ),
         T.StructField(
             "files",
             T.ArrayType(
@@ -99,12 +108,29 @@ class Rules(Protocol):
         """``rows`` in the order that the rows of one key must have."""
 
 
+class Way(Enum):
+    """What becomes of the files that hold the rows which an update replaces.
+
+    ``MARK``: they stay, and the rows are marked as deleted, unless upkeep is due. ``REWRITE``: they are
+    written anew. ``ERASE``: so are those that hold a row of a sent key that is marked as deleted. ``RETURN``:
+    so are all that have marked rows, and no fresh file stays.
+    """
+
+    MARK = "mark"
+    REWRITE = "rewrite"
+    ERASE = "erase"
+    RETURN = "return"
+
+
 @dataclass(frozen=True)
 class FilesToUpdate:
     """The files of a table by key, the folder that new ones are drafted in, and the rules.
 
     ``rows_per_file`` and ``seals``: as of ``lake.key_files.write_rows``; ``sealed``: the files so made.
     ``doubts``: whether rows that were made have to be looked at before they are shown.
+    ``fresh``: the fresh files of a table that has any; ``leaving``: paths of those whose rows all move.
+    ``way``: what becomes of the files that hold the old rows. ``rows_per_group``: of the files that are
+    written, None for the library's default.
     """
 
     files: Sequence[KeyFile]
@@ -115,25 +141,36 @@ class FilesToUpdate:
     seals: bool = False
     sealed: Mapping[Bound, tuple[KeyFile, ...]] = field(default_factory=dict)
     doubts: Callable[[pa.Table], bool] | None = None
+    fresh: Sequence[KeyFile] = ()
+    leaving: frozenset[str] = frozenset()
+    way: Way = Way.REWRITE
+    rows_per_group: int | None = None
 
 
 @dataclass(frozen=True)
 class _InHand:
-    """A range whose files have been read: its rows, with those of ``sealed`` files, and which of them may be
-    changed."""
+    """A range whose files have been read: its rows, with those of ``sealed`` files and of ``fresh`` ones, and
+    which of them may be changed. ``forced``: its files are written anew even where no row changes."""
 
     number: int
     rows: pa.Table
     reached: npt.NDArray[np.bool_]
     sealed: Sequence[KeyFile]
+    fresh: Sequence[Found] = ()
+    forced: bool = False
 
 
 def update_ranges(
-    table: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], looks: Iterable[int] = ()
+    table: pa.Table,
+    target: FilesToUpdate,
+    ranges: Sequence[KeyRange],
+    looks: Iterable[int] = (),
+    forced: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``.
 
     Of many ranges the rows that may change are updated together: a few rows cost the kernel as much as one.
+    The files of ``forced`` ranges are written anew even where no row changes.
     """
     numbers = table[RANGE].to_numpy()
     if (numbers[1:] < numbers[:-1]).any():
@@ -143,25 +180,37 @@ def update_ranges(
     outcomes: list[dict[str, Any]] = []
     in_hand: list[_InHand] = []
     size = first = last = 0
-    for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
-        start, last = np.searchsorted(numbers, [number, number + 1]).tolist()
-        in_hand.append(_read(int(number), table.slice(start, last - start), target, ranges))
-        size += in_hand[-1].rows.nbytes
-        if size >= _BYTES_IN_HAND:
+    with OpenFiles(target.order, target.rules.schema) as fresh:
+        for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
+            start, last = np.searchsorted(numbers, [number, number + 1]).tolist()
+            read = _read(int(number), table.slice(start, last - start), target, ranges, fresh)
+            in_hand.append(replace(read, forced=number in forced))
+            size += in_hand[-1].rows.nbytes
+            if size >= _BYTES_IN_HAND:
+                outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
+                in_hand, size, first = [], 0, last
+        if in_hand:
             outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
-            in_hand, size, first = [], 0, last
-    if in_hand:
-        outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
+    yield batch_of(outcomes)
+
+
+def batch_of(outcomes: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    """``outcomes`` as a batch of ``OUTCOME``."""
     columns = [pa.array([each[field.name] for each in outcomes], _arrow(field)) for field in OUTCOME.fields]
-    yield pa.RecordBatch.from_arrays(columns, names=OUTCOME.names)
+    return pa.RecordBatch.from_arrays(columns, names=OUTCOME.names)
 
 
-def _read(number: int, sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange]) -> _InHand:
-    rules = target.rules
-    rows, sealed = read_range(ranges[number], target.order, rules.schema), _sealed_of(sent, target)
-    if sealed:
-        rows = pa.concat_tables([rows, *(read_file(file, rules.schema) for file in sealed)])
-    return _InHand(number, rows, rules.reached(rows, sent), sealed)
+def _read(
+    number: int, sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], opened: OpenFiles
+) -> _InHand:
+    rules, of = target.rules, ranges[number]
+    rows, sealed = read_range(of, target.order, rules.schema), sealed_of(sent, target)
+    found = [opened.find(file, Between(of.start, of.end)) for file in target.fresh]
+    fresh = [each for each in found if len(each.numbers)]
+    if sealed or fresh:
+        more = [read_file(file, rules.schema) for file in sealed]
+        rows = pa.concat_tables([rows, *more, *(each.rows for each in fresh)])
+    return _InHand(number, rows, rules.reached(rows, sent), sealed, fresh)
 
 
 def _updated(
@@ -171,7 +220,7 @@ def _updated(
     old = [each.rows.take(pa.array(np.flatnonzero(each.reached))) for each in in_hand]
     updated = target.rules.update(pa.concat_tables(old).combine_chunks(), sent.combine_chunks())
     if len(updated.refold):
-        return [_outcome(in_hand[0].number, refold=_noted(updated.refold, target.draft))]
+        return [outcome(in_hand[0].number, refold=noted(updated.refold, target.draft))]
     made, places = updated.rows.combine_chunks(), np.zeros(0, np.int32)
     if len(in_hand) == 1:
         places = np.full(made.num_rows, in_hand[0].number)
@@ -183,15 +232,15 @@ def _updated(
     for each, was in zip(in_hand, old, strict=True):
         start, end = np.searchsorted(places, [each.number, each.number + 1])
         mine = made.slice(start, end - start)
-        changed = not _are_same(was, mine, target.rules)
+        changed = each.forced or not are_same(was, mine, target.rules)
         if changed or is_cut(ranges, each.number):
             outcomes.append(_written(each, was, mine, target) | {"changed": changed})
         else:
-            outcomes.append(_outcome(each.number))
+            outcomes.append(outcome(each.number))
     return outcomes
 
 
-def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
+def are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
     if was.num_rows != made.num_rows:
         return False
     before, after = (np.sort(each["_cdc_row_hash"].to_numpy()) for each in (was, made))
@@ -201,27 +250,46 @@ def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
 
 def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) -> dict[str, Any]:
     """The outcome of a range whose rows ``made`` take the place of those it ``was`` reached with."""
+    rules = target.rules
     kept = columnar.filter_slices(of.rows, ~of.reached)
+    # Rows of one key stand in their order in each file, but not across fresh files.
+    rows = rules.ordered(pa.concat_tables([kept, made])) if of.fresh else None
     files = write_rows(
-        pa.concat_tables([kept, target.rules.ordered(made)]),
+        pa.concat_tables([kept, rules.ordered(made)]) if rows is None else rows,
         target.order,
         target.draft,
         rows_per_file=target.rows_per_file,
         seals=target.seals,
+        rows_per_group=target.rows_per_group,
     )
-    return _outcome(of.number) | {
+    return outcome(of.number) | {
         "sealed": [file.path for file in of.sealed],
         "removed": str(ContentHash.of(was["_cdc_row_hash"].to_numpy())),
         "added": str(ContentHash.of(made["_cdc_row_hash"].to_numpy())),
         # What is kept has been looked at before.
         "doubted": target.doubts is not None and target.doubts(made),
-        "files": [
-            {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
-        ],
+        "files": named(files),
+        "marks": marks_of(each for each in of.fresh if each.file.path not in target.leaving),
     }
 
 
-def _noted(keys: pa.Array, draft: Path) -> str:
+def named(files: Iterable[WrittenFile]) -> list[dict[str, Any]]:
+    """The written ``files`` as an outcome has them."""
+    return [
+        {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
+    ]
+
+
+def marks_of(found: Iterable[Found]) -> list[dict[str, Any]]:
+    """The rows that are to be marked as an outcome has them: numbers as 64-bit integers."""
+    return [
+        {"path": each.file.path, "rows": each.numbers.astype(np.int64).tobytes()}
+        for each in found
+        if len(each.numbers)
+    ]
+
+
+def noted(keys: pa.Array, draft: Path) -> str:
     """The file that the ``keys`` that must be folded again are written to."""
     # No failpoint: a draft that no table names yet.
     draft.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,7 +298,7 @@ def _noted(keys: pa.Array, draft: Path) -> str:
     return path
 
 
-def _outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:
+def outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:
     """The outcome of a range where nothing has changed."""
     nothing = str(ContentHash())
     return {
@@ -241,11 +309,12 @@ def _outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:
         "refold": refold,
         "sealed": [],
         "doubted": False,
+        "marks": [],
         "files": [],
     }
 
 
-def _sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
+def sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
     """The sealed files of keys whose rows are sent as they are to be: they hold rows that go."""
     if not target.sealed:
         return []
@@ -257,6 +326,8 @@ def _sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
 def _arrow(of: T.StructField) -> pa.DataType:
     if of.name == "sealed":
         return pa.list_(pa.string())
+    if of.name == "marks":
+        return pa.list_(pa.struct([("path", pa.string()), ("rows", pa.binary())]))
     if isinstance(of.dataType, T.ArrayType):
         return pa.list_(
             pa.struct(

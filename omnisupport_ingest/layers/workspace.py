@@ -222,6 +222,7 @@ class Workspace:
                 schema=stored_type(contract),
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
+                deletion_vectors=contract.deletion_vectors,
             ),
         )
 

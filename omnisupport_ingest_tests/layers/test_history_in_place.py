@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from omnisupport_ingest.checks.history_checks import open_rows_are_current_state, versions_do_not_overlap
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
-from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyRange
+from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyOrder, KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers import (
@@ -24,6 +24,7 @@ from omnisupport_ingest.layers import (
     updating_files,
 )
 from omnisupport_ingest.layers.event_files import EventFiles
+from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 
 KEYS = range(1, 41)
@@ -254,11 +255,13 @@ def test_many_changes_are_put_in_the_order_of_their_keys_first_and_leave_the_sam
     assert same_as_made_whole(story, spark)
 
 
-def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_leave_their_own() -> None:
+def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_leave_their_own(
+    tmp_path: Path,
+) -> None:
     """Where one range of a cut file changes, all are written, with what was read from sealed files."""
     file = KeyFile("part.parquet", "/table/part.parquet", 1, 8)
     none = str(ContentHash())
-    outcome = {"removed": none, "added": none, "refold": "", "doubted": False, "sealed": []}
+    outcome = {"removed": none, "added": none, "refold": "", "doubted": False, "sealed": [], "marks": []}
     written = [{"name": "new.parquet", "rows": 4, "bytes": 9, "stats": "{}"}]
     outcomes = [
         outcome | {"range": 0, "changed": True, "files": written},
@@ -267,4 +270,7 @@ def test_sealed_rows_that_are_written_again_with_another_range_of_their_file_lea
     ]
     other = KeyFile("other.parquet", "/table/other.parquet", 9, 8)
     ranges = [KeyRange(None, 5, (file,)), KeyRange(5, 9, (file,)), KeyRange(9, None, (other,))]
-    assert updating_files._collected(outcomes, ranges).replaced == ("part.parquet", "sealed-1.parquet")
+    order = KeyOrder("id", whole_numbers=True)
+    target = FilesToUpdate([file, other], order, tmp_path, rules=None)  # type: ignore[arg-type]
+    found = updating_files._collected(outcomes, ranges, target)
+    assert found.replaced == ("part.parquet", "sealed-1.parquet")

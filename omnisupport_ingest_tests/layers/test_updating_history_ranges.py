@@ -52,7 +52,7 @@ class InFiles(alone.Held):
         looks = [number for number in range(len(ranges)) if rules.new_ends or is_cut(ranges, number)]
         places = pa.array(range_numbers(ORDER.values(sent), ranges))
         batches = update_ranges(sent.append_column(RANGE, places), target, ranges, looks)
-        found = _collected([row for batch in batches for row in batch.to_pylist()], ranges)
+        found = _collected([row for batch in batches for row in batch.to_pylist()], ranges, target)
         nothing = pa.array([], pa.int64()).to_numpy()
         if found.refold:
             told = pa.concat_tables([pq.read_table(path) for path in found.refold])["_cdc_key"]

@@ -71,7 +71,7 @@ class InFiles(Held):
         looks = [number for number in range(len(ranges)) if _has(rules.new_ends) or is_cut(ranges, number)]
         places = pa.array(range_numbers(ORDER.values(sent), ranges))
         batches = update_ranges(sent.append_column(RANGE, places), target, ranges, looks)
-        found = _collected([row for batch in batches for row in batch.to_pylist()], ranges)
+        found = _collected([row for batch in batches for row in batch.to_pylist()], ranges, target)
         assert sorted(watched.keys) == sorted(sent["_cdc_key"].to_pylist())
         if found.refold:
             keys = pa.concat_tables([pq.read_table(path) for path in found.refold])["_cdc_key"]

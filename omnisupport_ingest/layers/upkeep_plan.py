@@ -1,0 +1,84 @@
+"""Plans the upkeep of one update of a table with fresh files: ranges written anew, fresh files that leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from omnisupport_ingest.lake.fresh_files import values_in
+from omnisupport_ingest.lake.key_files import KeyFile, KeyRange, range_numbers
+from omnisupport_ingest.layers.updating_ranges import FilesToUpdate, Way, is_cut
+from omnisupport_ingest.layers.upkeep import Counts, fresh_to_merge, ranges_to_rewrite
+
+
+@dataclass(frozen=True)
+class Rewrites:
+    """Numbers of ranges. ``homes``: no row of their files is marked; None: of any range. ``forced``: where
+    they are looked at, their files are written anew even if no row changes."""
+
+    homes: frozenset[int] | None = None
+    forced: frozenset[int] = frozenset()
+
+    def are_home(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """A mask of those of ``numbers`` whose rows are not marked."""
+        if self.homes is None:
+            return np.ones(len(numbers), np.bool_)
+        return np.isin(numbers, np.fromiter(self.homes, np.int64))
+
+
+def with_leaving(
+    target: FilesToUpdate, keys: npt.NDArray[Any], *, look_at_all: bool = False
+) -> FilesToUpdate:
+    """Return ``target`` with the fresh files that leave. ``keys``: the values that are sent, if no fresh file
+    may keep a row of them."""
+    files = target.fresh
+    chosen: Sequence[int] = []
+    if look_at_all or target.way is Way.RETURN:
+        chosen = range(len(files))
+    elif target.way is Way.ERASE:
+        held = values_in(files, target.order)
+        chosen = [number for number, values in enumerate(held) if np.isin(values, keys).any()]
+    elif target.way is Way.MARK:
+        chosen = fresh_to_merge([file.rows for file in files], [file.stored_rows for file in files])
+    return replace(target, leaving=frozenset(files[number].path for number in chosen))
+
+
+def rewrites_of(target: FilesToUpdate, ranges: Sequence[KeyRange], sent: Counts) -> Rewrites:
+    """Plan which of ``ranges`` are written anew. ``sent``: the rows that are sent to each."""
+    cut = frozenset(n for n in range(len(ranges)) if is_cut(ranges, n)) if target.fresh else frozenset()
+    if target.way is Way.REWRITE:
+        return Rewrites(forced=cut)
+    dead = np.array([sum(_dead(file) for file in each.files) for each in ranges], np.int64)
+    if target.way is Way.ERASE:
+        return Rewrites(forced=cut | _numbers(dead > 0))
+    groups = _groups(ranges)
+    fresh = np.zeros(len(ranges), np.int64)
+    for values in values_in(target.fresh, target.order, live=True):
+        fresh += np.bincount(range_numbers(values, ranges), minlength=len(ranges))
+    if target.way is Way.RETURN:
+        return Rewrites(forced=cut | _numbers(dead + fresh > 0))
+    firsts = np.flatnonzero(np.diff(groups, prepend=-1))
+    stored = np.array([sum(file.stored_rows for file in ranges[n].files) for n in firsts.tolist()], np.int64)
+    of_group = [np.bincount(groups, weights=each).astype(np.int64) for each in (fresh, sent)]
+    chosen = ranges_to_rewrite(stored, dead[firsts] + of_group[0], of_group[1])
+    homes = _numbers(np.isin(groups, chosen))
+    return Rewrites(homes, homes)
+
+
+def _groups(ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:
+    """For each range the number of its files: ranges that are cut out of the same files share it."""
+    other = [0, *(one.files != two.files for one, two in pairwise(ranges))]
+    return np.cumsum(other)
+
+
+def _numbers(mask: npt.NDArray[np.bool_]) -> frozenset[int]:
+    return frozenset(np.flatnonzero(mask).tolist())
+
+
+def _dead(file: KeyFile) -> int:
+    return file.stored_rows - file.rows

@@ -1,0 +1,203 @@
+"""Rows that are marked where they are, with new rows in fresh files, are the rows of files written anew."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnisupport_ingest.cdc.updating import Updated, UpdateRules
+from omnisupport_ingest.lake import fresh_files
+from omnisupport_ingest.lake.contenthash import ContentHash
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask, write_vectors
+from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of
+from omnisupport_ingest.layers import updating_ranges, upkeep
+from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Share
+from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, Way, is_cut
+from omnisupport_ingest.layers.upkeep_plan import rewrites_of, with_leaving
+from omnisupport_ingest_tests.cdc import kernels
+from omnisupport_ingest_tests.cdc.kernels import Cut
+from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
+from omnisupport_ingest_tests.cdc.test_kernel_update import SCHEMA, Held, randoms
+from omnisupport_ingest_tests.examples import examples
+from omnisupport_ingest_tests.layers.test_updating_ranges import ORDER, _has
+
+
+class InVectors(Held):
+    """The same table in files with deletion vectors, in the folder ``draft``; tasks share each update."""
+
+    def __init__(self, draft: Path, rng: Random, rows_per_file: float) -> None:
+        super().__init__()
+        self.draft, self.rng, self.rows_per_file = draft, rng, rows_per_file
+        self.files: list[KeyFile] = []
+        self.ways: set[Way] = set()
+        self.marked = self.moved = 0
+
+    def _update(self, sent: pa.Table, rules: UpdateRules) -> Updated:
+        sent = sent.take(pa.array(self.rng.sample(range(len(sent)), len(sent)), pa.int64()))
+        way = self.rng.choice([Way.MARK] * 4 + [Way.ERASE, Way.RETURN, Way.REWRITE])
+        look_at_all = _has(rules.new_ends)
+        if look_at_all and way is Way.MARK:
+            way = Way.REWRITE
+        target = FilesToUpdate(
+            [file for file in self.files if not is_fresh(file.path)],
+            ORDER,
+            self.draft,
+            rules,
+            self.rows_per_file,  # type: ignore[arg-type]
+            fresh=[file for file in self.files if is_fresh(file.path)],
+            way=way,
+            rows_per_group=2,
+        )
+        target = with_leaving(target, ORDER.values(sent), look_at_all=look_at_all)
+        found = self._found(sent, target, look_at_all=look_at_all or way is Way.RETURN)
+        if found.refold:
+            keys = pa.concat_tables([pq.read_table(path) for path in found.refold])["_cdc_key"]
+            return Updated(self.rows, False, ContentHash(), ContentHash(), keys.combine_chunks())
+        self.ways.add(way)
+        self.marked += sum(map(len, found.dead.values()))
+        self.moved += len(target.leaving)
+        before = self.rows["_cdc_row_hash"].to_numpy()
+        self._apply(found)
+        self._check(way, set(ORDER.values(sent).tolist()))
+        rows = pa.concat_tables([SCHEMA.empty_table(), *map(self._live, self.files)])
+        hashes = rows["_cdc_row_hash"].to_numpy()
+        assert ContentHash.of(before) - found.removed + found.added == ContentHash.of(hashes)
+        return Updated(rows, True, before, hashes, pa.array([], pa.string()))
+
+    def _found(self, sent: pa.Table, target: FilesToUpdate, *, look_at_all: bool) -> FilesUpdated:
+        rng = self.rng
+        keys = sorted({*sent["_cdc_key"].to_pylist(), *self.rows["_cdc_key"].to_pylist()})
+        cuts = rng.sample(keys, rng.randrange(len(keys) // 2 + 1)) if rng.random() < 0.3 else []
+        ranges = ranges_of(target.files, cuts, rows_together=int(self.rows_per_file))
+        places = range_numbers(ORDER.values(sent), ranges)
+        rewrites = rewrites_of(target, ranges, np.bincount(places, minlength=len(ranges)))
+        looks = [
+            number
+            for number in range(len(ranges))
+            if look_at_all or number in (rewrites.homes or ()) or is_cut(ranges, number)
+        ]
+        share = _Share(None, target, ranges, rewrites, looks)  # type: ignore[arg-type]
+        bounds = sorted({0, len(ranges), *rng.sample(range(len(ranges)), min(len(ranges), 2))})
+        outcomes = []
+        for low, high in pairwise(bounds):
+            mine = pa.array((places >= low) & (places < high))
+            part = sent.append_column(RANGE, pa.array(places)).filter(mine)
+            outcomes += [row for batch in share.update(part, low, high) for row in batch.to_pylist()]
+        return _collected(outcomes, ranges, target)
+
+    def _apply(self, found: FilesUpdated) -> None:
+        vectors = write_vectors(self.draft, "unit", found.dead)
+        kept = [file for file in self.files if file.path not in found.replaced]
+        kept = [
+            replace(file, vector=vectors[file.path], rows=file.stored_rows - vectors[file.path].cardinality)
+            if file.path in vectors
+            else file
+            for file in kept
+        ]
+        told = [(each.name, json.loads(each.stats)) for each in found.written]
+        came = [
+            KeyFile(name, str(self.draft / name), stats["minValues"]["_cdc_key"], stats["numRecords"])
+            for name, stats in told
+        ]
+        self.files = sorted([*kept, *came], key=lambda file: file.lowest)
+
+    def _check(self, way: Way, sent: set[str]) -> None:
+        base = [file for file in self.files if not is_fresh(file.path)]
+        rows = [key for file in base for key in self._stored(file)["_cdc_key"].to_pylist()]
+        assert rows == sorted(rows), "files that are not fresh hold ranges of keys"
+        for file in self.files:
+            assert file.rows == self._live(file).num_rows > 0
+            if is_fresh(file.path):
+                values = self._stored(file)["_cdc_key"].to_pylist()
+                assert values == sorted(values)
+            if way is Way.ERASE:
+                dead = self._stored(file)["_cdc_key"].take(pa.array(dead_rows_of(file)))
+                assert not sent & {*dead.to_pylist()}
+        if way is Way.RETURN:
+            assert all(file.vector is None and not is_fresh(file.path) for file in self.files)
+
+    def _stored(self, file: KeyFile) -> pa.Table:
+        return pq.read_table(file.stored).cast(SCHEMA)
+
+    def _live(self, file: KeyFile) -> pa.Table:
+        rows = self._stored(file)
+        return rows.filter(pa.array(live_mask(dead_rows_of(file), rows.num_rows)))
+
+
+def _marking_much(patch: pytest.MonkeyPatch, *, upkeep_too: bool) -> None:
+    """Small tables are all dense and due: let their rows be marked, and their few fresh files be merged."""
+    patch.setattr(upkeep, "FRESH_FILES", 3)
+    patch.setattr(upkeep, "_FEW_FRESH_FILES", 2)
+    patch.setattr(upkeep, "DENSE", 100)
+    if not upkeep_too:
+        patch.setattr(upkeep, "WASTE", 100)
+        patch.setattr(upkeep, "TOO_MUCH_WASTE", 100)
+
+
+@settings(max_examples=examples(EXAMPLES // 2), deadline=None)
+@given(randoms, st.integers(1, 6), st.sampled_from((1, 1 << 26)), st.sampled_from((0.5, 2, 5)))
+def test_marked_rows_and_fresh_files_are_one_file_updated_alone(
+    rng: Random, count: int, bytes_in_hand: int, rows_per_file: float
+) -> None:
+    events = drawn(rng)
+    windows = in_windows(rng, events, 2)
+    part_of = {at: rng.randrange(count) for at in windows}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updating_ranges, "_BYTES_IN_HAND", bytes_in_hand)
+        _marking_much(patch, upkeep_too=rng.random() < 0.5)
+        one, many = Held(), InVectors(Path(folder), rng, rows_per_file)
+        for part in range(count):
+            told = [event for event in events if part_of[event.at[:2]] == part]
+            if told:
+                folded = kernels.fold(kernels.events_table(told, TABLE, windows), TABLE, Cut())
+                one.take(folded)
+                many.take(folded)
+        assert many.content == one.content
+        assert many.rows.sort_by("_cdc_key").equals(one.rows.sort_by("_cdc_key"))
+
+
+def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
+    """The test above would hold of files that are written anew at every update."""
+    ways, marked, moved = set(), 0, 0
+    for seed in range(60):
+        rng = Random(seed)
+        events = drawn(rng)
+        windows = in_windows(rng, events, 2)
+        part_of = {at: rng.randrange(5) for at in windows}
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            _marking_much(patch, upkeep_too=seed % 2 == 0)
+            many = InVectors(Path(folder), rng, 5)
+            for part in range(5):
+                told = [event for event in events if part_of[event.at[:2]] == part]
+                if told:
+                    many.take(kernels.fold(kernels.events_table(told, TABLE, windows), TABLE, Cut()))
+            ways, marked, moved = ways | many.ways, marked + many.marked, moved + many.moved
+    assert ways == set(Way)
+    assert marked > 20
+    assert moved > 5
+
+
+def test_of_a_file_only_the_row_groups_of_wanted_keys_are_read(tmp_path: Path) -> None:
+    rows = pa.table({"id": pa.array(range(100)), "text": [str(n) for n in range(100)]})
+    order = fresh_files.KeyOrder("id", whole_numbers=True)
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
+    vectors = write_vectors(tmp_path, "unit", {"a.parquet": np.array([41])})
+    file = KeyFile("a.parquet", str(tmp_path / "a.parquet"), 0, 99, vectors["a.parquet"])
+    with fresh_files.OpenFiles(order, rows.schema) as opened:
+        found = opened.find(file, fresh_files.Among(np.array([3, 40, 41, 42, 99, 200])))
+        assert found.numbers.tolist() == [3, 40, 42, 99]
+        assert found.rows["text"].to_pylist() == ["3", "40", "42", "99"]
+        between = opened.find(file, fresh_files.Between(38, 43))
+        assert between.numbers.tolist() == [38, 39, 40, 42]
+        assert not len(opened.find(file, fresh_files.Between(200, None)).numbers)
