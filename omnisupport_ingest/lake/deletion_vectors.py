@@ -78,15 +78,18 @@ class DeletionVector:
 
     @classmethod
     def of_log(cls, fields: Mapping[str, Any]) -> DeletionVector:
-        """Return the vector that an action of the log or a checkpoint describes; ``KeyError`` if it
-        does not."""
-        return cls(
-            fields["storageType"],
-            fields["pathOrInlineDv"],
-            fields.get("offset"),
-            fields["sizeInBytes"],
-            fields["cardinality"],
-        )
+        """Return the vector that an action of the log or a checkpoint describes.
+
+        Raises ``KeyError`` or ``ValueError`` if it does not.
+        """
+        texts = fields["storageType"], fields["pathOrInlineDv"]
+        numbers = fields.get("offset"), fields["sizeInBytes"], fields["cardinality"]
+        whole = all(isinstance(each, int) and 0 <= each < 2**63 for each in numbers[1:])
+        if not all(isinstance(each, str) for each in texts) or not whole:
+            raise ValueError("no description of a deletion vector")
+        if numbers[0] is not None and not (isinstance(numbers[0], int) and 0 <= numbers[0] < 2**63):
+            raise ValueError("no offset of a deletion vector")
+        return cls(*texts, fields.get("offset"), fields["sizeInBytes"], fields["cardinality"])
 
     def in_log(self) -> dict[str, Any]:
         """Return the descriptor as an action of the log has it."""
@@ -101,7 +104,10 @@ class DeletionVector:
         table."""
         if self.storage != "u" or len(self.text) < _UUID_TEXT:
             return None
-        name = uuid.UUID(bytes=_decoded(self.text[-_UUID_TEXT:]))
+        try:
+            name = uuid.UUID(bytes=_decoded(self.text[-_UUID_TEXT:]))
+        except ValueError:
+            return None
         return str(PurePosixPath(self.text[:-_UUID_TEXT], f"deletion_vector_{name}.bin"))
 
 
@@ -240,16 +246,21 @@ def _inline(vector: DeletionVector, where: str) -> bytes:
 
 
 def _in_file(file: Path, vector: DeletionVector, where: str) -> bytes:
+    at = vector.offset or 0
     try:
         with file.open("rb") as opened:
             form = opened.read(1)
-            opened.seek(vector.offset or 0)
-            size, content, check = opened.read(4), opened.read(vector.bytes), opened.read(4)
+            opened.seek(at)
+            size, end = opened.read(4), at + vector.bytes + 8
+            whole = size == vector.bytes.to_bytes(8, "big")[4:] and end <= file.stat().st_size
+            content, check = (opened.read(vector.bytes), opened.read(4)) if whole else (b"", b"")
     except FileNotFoundError:
         raise _damaged(where, "is missing") from None
+    except OSError as problem:
+        raise _damaged(where, f"cannot be read ({problem.strerror})") from None
     if form != _FILE_FORMAT:
         raise _damaged(where, "is in a file of another format")
-    if size != struct.pack(">I", vector.bytes) or len(content) != vector.bytes:
+    if not whole:
         raise _damaged(where, f"does not have the {vector.bytes} bytes that the log says")
     if check != struct.pack(">I", zlib.crc32(content)):
         raise _damaged(where, "does not have its checksum")
@@ -257,10 +268,7 @@ def _in_file(file: Path, vector: DeletionVector, where: str) -> bytes:
 
 
 def _file_of(folder: Path, vector: DeletionVector) -> Path:
-    try:
-        relative = vector.path
-    except ValueError:
-        relative = None
+    relative = vector.path
     if relative is not None:
         return at_hand(folder / relative)
     target = urlsplit(vector.text)

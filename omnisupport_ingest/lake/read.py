@@ -94,7 +94,9 @@ def _live(
     rows = frame.select(*columns, _unescaped(path).alias(_OF), number.alias(_NUMBER))
     word = F.get(_BITS, (F.col(_NUMBER) / 64).cast("int"))
     is_dead = F.getbit(word, (F.col(_NUMBER) % 64).cast("int")) == 1
-    joined = rows.join(F.broadcast(bits), _OF)
+    unknown = F.raise_error(F.concat(F.lit("no deletion vector was sent for "), F.col(_OF)))
+    is_dead = F.when(F.isnull(word), unknown.cast("boolean")).otherwise(is_dead)
+    joined = rows.join(F.broadcast(bits), _OF, "left")
     return joined.where(~is_dead).drop(_OF, _NUMBER, _BITS)
 
 

@@ -131,6 +131,21 @@ def test_unknown_storage_is_refused(tmp_path: Path, vector: DeletionVector) -> N
         read_vector(tmp_path, vector)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    number=st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=3), st.none()),
+    which=st.sampled_from(["offset", "sizeInBytes", "cardinality"]),
+)
+def test_foreign_numbers_are_read_or_refused(tmp_path_factory, number: object, which: str) -> None:
+    folder = tmp_path_factory.mktemp("table")
+    (vector,) = write_vectors(folder, UNIT, {"a": np.arange(0, 5_000, 3)}).values()
+    described = vector.in_log()
+    if number == described[which]:
+        return
+    with pytest.raises((ValueError, KeyError, VectorDamaged)):
+        read_vector(folder, DeletionVector.of_log(described | {which: number}))
+
+
 def test_absolute_path_is_read(tmp_path: Path) -> None:
     (vector,) = write_vectors(tmp_path, UNIT, {"a": np.arange(0, 5_000, 3)}).values()
     assert vector.path is not None

@@ -400,6 +400,7 @@ def test_status_recommends_the_delay_where_the_last_updates_rewrote_much_for_few
     ]
     assert "the last 4 updates rewrote 30% of the files for 7.500% of the keys" in line
     assert '"delayed_merge"' in line
+    assert '"deletion_vectors": true' in line
     assert "rows_per_file" not in line
     story.write_contract(document())
     story.workspace = Workspace.open(story.workspace.settings)
