@@ -68,7 +68,7 @@ Seen = tuple[float, float]
 
 
 _FLAT = (
-    _IMAGE.removeprefix("STRUCT<").removesuffix(">")
+    _IMAGE.removeprefix("STRUCT<").removesuffix(">").replace(":", "")
     + ", __op STRING, __source_ts_ms BIGINT, __source_schema STRING, __source_table STRING,"
     " __source_lsn BIGINT, __source_sequence STRING, __source_db STRING, __source_txId BIGINT,"
     " __transaction_id STRING, __transaction_total_order BIGINT, __deleted STRING"

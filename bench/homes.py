@@ -19,6 +19,7 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
+from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.dagster_home import STORING
 from omnisupport_ingest.settings import Settings
@@ -62,6 +63,17 @@ class ManyTables:
             raise RuntimeError(str(done.failures))
         return time.perf_counter() - began
 
+    def taken_in(self) -> tuple[float, float]:
+        """Seconds of a look for what is pending, and of the runs that take it in."""
+        looked = ran = 0.0
+        while True:
+            began = time.perf_counter()
+            pending = pending_windows(self.workspace, SOURCE)
+            looked += time.perf_counter() - began
+            if pending.nothing:
+                return looked, ran
+            ran += self.run(pending.windows[0], pending.windows[-1], tables=pending.tables)
+
 
 def table_name(number: int) -> str:
     return f"tickets_{number:03}"
@@ -69,15 +81,23 @@ def table_name(number: int) -> str:
 
 @contextmanager
 def many_tables(
-    folder: Path, tables: int, *, window: str, first_window: datetime, seed: int = 1
+    folder: Path,
+    tables: int,
+    *,
+    window: str,
+    first_window: datetime,
+    seed: int = 1,
+    policy: Mapping[str, object] | None = None,
 ) -> Iterator[ManyTables]:
-    """A home in ``folder`` with ``tables`` tables, of which nothing has landed."""
+    """A home in ``folder`` with ``tables`` tables, of which nothing has landed. ``policy``: what their
+    contracts say beside what those of the desk do."""
     contracts = folder / "contracts"
     contracts.mkdir(parents=True)
     document = json.loads((default_contracts_dir() / "tickets.json").read_text())
     for number in range(tables):
-        policy = document["x-cdc"] | {"table": table_name(number), "source": SOURCE}
-        (contracts / f"{table_name(number)}.json").write_text(json.dumps(document | {"x-cdc": policy}))
+        names = {"table": table_name(number), "source": SOURCE}
+        told = document["x-cdc"] | names | dict(policy or {})
+        (contracts / f"{table_name(number)}.json").write_text(json.dumps(document | {"x-cdc": told}))
     settings = Settings(
         home=folder / "home",
         window=window,

@@ -20,7 +20,6 @@ from bench.report import write_result
 from omnisupport_ingest.checks.lake_checks import counts_add_up
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.lake import table
-from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 
 _MEASURED = ("tick", "run", "checks")
@@ -50,12 +49,12 @@ def main(few: int, many: int, rows: int, changes: int, repeats: int, seed: int) 
             for number in range(count):
                 home.land(number, rows, now() - timedelta(hours=1))
             began = time.perf_counter()
-            _taken_in(home)
+            home.taken_in()
             click.echo(f"  {count} tables made in {time.perf_counter() - began:.0f} s", err=True)
         for number in range(1, repeats + 1):
             for count, home in homes.items():
                 home.land(number % few, changes, now())
-                tick, run = _taken_in(home)
+                tick, run = home.taken_in()
                 took[f"tick {count}"].append(tick)
                 took[f"run {count}"].append(run)
                 took[f"checks {count}"].append(_checked_anew(home))
@@ -84,18 +83,6 @@ def _checked_anew(home: ManyTables) -> float:
         if not finding.passed:
             raise click.ClickException(finding.summary)
     return time.perf_counter() - began
-
-
-def _taken_in(home: ManyTables) -> tuple[float, float]:
-    """Seconds of a look for what is pending, and of the runs that take it in."""
-    looked = ran = 0.0
-    while True:
-        began = time.perf_counter()
-        pending = pending_windows(home.workspace, SOURCE)
-        looked += time.perf_counter() - began
-        if pending.nothing:
-            return looked, ran
-        ran += home.run(pending.windows[0], pending.windows[-1], tables=pending.tables)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ ANSWER_SECONDS = 10.0
 _ID_SECONDS = 3.0
 """The same of topics' ids, which an old cluster does not tell."""
 
+_CLOSE_SECONDS = 3.0
+"""How long the end of a connection is waited for; a cluster that is there takes milliseconds."""
+
 _DEFAULTS = {
     "client.id": "omnisupport-ingest",
     "queued.max.messages.kbytes": "65536",
@@ -116,7 +119,12 @@ class Cluster:
         )
 
     def close(self) -> None:
-        self.consumer.close()
+        """Close the client. What it still has to tell a cluster that is gone, it goes on telling on a thread
+        of its own that nobody waits for."""
+        closing = threading.Thread(target=self.consumer.close, name="closing a client of Kafka", daemon=True)
+        closing.start()
+        # The library waits a minute or more for the answer to offsets of the group, which decide nothing.
+        closing.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self

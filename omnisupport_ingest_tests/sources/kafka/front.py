@@ -30,13 +30,25 @@ _REFUSED, _NO_SUCH_MECHANISM = 58, 33
 @dataclass
 class Front:
     """``port`` of loopback, before a broker on ``behind``. ``certificate``: its own, to be trusted; None: it
-    speaks plainly. ``users``: who may, with passwords; none: everybody. ``let_in``: whom it has let in."""
+    speaks plainly. ``users``: who may, with passwords; none: everybody. ``let_in``: whom it has let in.
+    ``cut``, ``mend``: nobody reaches the broker, and everybody may again."""
 
     port: int
     behind: int = 0
     certificate: Path | None = None
     users: dict[str, str] = field(default_factory=dict)
     let_in: list[str] = field(default_factory=list)
+    _passing: list[socket.socket] = field(default_factory=list)
+    was_cut: bool = False
+    _is_cut: bool = False
+
+    def cut(self) -> None:
+        self._is_cut = self.was_cut = True
+        while self._passing:
+            _end(self._passing.pop())
+
+    def mend(self) -> None:
+        self._is_cut = False
 
     @property
     def address(self) -> str:
@@ -70,8 +82,9 @@ def _serve(client: socket.socket, context: ssl.SSLContext | None, of: Front) -> 
         if context is not None:
             client = context.wrap_socket(client, server_side=True)
         with client, socket.create_connection(("127.0.0.1", of.behind)) as broker:
-            if of.users and not _knows(client, broker, of):
+            if of._is_cut or (of.users and not _knows(client, broker, of)):
                 return
+            of._passing.append(client)
             back = threading.Thread(target=_pass_on, args=(broker, client), daemon=True)
             back.start()
             _pass_on(client, broker)
@@ -83,8 +96,12 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
         while piece := source.recv(1 << 16):
             target.sendall(piece)
     for each in (source, target):
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+        _end(each)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _knows(client: socket.socket, broker: socket.socket, of: Front) -> bool:

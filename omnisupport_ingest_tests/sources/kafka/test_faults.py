@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Message
 
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
-from omnisupport_ingest.sources.kafka import client
+from omnisupport_ingest.sources.kafka import client, run
 from omnisupport_ingest.sources.kafka.client import Cluster, check_settings
 from omnisupport_ingest.sources.kafka.errors import (
     KafkaRefused,
@@ -22,7 +25,9 @@ from omnisupport_ingest.sources.kafka.errors import (
     TopicReplaced,
 )
 from omnisupport_ingest.sources.kafka.offsets import Ways
+from omnisupport_ingest.sources.kafka.sync import KafkaInlet
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, mock_cluster, running_broker
+from omnisupport_ingest_tests.sources.kafka.front import front
 from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 
 TOPIC = "mocked"
@@ -124,6 +129,45 @@ def test_a_broker_that_is_gone_costs_nothing_that_has_landed(tmp_path: Path) -> 
     with pytest.raises(KafkaUnreachable):
         reader.sync()
     assert reader.keys() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_broker_that_is_lost_while_it_is_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """It comes back within the patience of a sync, which goes on, or it does not: then the next one does."""
+    monkeypatch.setattr(run, "KafkaInlet", partial(KafkaInlet, patience_seconds=3.0))
+    # So that the client has not read all of it before the broker is lost.
+    little_ahead = {
+        "queued.min.messages": "1",
+        "queued.max.messages.kbytes": "64",
+        "fetch.message.max.bytes": "20000",
+        "fetch.max.bytes": "1000512",
+    }
+    with front(tmp_path, tls=False) as before, running_broker(tmp_path / "log", before=before):
+        broker = Broker(before.address, {"batch.num.messages": "1"})
+        broker.make_topic("t")
+        broker.produce("t", ((key, value | {"pad": "x" * 5000}) for key, value in changes(0, 300)))
+        reader = Reader(tmp_path / "home", before.address, "t", batch_rows=100, secured=little_ahead)
+        consume = Cluster.consume
+
+        def cut_once(cluster: Cluster, count: int, seconds: float) -> Sequence[Message]:
+            if reader.spans() and not before.was_cut:
+                before.cut()
+            elif before.was_cut and comes_back:
+                before.mend()
+            return consume(cluster, min(count, 40), seconds)
+
+        monkeypatch.setattr(Cluster, "consume", cut_once)
+        if not comes_back:
+            began = time.monotonic()
+            with pytest.raises(KafkaUnreachable):
+                reader.sync()
+            assert time.monotonic() - began < 40, "it does not wait for the client to tell the group"
+            assert 100 <= len(reader.keys()) < 300, "it was lost before the end"
+            before.mend()
+        assert reader.sync().faults == []
+        assert before.was_cut and reader.keys() == list(range(300)), "each of them once"
 
 
 @pytest.mark.parametrize(
