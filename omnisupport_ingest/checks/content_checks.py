@@ -7,7 +7,6 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.pandera_schema import failures
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.dimensions import known_live_rows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -47,6 +46,9 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
     """Check that the live rows without unresolved cells pass the contract's pandera schema."""
+    # Every process that makes definitions imports this module, and pandera takes as long as a fifth of them.
+    from omnisupport_ingest.contracts.pandera_schema import failures
+
     broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:

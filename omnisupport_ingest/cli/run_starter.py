@@ -41,12 +41,13 @@ _ALSO = (
     "duckdb",
     "grpc",
     "grpc_status.rpc_status",
+    "omnisupport_ingest.contracts.pandera_schema",
     "pyarrow.dataset",
     "pyspark.sql.connect.client",
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.session",
 )
-"""Modules of others that a run imports late, if they are installed."""
+"""Modules that a run imports late, if they are installed."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 

@@ -189,3 +189,10 @@ def test_a_run_makes_every_table_before_any_check(definitions: dg.Definitions) -
     assert tables and priority.keys() - tables
     assert {priority[name] for name in tables} == {0}
     assert {priority[name] for name in priority.keys() - tables} == {-1}
+
+
+def test_definitions_import_no_pandera() -> None:
+    """Every process that runs a job makes them; only a gate or an audit that judges rows needs pandera."""
+    code = "import sys, omnisupport_ingest.definitions; print('pandera' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "False"
