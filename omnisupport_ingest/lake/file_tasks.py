@@ -240,7 +240,7 @@ def made_by_tasks(
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
-    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft.mkdir(mode=0o700)
     spec = table.spec
     schema = arrow_schema(spec.schema, without=())

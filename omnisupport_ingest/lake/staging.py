@@ -91,7 +91,7 @@ def stage_frame(
     standing_task.release()
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: the staging folder, and a draft in it that no table names.
-    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with (
             failpoint("lake.write", spec.path),
@@ -116,7 +116,7 @@ def stage_folders(
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
-    draft.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with failpoint("lake.write", table.spec.path):
             gathered(folders, draft)

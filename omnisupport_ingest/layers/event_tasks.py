@@ -40,6 +40,7 @@ from omnisupport_ingest.landing.manifest import DataFile
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.layers.event_copies import Copies, Marks
 from omnisupport_ingest.layers.scenarios import Group, groups_in
+from omnisupport_ingest.storage import at_hand
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _QUARANTINE = arrow_schema(QUARANTINE_TYPE, without=())
@@ -82,7 +83,7 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str | None:
         except DamagedBatch:
             return None
         known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
-        for batch in batches_of(str(file.folder / file.file.path), _RAW, known):
+        for batch in batches_of(str(at_hand(file.folder / file.file.path)), _RAW, known):
             rows = pa.Table.from_batches([batch])
             # Rows of another batch are not what the manifest counts.
             counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])

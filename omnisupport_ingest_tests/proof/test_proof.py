@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest_tests.oracle.model import Event, Position
 from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.compare import Difference
@@ -24,7 +23,6 @@ from omnisupport_ingest_tests.proof.run import Proved, prove
 from omnisupport_ingest_tests.proof.story import Story, draw
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS
 from omnisupport_ingest_tests.proof.versions import versions
-from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 FILES, STREAM, SMALL = range(4108, 4120), range(1149, 1159), range(3053, 3059)
 STEPS = (
@@ -92,17 +90,6 @@ def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happ
     story = replace(story, gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0))
     seen.add(prove(story, tmp_path / "gap", plain, say=lambda _: None).tally)
     assert seen.never == []
-
-
-@pytest.mark.slow
-def test_a_home_in_a_bucket_is_what_the_oracle_comes_to(
-    plain: SparkSession, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMNISUPPORT_STORAGE", s3.place())
-    story = replace(a_stream(SMALL, 2, 0), gaps=(Gap(lost=1, back=3),))
-    proved = prove(story, tmp_path / "home", plain, say=lambda _: None)
-    assert not storage_of(proved.workspace.home.lake / "any").is_local
-    assert proved.tally.things["gaps filled again"] and proved.tally.things["rebuilds from landing"]
 
 
 Row = dict[str, Any]

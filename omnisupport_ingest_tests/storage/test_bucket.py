@@ -12,19 +12,23 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import QueryBuilder
 
 from omnisupport_ingest.bucket import BucketStorage
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.commit import CommitConflict
 from omnisupport_ingest.lake.delta import open_delta
+from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
 from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest.storage import (
     StorageRefused,
@@ -200,6 +204,30 @@ def test_records_that_another_home_lands_are_brought_and_few_requests_are_made(
     store.begin_epoch("the second", None)
     other.look_again()
     assert [each.reason for each in other.epochs()] == ["the first", "the second"]
+
+
+def test_tasks_take_in_a_batch_that_another_machine_landed(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    ours, other = (landing_of(tmp_path / name, place) for name in ("ours", "other"))
+    ours.begin_epoch("the first", None)
+    land(ours, 10, 20)
+    [batch] = other.manifests()
+    [file] = batch.files
+    arrival = {
+        "batch_id": batch.batch_id,
+        "window": file.window,
+        "landed_at": batch.arrival.landed_at,
+        "watermark_before": None,
+        "newest_epoch_before": None,
+        "file_name": None,
+    }
+    # As a task has it: no process here has had the file at hand.
+    assert not (other.folder / file.path).exists()
+    output = Output(tmp_path / "draft", 0, arrow_schema(RAW_TYPE, without=()), ("window",))
+    assert take_in(output, [LandedFile(other.folder, file, arrival)]) == ""
+    output.close()
+    [written] = (tmp_path / "draft" / "rows").rglob("*.parquet")
+    assert pq.read_metadata(written).num_rows == file.rows
 
 
 def test_a_batch_takes_two_puts_and_two_looks_however_many_there_are(
