@@ -210,7 +210,7 @@ def test_every_reader_shows_the_same_live_rows_at_every_version(table: LakeTable
 
 
 def test_spark_shows_the_same_live_rows(tmp_path: Path, spark: SparkSession) -> None:
-    table = marked_table(tmp_path / "a home+ %41é")
+    table = marked_table(tmp_path / "a home+ é")
     files = first_files(table)
     snapshot = table.open()
     last = placed(table, "b", [7_000_000])
