@@ -57,7 +57,7 @@ test-all: $(INSTALLED) ## Run every test but those that `make help` names apart 
 
 .PHONY: draws
 draws: $(INSTALLED) ## Tell the stories of which `make test-all` draws a few seeds or points of death with all of them
-	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "drawn and not crash" --draw all $(ARGS)
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) -m "drawn and not crash" --draw=all $(ARGS)
 
 .PHONY: test-servers
 test-servers: $(INSTALLED) ## Run the tests of capture on PostgreSQL 16 (wheel) and 15 (Debian's; POSTGRES_15=folder)

@@ -16,7 +16,7 @@ from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.landing.rows import DIVIDED_SCHEMA
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.protocol.change_block import ChangeBlock
-from omnisupport_ingest.sources.postgres.protocol.changes import EventReader
+from omnisupport_ingest.sources.postgres.protocol.changes import ChangeCollector
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Begin
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.postgres.protocol.test_change_block import (
@@ -56,16 +56,16 @@ def encrypting(tmp_path_factory: pytest.TempPathFactory) -> EncryptedLanding:
 
 
 def block_of(steps: Sequence[Step]) -> ChangeBlock:
-    reader = EventReader(3, KEYS, is_partitioned)
+    collector = ChangeCollector(3, KEYS, is_partitioned)
     for table in TABLES:
-        reader.describe(table)
-    reader.begin(Begin(1000, NOON, 700))
+        collector.describe(table)
+    collector.begin(Begin(1000, NOON, 700))
     for step in steps:
         if step.message is not None:
-            reader.row(step.message)
+            collector.add_row(step.message)
         elif step.truncated:
-            reader.truncate([(each.schema, each.table) for each in step.truncated], 7)
-    return reader.take()
+            collector.add_truncate([(each.schema, each.table) for each in step.truncated], 7)
+    return collector.take()
 
 
 @given(STREAMS)

@@ -184,7 +184,7 @@ def test_watermark_waits_for_no_second_look_if_the_server_was_a_moment_behind_th
     answer = Follower._answer
 
     def behind(self: Follower, keepalive: Keepalive) -> None:
-        flushed = self._clock.flushed
+        flushed = self._wal_clock.flushed
         if keepalive.wal_end >= flushed and flushed not in below:
             below.add(flushed)
             answer(self, replace(keepalive, wal_end=Lsn(flushed.value - 1), reply_now=False))
