@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -88,8 +88,7 @@ def files_in_log(folder: Path, version: int) -> LogFiles:
     for number, parts in sorted(_checkpoints(folder / "_delta_log").items(), reverse=True):
         if number <= version:
             for part in parts:
-                for action in _actions_in(part):
-                    _apply(found, action)
+                _apply_checkpoint(found, part)
             at = number
             break
     for number in range(at + 1, version + 1):
@@ -126,15 +125,16 @@ def vector_of(fields: Mapping[str, Any]) -> DeletionVector | None:
     return None if described is None else DeletionVector.of_log(described)
 
 
-def _actions_in(checkpoint: Path) -> Iterator[Mapping[str, Any]]:
+def _apply_checkpoint(found: LogFiles, checkpoint: Path) -> None:
     try:
         with pq.ParquetFile(at_hand(checkpoint), pre_buffer=False) as parquet:
             there = set(parquet.schema_arrow.names)
             if not {"add", "remove"} <= there:
                 raise ValueError("no checkpoint")
             for batch in parquet.iter_batches(4096, columns=_READ):
-                yield from batch.to_pylist()
-    except (OSError, ValueError):
+                for action in batch.to_pylist():
+                    _apply(found, action)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         folder = checkpoint.parent.parent
         raise _unreadable(folder, f"its checkpoint {checkpoint.name} cannot be read") from None
 
