@@ -17,9 +17,10 @@ import pytest
 
 from omnisupport_ingest.cli.doctor_home import _size
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY
+from omnisupport_ingest.lake import live_rows
 from omnisupport_ingest.lake.deletion_vectors import write_vectors
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
-from omnisupport_ingest.lake.live_rows import live_sql, live_table
+from omnisupport_ingest.lake.live_rows import bare_sql, live_sql, live_table
 from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
@@ -148,6 +149,20 @@ def test_name_with_a_quote_is_a_name(tmp_path: Path) -> None:
     with duckdb.connect() as connection:
         found = connection.execute(f"SELECT id FROM {live_sql(connection, [file])} ORDER BY id").fetchall()
     assert found == [(1,), (3,)]
+
+
+def test_duckdb_takes_no_row_of_a_file_whose_vector_it_was_not_sent(
+    marked: list[LakeFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_another_name(paths: Sequence[str], *options: str) -> str:
+        return bare_sql([path.replace("/one.", "//one.") for path in paths], *options)
+
+    monkeypatch.setattr(live_rows, "bare_sql", by_another_name)
+    with (
+        duckdb.connect() as connection,
+        pytest.raises(duckdb.Error, match=r"no deletion vector.*one\.parquet"),
+    ):
+        connection.execute(f"SELECT id FROM {live_sql(connection, marked)}").fetchall()
 
 
 def test_a_dead_row_costs_a_number_and_not_the_path_of_its_file(tmp_path: Path) -> None:
