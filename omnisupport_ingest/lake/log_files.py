@@ -32,7 +32,7 @@ _READ += [f"remove.{name}" for name in ("path", "deletionTimestamp", "deletionVe
 
 
 class LogUnreadable(IngestError):
-    """Raised when the log does not say which rows of a table are dead."""
+    """Raised when the log does not say which rows of a table are dead, or which files left it."""
 
     exit_code = 4
 
@@ -105,6 +105,33 @@ def files_in_log(folder: Path, version: int) -> LogFiles:
     return found
 
 
+def left_since(folder: Path, version: int, since: datetime) -> set[str]:
+    """Return the paths of the files, those of vectors included, that left the table in ``folder`` after
+    ``since``, as far as the entries of the log up to ``version`` go back.
+
+    Checkpoints forget after a week what left.
+    """
+    after, found = since.timestamp() * 1000, set[str]()
+    for number in range(version, -1, -1):
+        entry = entry_file(folder, number)
+        committed = None
+        try:
+            for action in map(json.loads, at_hand(entry).read_bytes().splitlines()):
+                if (fields := action.get("remove")) is not None and fields.get(
+                    "deletionTimestamp", 0
+                ) > after:
+                    found |= {unquote(fields["path"]), *_paths_of([vector_of(fields)])}
+                committed = action.get("commitInfo", {}).get("timestamp", committed)
+        except FileNotFoundError:
+            break
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            problem = f"its entry {entry.name} cannot be read"
+            raise _unreadable(folder, problem, "what left the table lately") from None
+        if committed is not None and committed <= after:
+            break
+    return found
+
+
 def _apply(found: LogFiles, action: Mapping[str, Any]) -> None:
     """Apply the actions of one line. Those of one entry may stand in any order."""
     if (fields := action.get("remove")) is not None:
@@ -151,9 +178,9 @@ def _checkpoints(log: Path) -> dict[int, list[Path]]:
     return {version: sorted(those) for (version, parts), those in found.items() if len(those) == parts}
 
 
-def _unreadable(folder: Path, problem: str) -> LogUnreadable:
+def _unreadable(folder: Path, problem: str, what: str = "which rows are dead") -> LogUnreadable:
     return LogUnreadable(
-        f"The log of {folder} does not say which rows are dead: {problem}.",
+        f"The log of {folder} does not say {what}: {problem}.",
         fix="Restore the table's folder from a backup; or remove it, and `omnisupport-ingest materialize` "
         "makes the table anew.",
     )

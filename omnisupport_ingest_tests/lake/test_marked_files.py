@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -478,6 +478,28 @@ def test_sweep_keeps_the_vectors_that_the_table_needs(table: LakeTable) -> None:
         path for path in gone if "/" not in path and not path.endswith(".parquet")
     } == {str(Path(str(path)).parent) for path in vectors - now}
     assert by_ours(table.open()) == by_others(table)
+
+
+@pytest.mark.parametrize("make", [unpartitioned, marked_table])
+def test_sweep_keeps_what_left_a_table_within_a_long_time(
+    tmp_path: Path, make: Callable[[Path], LakeTable]
+) -> None:
+    table = make(tmp_path)
+    files = first_files(table)
+    put(table.open(), "b", [placed(table, "b", [1])], remove=[files[0]])
+    entry = table.folder / "_delta_log" / f"{table.open().version:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "remove" in line:
+            line["remove"]["deletionTimestamp"] -= int(10 * DAY / timedelta(milliseconds=1))
+    entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lake_table._opened.clear()
+    # It forgets what left more than a week ago.
+    DeltaTable(str(table.folder)).create_checkpoint()
+    age(table.folder, 40 * DAY)
+    assert sweep(table, 30 * DAY) == []
+    assert Path(files[0].stored).exists()
+    assert files[0].path in sweep(table, 9 * DAY)
 
 
 def test_sweep_keeps_a_file_that_left_just_now_though_it_was_marked_long_ago(table: LakeTable) -> None:
