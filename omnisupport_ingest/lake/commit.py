@@ -175,8 +175,9 @@ def commit_actions(
             raise
         if writer:
             # The library may have put the entry a second time, and been told that it is there.
-            committed = DeltaTable(handle.table_uri, version=version + 1).history(1)[0]
-            if writer.items() <= committed.items():
+            # Its history has later versions too, and leaves out an entry without ``commitInfo``.
+            committed = DeltaTable(handle.table_uri, version=version + 1).history(1)
+            if any(writer.items() <= each.items() for each in committed):
                 return version + 1
         raise conflict(handle.table_uri, version, newest) from error
     return version + 1

@@ -15,7 +15,7 @@ import hashlib
 import struct
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -140,6 +140,22 @@ def path_without_dead_rows(file: MayHaveDeadRows) -> str:
     return path_at_hand(file.full_path)
 
 
+def are_there(files: Iterable[MayHaveDeadRows]) -> bool:
+    """Return whether all ``files`` can still be read, with their vectors.
+
+    A sweep deletes the vector of an older version, and keeps the file if the table holds it with another one.
+    """
+    return all(map(_is_there, files))
+
+
+def _is_there(file: MayHaveDeadRows) -> bool:
+    if not Path(path_at_hand(file.full_path)).exists():
+        return False
+    if file.vector is None or file.vector.storage == "i":
+        return True
+    return _file_of(_table_of(file), file.vector).exists()
+
+
 def read_vector(folder: Path, vector: DeletionVector) -> Rows:
     """Return the dead rows that ``vector``, of the table in ``folder``, lists.
 
@@ -162,7 +178,7 @@ def dead_rows_of(file: MayHaveDeadRows) -> Rows:
     """Return the dead rows of ``file``; none if it has no vector. Raises ``VectorDamaged``."""
     if file.vector is None:
         return np.zeros(0, np.int64)
-    rows = read_vector(Path(file.full_path.removesuffix(f"/{file.path}")), file.vector)
+    rows = read_vector(_table_of(file), file.vector)
     if len(rows) and rows[-1] >= file.stored_rows:
         where = f"The deletion vector of {file.full_path}"
         raise _damaged(where, f"lists row {rows[-1]}; the file has {file.stored_rows}")
@@ -265,6 +281,10 @@ def _in_file(file: Path, vector: DeletionVector, where: str) -> bytes:
     if check != struct.pack(">I", zlib.crc32(content)):
         raise _damaged(where, "does not have its checksum")
     return content
+
+
+def _table_of(file: MayHaveDeadRows) -> Path:
+    return Path(file.full_path.removesuffix(f"/{file.path}"))
 
 
 def _file_of(folder: Path, vector: DeletionVector) -> Path:

@@ -61,21 +61,24 @@ def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile | str]) ->
         return bare_sql(plain)
     dead = f"dead_{uuid.uuid4().hex}"
     numbers = [dead_rows_of(file) for file in marked]
-    paths = pa.array([file.stored for file in marked], pa.string())
-    listed = pa.table(
-        {
-            "of": paths.take(pa.array(np.repeat(np.arange(len(marked)), [len(each) for each in numbers]))),
-            "number": np.concatenate(numbers),
-        }
-    )
-    connection.register(f"{dead}_listed", listed)
-    # No failpoint: a temporary table of this connection.
-    connection.execute(f"CREATE TEMP TABLE {dead} AS SELECT * FROM {dead}_listed")
-    connection.unregister(f"{dead}_listed")
+    # A dead row names its file by number: a path is a hundred bytes.
+    of = np.repeat(np.arange(len(marked), dtype=np.int32), [len(each) for each in numbers])
+    listed = {
+        dead: pa.table({"file": of, "number": np.concatenate(numbers)}),
+        f"{dead}_in": pa.table(
+            {"file": np.arange(len(marked), dtype=np.int32), "path": [file.stored for file in marked]}
+        ),
+    }
+    for name, rows in listed.items():
+        connection.register(f"{name}_listed", rows)
+        # No failpoint: a temporary table of this connection.
+        connection.execute(f"CREATE TEMP TABLE {name} AS SELECT * FROM {name}_listed")
+        connection.unregister(f"{name}_listed")
     numbered = bare_sql([file.stored for file in marked], f"filename = '{_FILE}'", "file_row_number = true")
+    unknown = f"error('no deletion vector was read for ' || m.{_FILE})::INTEGER"
     live = (
-        f"SELECT m.* EXCLUDE ({_FILE}, {_ROW}) FROM {numbered} m "
-        f"ANTI JOIN {dead} d ON m.{_FILE} = d.of AND m.{_ROW} = d.number"
+        f"SELECT m.* EXCLUDE ({_FILE}, {_ROW}) FROM {numbered} m LEFT JOIN {dead}_in f ON m.{_FILE} = f.path "
+        f"ANTI JOIN {dead} d ON coalesce(f.file, {unknown}) = d.file AND m.{_ROW} = d.number"
     )
     return f"(FROM {bare_sql(plain)} UNION ALL BY NAME {live})" if plain else f"({live})"
 

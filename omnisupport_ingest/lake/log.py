@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.deletion_vectors import DeletionVector
+from omnisupport_ingest.lake.deletion_vectors import DeletionVector, are_there
 from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.log_files import vector_of
@@ -55,7 +55,7 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
         return None
     replaced = frozenset(file.window for file in files.gone)
     added = tuple(file for file in files.added if file.window not in replaced)
-    if not all(Path(file.stored).exists() for file in (*added, *files.gone)):
+    if not are_there((*added, *files.gone)):
         return None
     return LogChanges(added, replaced, files.gone, files.new_states, files.oldest)
 

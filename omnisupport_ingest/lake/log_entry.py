@@ -32,7 +32,7 @@ from omnisupport_ingest.lake.file_index_tables import (
     version_of,
 )
 from omnisupport_ingest.lake.log_files import has_vectors
-from omnisupport_ingest.storage import create_exclusively, storage_of
+from omnisupport_ingest.storage import StorageUnreachable, create_exclusively, storage_of
 
 _log = logging.getLogger(__name__)
 
@@ -111,9 +111,11 @@ def put_entry(
 def allow_vectors(folder: Path, handle: DeltaTable) -> DeltaTable:
     """Let the table in ``folder``, which ``handle`` has open, have deletion vectors; return it opened again.
 
-    delta-rs's own way adds the feature ``variantType``, which fewer engines read.
+    delta-rs's own way adds the feature ``variantType``, which fewer engines read. Raises ``WriterDemands`` if
+    no commit could follow.
     """
     while not has_vectors(handle):
+        _require_no_demands(handle)
         content = _text_of([_protocol_with_vectors(handle), _metadata_with_vectors(handle)])
         with failpoint("lake.feature", folder), translated_store_errors(folder):
             # Another process may do the same, or commit: then look again.
@@ -122,17 +124,24 @@ def allow_vectors(folder: Path, handle: DeltaTable) -> DeltaTable:
     return handle
 
 
-def _protocol_with_vectors(handle: DeltaTable) -> dict[str, Any]:
-    protocol = handle.protocol()
-    reads, writes = protocol.min_reader_version, protocol.min_writer_version
-    if reads == 2 or 2 < writes < 7:
+def _require_no_demands(handle: DeltaTable) -> None:
+    of_writers = handle.metadata().configuration.keys() - _PLAIN
+    found = [f"property {name}" for name in sorted(of_writers)]
+    found += [each if " " in each else f"feature {each}" for each in unknown_features(handle)]
+    if found:
         raise WriterDemands(
-            f"{handle.table_uri} has protocol {reads}/{writes}, which another program gave it.",
+            f"{handle.table_uri} cannot have deletion vectors: it has {found[0]}, which another program gave "
+            "it and which puts demands on its writers.",
             fix="Take deletion_vectors out of the contract; or remove the table's folder, and "
             "`omnisupport-ingest materialize` makes it anew.",
         )
+
+
+def _protocol_with_vectors(handle: DeltaTable) -> dict[str, Any]:
+    protocol = handle.protocol()
     # What the versions before 3 and 7 mean (Delta protocol, "Supported Features").
-    before = protocol.writer_features if writes == 7 else ("appendOnly", "invariants")
+    of_version = ("appendOnly", "invariants")
+    before = protocol.writer_features if protocol.min_writer_version == 7 else of_version
     return {
         "protocol": {
             "minReaderVersion": 3,
@@ -237,7 +246,7 @@ def _make_checkpoint(table: TableLog, version: int) -> None:
             handle = open_delta(table.folder, version)
             handle.create_checkpoint()
             handle.cleanup_metadata()
-    except (DeltaError, OSError) as problem:
+    except (DeltaError, OSError, StorageUnreachable) as problem:
         _log.warning("No checkpoint of %s was made: %s.", table.folder, type(problem).__name__)
 
 

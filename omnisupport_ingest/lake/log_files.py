@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ _READ += [f"remove.{name}" for name in ("path", "deletionTimestamp", "deletionVe
 
 
 class LogUnreadable(IngestError):
-    """Raised when the log does not say which rows of a table are dead."""
+    """Raised when the log does not say which rows of a table are dead, or which files left it."""
 
     exit_code = 4
 
@@ -88,8 +88,7 @@ def files_in_log(folder: Path, version: int) -> LogFiles:
     for number, parts in sorted(_checkpoints(folder / "_delta_log").items(), reverse=True):
         if number <= version:
             for part in parts:
-                for action in _actions_in(part):
-                    _apply(found, action)
+                _apply_checkpoint(found, part)
             at = number
             break
     for number in range(at + 1, version + 1):
@@ -103,6 +102,33 @@ def files_in_log(folder: Path, version: int) -> LogFiles:
             raise _unreadable(folder, problem) from None
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             raise _unreadable(folder, f"its entry {entry.name} cannot be read") from None
+    return found
+
+
+def left_since(folder: Path, version: int, since: datetime) -> set[str]:
+    """Return the paths of the files, those of vectors included, that left the table in ``folder`` after
+    ``since``, as far as the entries of the log up to ``version`` go back.
+
+    Checkpoints forget after a week what left.
+    """
+    after, found = since.timestamp() * 1000, set[str]()
+    for number in range(version, -1, -1):
+        entry = entry_file(folder, number)
+        committed = None
+        try:
+            for action in map(json.loads, at_hand(entry).read_bytes().splitlines()):
+                if (fields := action.get("remove")) is not None and fields.get(
+                    "deletionTimestamp", 0
+                ) > after:
+                    found |= {unquote(fields["path"]), *_paths_of([vector_of(fields)])}
+                committed = action.get("commitInfo", {}).get("timestamp", committed)
+        except FileNotFoundError:
+            break
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            problem = f"its entry {entry.name} cannot be read"
+            raise _unreadable(folder, problem, "what left the table lately") from None
+        if committed is not None and committed <= after:
+            break
     return found
 
 
@@ -126,15 +152,16 @@ def vector_of(fields: Mapping[str, Any]) -> DeletionVector | None:
     return None if described is None else DeletionVector.of_log(described)
 
 
-def _actions_in(checkpoint: Path) -> Iterator[Mapping[str, Any]]:
+def _apply_checkpoint(found: LogFiles, checkpoint: Path) -> None:
     try:
         with pq.ParquetFile(at_hand(checkpoint), pre_buffer=False) as parquet:
             there = set(parquet.schema_arrow.names)
             if not {"add", "remove"} <= there:
                 raise ValueError("no checkpoint")
             for batch in parquet.iter_batches(4096, columns=_READ):
-                yield from batch.to_pylist()
-    except (OSError, ValueError):
+                for action in batch.to_pylist():
+                    _apply(found, action)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         folder = checkpoint.parent.parent
         raise _unreadable(folder, f"its checkpoint {checkpoint.name} cannot be read") from None
 
@@ -151,9 +178,9 @@ def _checkpoints(log: Path) -> dict[int, list[Path]]:
     return {version: sorted(those) for (version, parts), those in found.items() if len(those) == parts}
 
 
-def _unreadable(folder: Path, problem: str) -> LogUnreadable:
+def _unreadable(folder: Path, problem: str, what: str = "which rows are dead") -> LogUnreadable:
     return LogUnreadable(
-        f"The log of {folder} does not say which rows are dead: {problem}.",
+        f"The log of {folder} does not say {what}: {problem}.",
         fix="Restore the table's folder from a backup; or remove it, and `omnisupport-ingest materialize` "
         "makes the table anew.",
     )

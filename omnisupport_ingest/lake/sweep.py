@@ -23,12 +23,15 @@ from deltalake import DeltaTable
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.delta import open_delta
-from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors
+from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors, left_since
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 
 _SUFFIXES = (".parquet", ".bin")
 """Of data files, and of files with deletion vectors."""
+
+_REMEMBERED = timedelta(days=6)
+"""Checkpoints know what left a table for a week (``delta.deletedFileRetentionDuration``)."""
 
 
 def sweep(
@@ -168,7 +171,10 @@ def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str
         enforce_retention_duration=False,
         full=True,
     )
-    needed = _in_log(table, handle).needed(datetime.now(UTC) - older_than)
+    since = datetime.now(UTC) - older_than
+    needed = _in_log(table, handle).needed(since)
+    if older_than > _REMEMBERED:
+        needed |= left_since(table.folder, handle.version(), since)
     return {unquote(path) for path in found} - needed - set(spare)
 
 

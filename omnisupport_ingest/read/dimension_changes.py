@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -23,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from omnisupport_ingest.cdc.erasing import Erasures
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import is_plain
+from omnisupport_ingest.lake.deletion_vectors import are_there
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
@@ -108,7 +108,7 @@ def changes_of(
     if files is None:
         return None
     added, gone = files.added, files.gone
-    if not all(Path(each.stored).exists() for each in (*added, *gone)):
+    if not are_there((*added, *gone)):
         return None
     if not added and not gone:
         return []

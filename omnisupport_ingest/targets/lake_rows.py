@@ -20,6 +20,7 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.deletion_vectors import are_there
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
@@ -92,7 +93,7 @@ class CurrentState:
         if changes is None:
             return None
         came, went = changes.added, changes.gone
-        return (came, went) if all(Path(file.stored).exists() for file in (*came, *went)) else None
+        return (came, went) if are_there((*came, *went)) else None
 
 
 def entry_of(snapshot: TableSnapshot, version: int) -> str | None:

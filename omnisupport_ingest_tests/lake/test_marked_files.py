@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DoubleType, StructField, StructType, TimestampType
 
 from omnisupport_ingest.failpoints import VARIABLE
-from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake import layout, log_entry
 from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.commit import CommitConflict, StagedFileMissing, WindowChange
 from omnisupport_ingest.lake.deletion_vectors import DeadRows, dead_rows_of, write_vectors
@@ -38,6 +38,7 @@ from omnisupport_ingest.lake.log_files import LogUnreadable, files_in_log
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced, sweepable
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.storage import StorageUnreachable
 from omnisupport_ingest_tests.lake.tables import state, unpartitioned
 from omnisupport_ingest_tests.lake.test_sweep import age
 
@@ -316,6 +317,34 @@ def test_log_of_many_marks_has_a_checkpoint_that_keeps_them(table: LakeTable) ->
         files_in_log(table.folder, 102)
 
 
+def test_checkpoint_that_describes_no_vector_is_named(table: LakeTable) -> None:
+    files = first_files(table)
+    put(table.open(), "b", dead={files[0].path: [1]})
+    DeltaTable(str(table.folder)).create_checkpoint()
+    [checkpoint] = (table.folder / "_delta_log").glob("*.checkpoint.parquet")
+    rows, schema = pq.read_table(checkpoint).to_pylist(), pq.read_schema(checkpoint)
+    [add] = [row["add"] for row in rows if row["add"] and row["add"]["deletionVector"]]
+    add["deletionVector"]["cardinality"] = -1
+    pq.write_table(pa.Table.from_pylist(rows, schema), checkpoint)
+    with pytest.raises(LogUnreadable, match=rf"its checkpoint {checkpoint.name} cannot be read"):
+        files_in_log(table.folder, table.open().version)
+
+
+def test_commit_whose_checkpoint_found_no_store_is_done(
+    table: LakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = first_files(table)
+    DeltaTable(str(table.folder)).alter.set_table_properties({"delta.checkpointInterval": "1"})
+
+    def no_store(*_: object) -> DeltaTable:
+        raise StorageUnreachable("The object store does not answer.", fix="Try again.")
+
+    snapshot = table.open()
+    monkeypatch.setattr(log_entry, "open_delta", no_store)
+    assert put(snapshot, "b", dead={files[0].path: [1]}) == snapshot.version + 1
+    assert by_ours(table.open()) == by_others(table) == [0, *range(2, 3 * ROWS)]
+
+
 def foreign(table: LakeTable, lines: Sequence[object]) -> None:
     version = DeltaTable(str(table.folder)).version() + 1
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -368,6 +397,26 @@ def test_property_that_we_cannot_keep_is_named(table: LakeTable) -> None:
     DeltaTable(str(table.folder)).alter.set_table_properties({"delta.appendOnly": "false"})
     with pytest.raises(WriterDemands, match=r"delta\.appendOnly"):
         put(table.open(), "b", [placed(table, "b", [1])])
+
+
+@pytest.mark.parametrize("what", ["property delta.appendOnly", "feature rowTracking", "protocol 1/4"])
+def test_table_that_we_could_not_commit_to_gets_no_vectors(tmp_path: Path, what: str) -> None:
+    plain = unpartitioned(tmp_path)
+    first_files(plain)
+    handle = DeltaTable(str(plain.folder))
+    if what.startswith("property"):
+        handle.alter.set_table_properties({"delta.appendOnly": "false"})
+    elif what.startswith("feature"):
+        handle.alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    else:
+        foreign(plain, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}])
+    version = DeltaTable(str(plain.folder)).version()
+    with pytest.raises(
+        WriterDemands, match=f"it has {what},(.|\\n)*Take deletion_vectors out of the contract"
+    ):
+        marked_table(tmp_path).open()
+    assert DeltaTable(str(plain.folder)).version() == version
+    assert by_ours(plain.open()) == list(range(3 * ROWS))
 
 
 def test_feature_that_we_do_not_know_is_named(table: LakeTable) -> None:
@@ -430,6 +479,28 @@ def test_sweep_keeps_the_vectors_that_the_table_needs(table: LakeTable) -> None:
         path for path in gone if "/" not in path and not path.endswith(".parquet")
     } == {str(Path(str(path)).parent) for path in vectors - now}
     assert by_ours(table.open()) == by_others(table)
+
+
+@pytest.mark.parametrize("make", [unpartitioned, marked_table])
+def test_sweep_keeps_what_left_a_table_within_a_long_time(
+    tmp_path: Path, make: Callable[[Path], LakeTable]
+) -> None:
+    table = make(tmp_path)
+    files = first_files(table)
+    put(table.open(), "b", [placed(table, "b", [1])], remove=[files[0]])
+    entry = table.folder / "_delta_log" / f"{table.open().version:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "remove" in line:
+            line["remove"]["deletionTimestamp"] -= int(10 * DAY / timedelta(milliseconds=1))
+    entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lake_table._opened.clear()
+    # It forgets what left more than a week ago.
+    DeltaTable(str(table.folder)).create_checkpoint()
+    age(table.folder, 40 * DAY)
+    assert sweep(table, 30 * DAY) == []
+    assert Path(files[0].stored).exists()
+    assert files[0].path in sweep(table, 9 * DAY)
 
 
 def test_sweep_keeps_a_file_that_left_just_now_though_it_was_marked_long_ago(table: LakeTable) -> None:

@@ -5,28 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.cli.doctor_home import _size
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY
+from omnisupport_ingest.lake import live_rows
 from omnisupport_ingest.lake.deletion_vectors import write_vectors
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
-from omnisupport_ingest.lake.live_rows import live_sql, live_table
+from omnisupport_ingest.lake.live_rows import bare_sql, live_sql, live_table
+from omnisupport_ingest.lake.sweep import sweep_replaced
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.compare import compare
-from omnisupport_ingest.read.dimension_changes import _rows_of
+from omnisupport_ingest.read.dimension_changes import _rows_of, changes_of
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.read.export import Format, write_rows
 from omnisupport_ingest.read.lake_keys import DimensionKeys
 from omnisupport_ingest.read.subject_traces import _held
 from omnisupport_ingest.report.facts import commits_of
-from omnisupport_ingest.targets.lake_rows import Difference
+from omnisupport_ingest.targets.lake_rows import CurrentState, Difference
 from omnisupport_ingest_tests.lake.test_marked_files import first_files, marked_table, put
 from omnisupport_ingest_tests.layers.notes import CONTRACT, SOURCE, write_source
 from omnisupport_ingest_tests.targets.test_difference import row, written
@@ -114,6 +120,20 @@ def test_row_that_died_in_a_file_that_stays_is_a_change(tmp_path: Path) -> None:
         assert found.counts() == (0, 1)
 
 
+def test_changes_whose_vectors_were_swept_are_not_known(table: LakeTable) -> None:
+    version = table.open().version
+    first = table.open().files(WHOLE_TABLE)[0]
+    put(table.open(), "c", dead={first.path: range(0, 2_000, 2)})
+    state = CurrentState(CONTRACT, table.open(), "", "", None)
+    workspace = cast(Workspace, SimpleNamespace(dimension=lambda _: table))
+    assert state.since(version) is not None
+    # The table holds the file with another vector, so the sweep keeps it.
+    assert str(first.vector and first.vector.path).partition("/")[0] in sweep_replaced(table)
+    assert Path(first.stored).exists()
+    assert state.since(version) is None
+    assert changes_of(workspace, CONTRACT, version + 1) is None
+
+
 def test_filter_and_columns_are_of_live_rows(marked: list[LakeFile]) -> None:
     key = pc.field("_cdc_key") == '["2"]'
     assert live_table(marked[0], columns=["id"], filters=key).num_rows == 0
@@ -123,14 +143,49 @@ def test_filter_and_columns_are_of_live_rows(marked: list[LakeFile]) -> None:
 
 
 def test_name_with_a_quote_is_a_name(tmp_path: Path) -> None:
-    import duckdb
-
-    folder = tmp_path / "o'brien"
+    folder = tmp_path / "o'brien %41 é"
     folder.mkdir()
     file = lake_file(folder, "it's.parquet", (1, 2, 3), DEAD)
     with duckdb.connect() as connection:
         found = connection.execute(f"SELECT id FROM {live_sql(connection, [file])} ORDER BY id").fetchall()
     assert found == [(1,), (3,)]
+
+
+def test_duckdb_takes_no_row_of_a_file_whose_vector_it_was_not_sent(
+    marked: list[LakeFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_another_name(paths: Sequence[str], *options: str) -> str:
+        return bare_sql([path.replace("/one.", "//one.") for path in paths], *options)
+
+    monkeypatch.setattr(live_rows, "bare_sql", by_another_name)
+    with (
+        duckdb.connect() as connection,
+        pytest.raises(duckdb.Error, match=r"no deletion vector.*one\.parquet"),
+    ):
+        connection.execute(f"SELECT id FROM {live_sql(connection, marked)}").fetchall()
+
+
+def test_a_dead_row_costs_a_number_and_not_the_path_of_its_file(tmp_path: Path) -> None:
+    many = 100_000
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"id": range(many)}), path)
+    vector = write_vectors(tmp_path, "", {path.name: np.arange(0, many, 2)})[path.name]
+    file = LakeFile(path.name, str(path), WHOLE_TABLE, (), many // 2, path.stat().st_size, vector)
+    with duckdb.connect() as connection:
+        sent = []
+
+        class Counting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(connection, name)
+
+            def register(self, name: str, rows: pa.Table) -> None:
+                sent.append(rows.nbytes)
+                connection.register(name, rows)
+
+        lake = live_sql(cast(duckdb.DuckDBPyConnection, Counting()), [file])
+        found = connection.execute(f"SELECT count(*), min(id), sum(id) FROM {lake}").fetchone()
+    assert found == (many // 2, 1, (many // 2) ** 2)
+    assert sum(sent) < 16 * vector.cardinality + 1_000
 
 
 @pytest.fixture

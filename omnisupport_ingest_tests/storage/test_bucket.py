@@ -10,16 +10,17 @@ import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import QueryBuilder
+from deltalake import DeltaTable, QueryBuilder
 
 from omnisupport_ingest.bucket import BucketStorage
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.lake.commit import CommitConflict
+from omnisupport_ingest.lake.commit import CommitConflict, commit_actions
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
@@ -40,7 +41,15 @@ from omnisupport_ingest.storage import (
     storage_of,
 )
 from omnisupport_ingest.windows import WindowSize
-from omnisupport_ingest_tests.lake.test_marked_files import ROWS, by_ours, first_files, marked_table, put
+from omnisupport_ingest_tests.lake.tables import unpartitioned
+from omnisupport_ingest_tests.lake.test_marked_files import (
+    ROWS,
+    by_ours,
+    first_files,
+    marked_table,
+    placed,
+    put,
+)
 from omnisupport_ingest_tests.landing.batches import land
 from omnisupport_ingest_tests.storage.faulty_proxy import (
     BUSY,
@@ -433,6 +442,39 @@ def test_vectors_in_a_bucket_are_committed_once_and_read_by_another_machine(
     assert set(sweep_replaced(ours)) >= old - now - {None}
     assert all(storage_of(ours.folder).size(ours.folder / str(path)) for path in now - {None})
     assert by_ours(ours.open()) == by_ours(other.open())
+
+
+def test_a_commit_that_others_followed_before_its_answer_is_ours(s3: S3Server, tmp_path: Path) -> None:
+    """The library puts an entry, hears nothing, and is refused when it puts it again."""
+    home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
+    ledger = retention_ledger(home.lake, "shop")
+    ledger.append(lambda _held: ledger_row(ledger))
+    handle = open_delta(ledger.folder)
+
+    class Unheard:
+        def __getattr__(self, name: str) -> object:
+            return getattr(handle, name)
+
+        def create_write_transaction(self, *given: Any, **named: Any) -> None:
+            handle.create_write_transaction(*given, **named)
+            ledger.append(lambda _held: ledger_row(ledger))
+            handle.create_write_transaction(*given, **named)
+
+    ours = cast(DeltaTable, Unheard())
+    version = commit_actions(ours, [], app_id=ledger.spec.app_id, note={})
+    assert version == handle.version() + 1 == open_delta(ledger.folder).version() - 1
+
+
+def test_a_table_that_got_vectors_meanwhile_is_a_conflict(s3: S3Server, tmp_path: Path) -> None:
+    place = s3.place()
+    homes = [Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other")]
+    ours, other = unpartitioned(homes[0].lake), marked_table(homes[1].lake)
+    late = ours.open()
+    assert other.open().version == late.version + 1
+    with pytest.raises(CommitConflict):
+        put(late, "b", [placed(ours, "b", [1])])
+    put(ours.open(), "b", [placed(ours, "b", [1])])
+    assert by_ours(other.open()) == [1]
 
 
 def files_at(table: LakeTable, version: int) -> tuple[LakeFile, ...]:
