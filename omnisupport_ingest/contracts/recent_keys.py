@@ -47,7 +47,12 @@ Numbers = npt.NDArray[np.uint64]
 
 
 def find(base: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, bytes | None]:
-    """The secrets of those of ``ids`` that have a key, wherever it is; None if it is destroyed."""
+    """The secrets of those of ``ids`` that have a key, wherever it is; None if it is destroyed.
+
+    Within an open transaction: else a key that another process moves or destroys between the two looks is in
+    neither, or its zeros are taken for it.
+    """
+    assert base.in_transaction, "tree and blocks are looked at together"
     # In their order, so that those of one page are looked up one after another.
     wanted = sorted(ids)
     if not wanted:

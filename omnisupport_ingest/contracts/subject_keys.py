@@ -164,6 +164,7 @@ class SubjectKeys:
         if not self.made:
             return set()
         with self._open() as base:
+            base.execute("BEGIN")
             return {each.id for each in _known(base, ids).values() if each.secret is not None}
 
     def by_id(self, ids: Iterable[bytes]) -> Mapping[bytes, SubjectKey]:
@@ -174,6 +175,7 @@ class SubjectKeys:
         if not self.made:
             raise self._missing()
         with self._open() as base:
+            base.execute("BEGIN")
             found = _known(base, wanted)
         if len(found) < len(wanted):
             raise self._missing()
@@ -340,5 +342,5 @@ def _text(text: str) -> bytes:
 
 
 def _known(base: sqlite3.Connection, ids: Collection[bytes]) -> dict[bytes, SubjectKey]:
-    """The keys that are there, by their ids."""
+    """The keys that are there, by their ids. Within an open transaction."""
     return {each: SubjectKey(each, secret) for each, secret in recent_keys.find(base, ids).items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -64,6 +64,33 @@ def test_a_key_is_destroyed_in_its_block_and_stays_so_in_the_tree(keys: SubjectK
     assert rows(keys, "recent") == 1
     assert [*made(keys)][:15] == expected and rows(keys, "keys") > 60
     assert keys.living([each.id for each in first]) == {each.id for each in first} - {gone.id}
+
+
+def test_a_key_that_another_process_moves_meanwhile_is_not_missed(
+    keys: SubjectKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a look into the tree and one into the blocks all of them go into the tree."""
+    made = keys.keys_of(CUSTOMERS[:15])
+    ids = [each.id for each in made]
+    look_into_blocks, tried = recent_keys._in_blocks, list[str]()
+
+    def after_a_move(
+        base: sqlite3.Connection, wanted: Sequence[bytes]
+    ) -> Iterator[tuple[int, list[tuple[bytes, int]]]]:
+        with (
+            closing(sqlite3.connect(keys.path, timeout=0, isolation_level=None)) as other,
+            suppress(sqlite3.OperationalError),
+        ):
+            tried.append("moved")
+            other.execute("BEGIN IMMEDIATE")
+            recent_keys._move(other)
+            # Waits, in another process, until whoever reads is done.
+            other.execute("COMMIT")
+        yield from look_into_blocks(base, wanted)
+
+    monkeypatch.setattr(recent_keys, "_in_blocks", after_a_move)
+    assert keys.living(ids) == {*ids} and tried
+    assert keys.by_id(ids) == {each.id: each for each in made}
 
 
 def test_ids_that_differ_in_the_last_byte_alone_are_told_apart(keys: SubjectKeys) -> None:
