@@ -6,7 +6,7 @@ A batch exists when its manifest exists. Manifests are immutable, so each is par
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -136,7 +136,9 @@ class LandingStore:
         remembered: int = _REMEMBERED,
         as_landed: Callable[[pa.Table], pa.Table] = lambda events: events,
         identity_as_landed: Callable[[LandedEvent], str | None] = lambda event: event.identity,
-        division_as_landed: Callable[[tuple[str, str]], Division | None] = lambda _: None,
+        divisions_as_landed: Callable[[Sequence[tuple[str, str]]], Sequence[Division | None]] = (
+            lambda names: [None] * len(names)
+        ),
     ) -> None:
         """Open the landing of ``source``; its folders are made if they are missing.
 
@@ -146,12 +148,12 @@ class LandingStore:
             as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to what is written of
                 them; for writers of personal data.
             identity_as_landed: what it makes of the ``identity`` of one event.
-            division_as_landed: how it takes the images of a table divided (``DIVIDED_SCHEMA``), from who can
-                make them so; None: it takes them whole.
+            divisions_as_landed: how it takes the images of each table divided (``DIVIDED_SCHEMA``), from who
+                can make them so; None: it takes them whole.
         """
         self.source = source
         self.as_landed, self.identity_as_landed = as_landed, identity_as_landed
-        self.division_as_landed = division_as_landed
+        self.divisions_as_landed = divisions_as_landed
         self.folder = root / source
         self._manifests = self.folder / "manifests"
         self._data = self.folder / "data"

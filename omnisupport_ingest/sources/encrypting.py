@@ -106,11 +106,15 @@ class EncryptedLanding:
                 events = self._encrypted(events, pc.equal(named, full_name), table, done)
         return events
 
-    def division(self, table_name: TableName) -> Division | None:
-        """How the images of a table may come divided, None if they land as they are. ``__call__`` has their
-        values encrypted so, whatever its contract says by then."""
-        full_name = ".".join(table_name)
-        contract = {each.full_name: each for each in self._contracts()}.get(full_name)
+    def divisions(self, table_names: Sequence[TableName]) -> list[Division | None]:
+        """How the images of each table may come divided, None if they land as they are. ``__call__`` has
+        their values encrypted so, whatever its contract says by then."""
+        contracts = {each.full_name: each for each in self._contracts()}
+        return [
+            self._division(full_name, contracts.get(full_name)) for full_name in map(".".join, table_names)
+        ]
+
+    def _division(self, full_name: str, contract: TableContract | None) -> Division | None:
         if contract is None or contract.subject is None:
             return None
         split = Split(readable_columns(contract), contract.subject.column)

@@ -132,7 +132,7 @@ class Capture:
             settings.source,
             remembered=_MANIFESTS_IN_MEMORY,
             as_landed=encrypting,
-            division_as_landed=encrypting.division,
+            divisions_as_landed=encrypting.divisions,
         )
         self._faults = TableFaults(self._store, settings.snapshot_mode)
         self._identity = HomeIdentity(home)

@@ -49,6 +49,9 @@ _MARKER = WAL_DATA_HEADER + 5
 _OVERHEAD = 100
 """Estimated bytes that an event takes beside what was received of it."""
 
+DivisionsOf = Callable[[Sequence[TableName]], Sequence[Division | None]]
+"""How the row images of each of some tables are to be divided; None: not at all."""
+
 
 class TransactionRuns(NamedTuple):
     """Runs of consecutive row changes of a block; each run belongs to one transaction.
@@ -136,15 +139,15 @@ class ChangeBlock:
         self.runs = [TransactionRuns.joined(self.runs)]
         return self.runs[0]
 
-    def table(self, division_of: Callable[[TableName], Division | None] = lambda _: None) -> pa.Table:
+    def table(self, divisions_of: DivisionsOf = lambda names: [None] * len(names)) -> pa.Table:
         """Return all events as a table of ``EVENT_SCHEMA``, in the order of their positions.
 
-        ``division_of``: how the images of a table are to be divided; if of one they are, a table of
+        ``divisions_of``: how the images of tables are to be divided; if of one they are, a table of
         ``DIVIDED_SCHEMA``. Unusual changes and messages have whole images all the same.
 
         Call it once: the messages, which may be large, are freed as soon as they are one block of bytes.
         """
-        parts = _RowChanges(self, division_of).tables() if self.changes else []
+        parts = _RowChanges(self, divisions_of).tables() if self.changes else []
         if self.events:
             parts.append(events_table(self.events))
         if len(parts) == 1:
@@ -157,8 +160,8 @@ class ChangeBlock:
 class _RowChanges:
     """The row changes of one block."""
 
-    def __init__(self, block: ChangeBlock, division_of: Callable[[TableName], Division | None]) -> None:
-        self._division_of = division_of
+    def __init__(self, block: ChangeBlock, divisions_of: DivisionsOf) -> None:
+        self._divisions_of = divisions_of
         block.end_messages()
         pieces, block.pieces = block.pieces, []
         self._epoch, self._schemas, self._runs = block.epoch, block.schemas, block.all_runs()
@@ -187,7 +190,7 @@ class _RowChanges:
             | ((kinds == _DELETE) & ((markers == _OLD_KEY) | (markers == _OLD_ROW)))
         )
         used = [each for each in schemas if each is not None]
-        tables = UsedTables(used, [self._division_of(each.name) for each in used])
+        tables = UsedTables(used, self._divisions_of([each.name for each in used]))
         numbers = np.cumsum([each is not None for each in schemas]) - 1
         parts = []
         one_by_one = np.ones(len(self._starts), np.bool_)

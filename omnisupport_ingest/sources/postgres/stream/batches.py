@@ -124,7 +124,7 @@ class StreamBatches:
             assert self._writer is not None, "a change outside a transaction"
             highest = changes.highest_ts
             window = self._writer.window_of(highest)
-            table = partial(changes.table, self._store.division_as_landed)
+            table = partial(changes.table, self._store.divisions_as_landed)
             self._writer.add_block(EventBlock(window, changes.rows, changes.size, highest, table))
 
     def commit(self, transaction: Commit) -> None:

@@ -73,7 +73,7 @@ def block_of(steps: Sequence[Step]) -> ChangeBlock:
 def test_divided_images_land_as_whole_ones_do(encrypting: EncryptedLanding, steps: list[Step]) -> None:
     if block_of(steps).rows:
         whole = encrypting(block_of(steps).table())
-        assert encrypting(block_of(steps).table(encrypting.division)).equals(whole)
+        assert encrypting(block_of(steps).table(encrypting.divisions)).equals(whole)
 
 
 def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
@@ -85,7 +85,7 @@ def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
         Step(encoded(b"U", AGENTS, (b"O", ["h", ada, None]), (b"N", ["h", None, ada]))),
         Step(encoded(b"I", TICKETS, (b"N", ["1", ada, None]))),
     ]
-    events = block_of(steps).table(encrypting.division)
+    events = block_of(steps).table(encrypting.divisions)
     assert events.schema.equals(DIVIDED_SCHEMA)
     assert json.loads(events["after_hidden"][0].as_py()) == {"body": ada}
     assert events["after_subject"].to_pylist() == ["7", None, "1"]
@@ -100,8 +100,25 @@ def test_usual_changes_come_divided_and_nothing_hidden_is_in_the_readable_part(
     assert "ada" not in repr(landed.select(["after"]).to_pydict())
 
 
+def test_the_contracts_are_looked_at_once_for_a_block_of_many_tables(tmp_path: Path) -> None:
+    looks: list[int] = []
+
+    def contracts() -> tuple[TableContract, ...]:
+        looks.append(1)
+        return CONTRACTS
+
+    landing = EncryptedLanding("desk", SubjectKeys(tmp_path / "keys" / "subjects.sqlite"), contracts)
+    steps = [
+        Step(encoded(b"I", COMMENTS, (b"N", ["1", "7", "x"]))),
+        Step(encoded(b"I", AGENTS, (b"N", ["h", "x", "y"]))),
+        Step(encoded(b"I", TICKETS, (b"N", ["1", "x", None]))),
+    ]
+    assert block_of(steps).table(landing.divisions).schema.equals(DIVIDED_SCHEMA)
+    assert len(looks) == 1
+
+
 def test_an_image_of_which_nothing_is_readable_lands_encrypted_alone(encrypting: EncryptedLanding) -> None:
     steps = [Step(encoded(b"I", COMMENTS, (b"N", ["1", "7", "x"])))]
-    events = block_of(steps).table(encrypting.division)
+    events = block_of(steps).table(encrypting.divisions)
     bare = events.set_column(events.schema.get_field_index("after"), "after", pa.array(["{}"]))
     assert [*json.loads(encrypting(bare)["after"][0].as_py())] == ["encrypted:1"]
