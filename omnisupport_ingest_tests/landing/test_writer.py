@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnisupport_ingest.contracts.subject_keys import SubjectKeysUnreadable
 from omnisupport_ingest.durable import create_exclusively
 from omnisupport_ingest.json_values import FieldProblem
 from omnisupport_ingest.landing import parts, writer_threads
@@ -379,6 +380,40 @@ def test_a_batch_of_which_a_row_group_is_not_written_never_lands(
         landing.result(PATIENCE)
     first.abandon()
     second.abandon()
+    assert store.batch_ids() == [] and list((store.folder / "data").iterdir()) == []
+
+
+def _refusing(folder: Path, refused: int) -> LandingStore:
+    """A landing of which the event with the ordinal ``refused`` cannot be encrypted."""
+
+    def as_landed(events: pa.Table) -> pa.Table:
+        if refused in events["ordinal"].to_pylist():
+            raise SubjectKeysUnreadable("No keys.", fix="Restore them.")
+        return events
+
+    return LandingStore(folder, "support_desk", as_landed=as_landed)
+
+
+def test_a_batch_of_which_a_row_group_cannot_be_encrypted_never_lands(tmp_path: Path) -> None:
+    store = _refusing(tmp_path, 2)
+    with open_writer(store, 8, limits=WriterLimits(group_rows=1)) as writer:
+        for ordinal in range(3):
+            writer.add(event(9, ordinal))
+        # Row groups behind the one that failed are whole, and do not make the batch so.
+        writer.add(event(9, 3))
+        with pytest.raises(SubjectKeysUnreadable):
+            writer.seal(stream=span(8, 20))
+    assert store.batch_ids() == [] and list((store.folder / "data").iterdir()) == []
+
+
+def test_whoever_adds_events_hears_that_an_earlier_one_cannot_be_encrypted(tmp_path: Path) -> None:
+    store = _refusing(tmp_path, 2)
+    with open_writer(store, 8, limits=WriterLimits(group_rows=1)) as writer:
+        with pytest.raises(SubjectKeysUnreadable):
+            for ordinal in range(20):
+                writer.add(event(9, ordinal))
+        with pytest.raises(SubjectKeysUnreadable):
+            writer.seal(stream=span(8, 20))
     assert store.batch_ids() == [] and list((store.folder / "data").iterdir()) == []
 
 
