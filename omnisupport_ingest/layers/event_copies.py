@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -190,14 +191,15 @@ def _narrow(
 
 
 def duplicates_in_other_forms(
-    files: Sequence[str], contracts: tuple[TableContract, ...], keys: SubjectKeys
+    files: Sequence[str], contracts: tuple[TableContract, ...], keys: SubjectKeys, spill: Path
 ) -> dict[str, int]:
     """How many events of each table in raw ``files`` are duplicates though their hashes differ: one copy
-    landed plain, another one encrypted, or by the key of a subject that was erased since."""
+    landed plain, another one encrypted, or by the key of a subject that was erased since. ``spill``: a folder
+    for what does not fit into memory."""
     if not files:
         return {}
     contents = Contents(contracts, keys)
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"temp_directory": str(spill)}) as connection:
         # No failpoint: a database in memory.
         query = _FORMS.format(columns=", ".join(contents.needed))
         asked = connection.query(query, params={"files": [*files]})

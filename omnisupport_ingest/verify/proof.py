@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
         counts[table] = counts.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
     if workspace.subjects.made:
         contracts = tuple(workspace.contracts.of_source(source))
-        for table, more in duplicates_in_other_forms(taken, contracts, workspace.subjects).items():
+        with _scratch(workspace.home.run) as scratch:
+            more_of = duplicates_in_other_forms(taken, contracts, workspace.subjects, scratch)
+        for table, more in more_of.items():
             counts[table] = counts.get(table, Counts()) + Counts(duplicates=more)
     for table, events in _ask(
         "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
@@ -83,7 +86,7 @@ def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
 
 
 _SCRATCH = "proof-"
-"""Prefix of folders with the source's rows during a comparison; the identity of the process follows."""
+"""Prefix of folders with rows during a comparison; the identity of the process follows."""
 
 SAMPLE = 1000
 """Keys per table that a sample has by default."""
@@ -157,13 +160,11 @@ def prove(
     contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
     secrets = workspace.secrets(contracts)
     _remove_left_behind(workspace.home.run)
-    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: scratch files, which the next command removes if this process is killed.
-    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+    with _scratch(workspace.home.run) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
             for contract in progress.each(contracts, lambda each: f"reading {each.name} at the source"):
-                path = Path(scratch) / f"{contract.name}.parquet"
+                path = scratch / f"{contract.name}.parquet"
                 rows = write_rows_at(dsn, publication, snapshot, contract, path, sample=sample)
                 protect_rows(contract, path, secrets)
                 expected.append(_Expected(contract, path, rows))
@@ -183,8 +184,17 @@ def prove(
     return Proof(lsn, {each.name: counted.get(each.table, Counts()) for each in contracts}, compared)
 
 
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder below ``folder`` for values that no file may keep, gone in the end."""
+    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
+    # No failpoint: scratch files, which the next command removes if this process is killed.
+    with tempfile.TemporaryDirectory(prefix=own, dir=folder) as scratch:
+        yield Path(scratch)
+
+
 def _remove_left_behind(folder: Path) -> None:
-    """Remove the rows of the source that killed comparisons left behind."""
+    """Remove the rows that killed comparisons left behind."""
     for scratch in folder.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +25,7 @@ def keys(tmp_path: Path) -> SubjectKeys:
 
 def counted(tmp_path: Path, keys: SubjectKeys, rows: pa.Table) -> dict[str, int]:
     pq.write_table(rows, tmp_path / "raw.parquet")
-    return duplicates_in_other_forms([str(tmp_path / "raw.parquet")], (PEOPLE,), keys)
+    return duplicates_in_other_forms([str(tmp_path / "raw.parquet")], (PEOPLE,), keys, tmp_path / "spill")
 
 
 def test_an_event_that_landed_plain_and_encrypted_is_one(tmp_path: Path, keys: SubjectKeys) -> None:
@@ -42,4 +43,20 @@ def test_two_contents_are_two_and_equal_hashes_are_counted_elsewhere(
     other = ADA | {"name": json.dumps("Eve")}
     assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", other)])) == {"people": 0}
     assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("plain", ADA)])) == {}
-    assert duplicates_in_other_forms([], (PEOPLE,), keys) == {}
+    assert duplicates_in_other_forms([], (PEOPLE,), keys, tmp_path) == {}
+
+
+def test_what_does_not_fit_into_memory_goes_where_it_may(
+    tmp_path: Path, keys: SubjectKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not into the folder that the command was given in: of a table that lands plain it has values."""
+    connect, places = duckdb.connect, list[str]()
+
+    def watched(*arguments: Any, **named: Any) -> duckdb.DuckDBPyConnection:
+        made = connect(*arguments, **named)
+        places.append(*made.execute("SELECT current_setting('temp_directory')").fetchall()[0])
+        return made
+
+    monkeypatch.setattr(duckdb, "connect", watched)
+    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", ADA)])) == {"people": 1}
+    assert places == [str(tmp_path / "spill")]
