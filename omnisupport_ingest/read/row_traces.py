@@ -29,7 +29,7 @@ from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 
 _IN_PATH = (WINDOW, "source_table")
-_COLUMNS = ("op", "epoch", "commit_lsn", "ordinal", "source_schema", "key", "moved_from_key")
+_COLUMNS = ("op", "epoch", "commit_lsn", "ordinal", "source_schema", "key", "moved_from_key", "identity")
 _LIVING = frozenset("cur")
 
 
@@ -95,10 +95,26 @@ def traces(files: EventFiles, contract: TableContract, keys: Iterable[str]) -> l
 
 
 def key_changes(files: EventFiles, contract: TableContract) -> list[KeyChange]:
-    """Every change of a row's key, those in quarantine included, each once."""
-    moved = pc.field("moved_from_key").is_valid()
-    rows = (row for _, _, row in _rows(files, contract, moved))
+    """Every change of a row's key, those in quarantine included, each once.
+
+    Of a collision that a person has decided, what stays in quarantine changed no key.
+    """
+    found = list(_rows(files, contract, pc.field("moved_from_key").is_valid()))
+    filled = _filled(files, contract, [row for _, withheld, row in found if withheld])
+    rows = (row for _, withheld, row in found if not withheld or _place(row) not in filled)
     return list(dict.fromkeys(KeyChange(row["moved_from_key"], row["key"], _position(row)) for row in rows))
+
+
+def _filled(
+    files: EventFiles, contract: TableContract, withheld: Sequence[dict[str, Any]]
+) -> set[tuple[Position, str | None]]:
+    """The places of those ``withheld`` at which an event was accepted."""
+    places = {_place(row) for row in withheld}
+    if not places:
+        return set()
+    where = pc.field("commit_lsn").isin(sorted({row["commit_lsn"] for row in withheld}))
+    accepted = (row for file in files.accepted(contract) for row in _read(file, contract, where, _IN_PATH))
+    return places & {_place(row) for row in accepted}
 
 
 def spans_of(key: str, through: Position, changes: Sequence[KeyChange]) -> list[tuple[str, Span]]:
@@ -177,6 +193,11 @@ def _read(
         partitioning=None,
     )
     yield from rows.to_pylist()
+
+
+def _place(row: dict[str, Any]) -> tuple[Position, str | None]:
+    """What one event alone fills: its position, with its identity where positions are not unique."""
+    return _position(row), row["identity"]
 
 
 def _position(row: dict[str, Any]) -> Position:

@@ -21,6 +21,7 @@ from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.erasures import ErasureLedger, ErasuresLost
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.read.replay_preview import preview_replay
+from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.erasing import (
     Erased,
     ErasureIncomplete,
@@ -40,6 +41,7 @@ from omnisupport_ingest_tests.layers.story import (
     Story,
 )
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
+from omnisupport_ingest_tests.review.test_reviews import titled
 
 PERSON = "Ada Lovelace"
 """In every value of the row that is to be erased."""
@@ -293,6 +295,22 @@ def test_former_keys_of_the_row_are_erased_with_it(story: Story, spark: SparkSes
     assert shown(story, spark)[4] == (None, None, True, ["body", "title"])
     assert shown(story, spark)[1] == ("one", "1", False, [])
     assert_checks_pass(story, spark)
+
+
+@pytest.mark.slow
+def test_a_key_change_that_a_person_decided_against_is_none(story: Story, spark: SparkSession):
+    def moved(old: int, title: str) -> Commit:
+        return Commit(20, 61, [Change("d", 1), Change("c", 3, {"title": title, "body": "3"}, moved_from=old)])
+
+    story.land(BORN)
+    story.land(moved(1, "decided against"))
+    story.land_again(moved(2, "released"))
+    run(story, spark)
+    assert "its key was changed" in refused(story, 1)
+    released = titled(story, spark, "released")
+    decide(story.workspace, SOURCE, "release", [released], reviewer="ana", why="looked at")
+    run(story, spark)
+    assert erased(story, 1).keys == 1
 
 
 @pytest.mark.slow
