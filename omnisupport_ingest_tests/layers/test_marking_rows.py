@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import tempfile
 from dataclasses import replace
 from itertools import pairwise
@@ -188,16 +189,31 @@ def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
     assert moved > 5
 
 
+def test_a_task_looks_into_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
+    order, schema = fresh_files.KeyOrder("id", whole_numbers=True), pa.schema([("id", pa.int64())])
+    rows = pa.table({"id": [1, 2]}, schema)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        finder = fresh_files.RowFinder(order, schema)
+        for number in range(300):
+            pq.write_table(rows, path := tmp_path / f"{number}.parquet")
+            found = finder.find(KeyFile(path.name, str(path), 1, 2), fresh_files.Among(np.array([2])))
+            assert found.numbers.tolist() == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_of_a_file_only_the_row_groups_of_wanted_keys_are_read(tmp_path: Path) -> None:
     rows = pa.table({"id": pa.array(range(100)), "text": [str(n) for n in range(100)]})
     order = fresh_files.KeyOrder("id", whole_numbers=True)
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
     vectors = write_vectors(tmp_path, "unit", {"a.parquet": np.array([41])})
     file = KeyFile("a.parquet", str(tmp_path / "a.parquet"), 0, 99, vectors["a.parquet"])
-    with fresh_files.OpenFiles(order, rows.schema) as opened:
-        found = opened.find(file, fresh_files.Among(np.array([3, 40, 41, 42, 99, 200])))
-        assert found.numbers.tolist() == [3, 40, 42, 99]
-        assert found.rows["text"].to_pylist() == ["3", "40", "42", "99"]
-        between = opened.find(file, fresh_files.Between(38, 43))
-        assert between.numbers.tolist() == [38, 39, 40, 42]
-        assert not len(opened.find(file, fresh_files.Between(200, None)).numbers)
+    finder = fresh_files.RowFinder(order, rows.schema)
+    found = finder.find(file, fresh_files.Among(np.array([3, 40, 41, 42, 99, 200])))
+    assert found.numbers.tolist() == [3, 40, 42, 99]
+    assert found.rows["text"].to_pylist() == ["3", "40", "42", "99"]
+    between = finder.find(file, fresh_files.Between(38, 43))
+    assert between.numbers.tolist() == [38, 39, 40, 42]
+    assert not len(finder.find(file, fresh_files.Between(200, None)).numbers)
