@@ -91,59 +91,61 @@ class Found:
         return Found(self.file, self.numbers[mask], self.rows.filter(pa.array(mask)))
 
 
-class OpenFiles:
-    """The files that one task looks into, each opened once; close it after use."""
+class RowFinder:
+    """Finds rows in the files that one task looks into. It reads the footer of each file once, and holds no
+    file open: a task may look into more files than a process may have open."""
 
     def __init__(self, order: KeyOrder, schema: pa.Schema) -> None:
         self._order, self._schema = order, schema
-        self._open: dict[str, _Open] = {}
-
-    def __enter__(self) -> OpenFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._open.values():
-            each.parquet.close()
+        self._footers: dict[str, _Footer] = {}
 
     def find(self, file: KeyFile, wanted: Wanted) -> Found:
         """Return the live rows of ``file`` that are wanted, in their order.
 
         Of other row groups nothing is read, and of groups without wanted rows only the key.
         """
-        opened = self._open.get(file.path)
-        if opened is None:
-            opened = self._open[file.path] = _Open(file, self._order)
-        chosen, numbers, places = [], [], []
-        groups = [group for group in range(len(opened.starts)) if opened.may_have(group, wanted)]
-        offset = 0
+        footer = self._footers.get(file.path)
+        if footer is None:
+            footer = self._footers[file.path] = _Footer(file, self._order)
+        groups = [group for group in range(len(footer.starts)) if footer.may_have(group, wanted)]
         if groups:
-            keys = opened.parquet.read_row_groups(groups, columns=[self._order.column], use_threads=False)
-            values, at = self._order.values(keys), 0
-            for group in groups:
-                count, start = opened.counts[group], opened.starts[group]
-                rows = np.flatnonzero(wanted.among(values[at : at + count]))
-                rows = rows[~np.isin(rows + start, opened.dead)] if len(opened.dead) else rows
-                at += count
-                if len(rows):
-                    chosen.append(group)
-                    numbers.append(rows + start)
-                    places.append(rows + offset)
-                    offset += count
+            with pq.ParquetFile(file.stored, metadata=footer.metadata, pre_buffer=False) as parquet:
+                return self._found(file, parquet, footer, groups, wanted)
+        return self._nothing(file)
+
+    def _found(
+        self, file: KeyFile, parquet: pq.ParquetFile, footer: _Footer, groups: Sequence[int], wanted: Wanted
+    ) -> Found:
+        chosen, numbers, places = [], [], []
+        keys = parquet.read_row_groups(groups, columns=[self._order.column], use_threads=False)
+        values, at, offset = self._order.values(keys), 0, 0
+        for group in groups:
+            count, start = footer.counts[group], footer.starts[group]
+            rows = np.flatnonzero(wanted.among(values[at : at + count]))
+            rows = rows[~np.isin(rows + start, footer.dead)] if len(footer.dead) else rows
+            at += count
+            if len(rows):
+                chosen.append(group)
+                numbers.append(rows + start)
+                places.append(rows + offset)
+                offset += count
         if not chosen:
-            return Found(file, np.zeros(0, np.int64), self._schema.empty_table())
-        found = opened.parquet.read_row_groups(chosen, columns=self._schema.names, use_threads=False)
+            return self._nothing(file)
+        found = parquet.read_row_groups(chosen, columns=self._schema.names, use_threads=False)
         found = found.select(self._schema.names).cast(self._schema)
         where = np.concatenate(places)
         if len(where) < found.num_rows:
             found = found.take(pa.array(where))
         return Found(file, np.concatenate(numbers).astype(np.int64), found.combine_chunks())
 
+    def _nothing(self, file: KeyFile) -> Found:
+        return Found(file, np.zeros(0, np.int64), self._schema.empty_table())
 
-class _Open:
+
+class _Footer:
     def __init__(self, file: KeyFile, order: KeyOrder) -> None:
-        self.parquet = pq.ParquetFile(file.stored, pre_buffer=False)
+        self.metadata = footer = pq.read_metadata(file.stored)
         self.dead = dead_rows_of(file)
-        footer = self.parquet.metadata
         paths = [footer.row_group(0).column(n).path_in_schema for n in range(footer.num_columns)]
         place = paths.index(order.column)
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]

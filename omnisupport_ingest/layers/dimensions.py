@@ -224,7 +224,7 @@ class _Update(KeyedUpdate):
             purge_deleted_before=purge_deleted_before,
             rows_may_be_purged=contract.purge_deleted_after is not None and not self._whole,
         )
-        look_at_all = bool(self._files) and (
+        look_at_all = bool(self._files or self._fresh) and (
             carried.applied != known.applied or self._purged != purged_of(self._before)
         )
         target = FilesToUpdate(

@@ -112,7 +112,7 @@ class KeyedUpdate(ABC):
             generation=plan.generation,
             inputs=inputs,
             upstream_table_id=above.table_id,
-            checkpoint=replace(checkpoint, merges=self._merges(updated), marked=self._marked(updated)),
+            checkpoint=replace(checkpoint, merges=self._merges(updated), marked=self._marked(updated, add)),
             versions=versions,
             carried=self._carried_text(),
         )
@@ -123,13 +123,14 @@ class KeyedUpdate(ABC):
     @cached_property
     def _fresh(self) -> list[KeyFile]:
         """The fresh files that the update may write anew; none where every row is made again."""
-        if self._whole or self._held is None:
+        if self._whole or self._held is None or not self._snapshot.has_vectors:
             return []
         return fresh_files(self._snapshot, self._order)
 
-    def _marked(self, updated: FilesUpdated) -> MarkedRows | None:
-        """What is marked and fresh in the table once ``updated`` is committed; None if nothing is."""
-        dead, fresh = 0, [file.rows for file in updated.written if is_fresh(file.name)]
+    def _marked(self, updated: FilesUpdated, add: Sequence[StagedFile]) -> MarkedRows | None:
+        """What is marked and fresh in the table once ``updated`` is committed with the files ``add``; None if
+        nothing is."""
+        dead, fresh = 0, [file.rows for file in add if is_fresh(file.path)]
         for file in (*self._files, *self._fresh):
             if file.path not in updated.replaced:
                 rows = updated.dead.get(file.path)

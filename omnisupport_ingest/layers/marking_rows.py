@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.fresh_files import Among, Between, Found, OpenFiles
+from omnisupport_ingest.lake.fresh_files import Among, Between, Found, RowFinder
 from omnisupport_ingest.lake.key_files import KeyRange, range_numbers, write_fresh
 from omnisupport_ingest.layers.updating_ranges import (
     RANGE,
@@ -45,9 +45,9 @@ def mark_rows(
     that were written anew, with their fresh rows.
     """
     rules, order = target.rules, target.order
-    with OpenFiles(order, rules.schema) as opened:
-        found = _held(sent, target, ranges, opened)
-        moving = _moving(target, ranges, span, written, opened)
+    finder = RowFinder(order, rules.schema)
+    found = _held(sent, target, ranges, finder)
+    moving = _moving(target, ranges, span, written, finder)
     sent = sent.select(rules.sent.names).combine_chunks()
     held = _rows_of(everywhere := [*found, *moving], rules.schema)
     reached = rules.reached(held, sent)
@@ -85,7 +85,7 @@ def _rows_of(found: Sequence[Found], schema: pa.Schema) -> pa.Table:
 
 
 def _held(
-    sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], opened: OpenFiles
+    sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], finder: RowFinder
 ) -> list[Found]:
     """The rows that have the keys of ``sent``, in files that stay."""
     if not sent.num_rows:
@@ -94,10 +94,10 @@ def _held(
     found = []
     for number in np.unique(numbers):
         mine = Among(values[numbers == number])
-        found += [opened.find(file, mine) for file in ranges[number].files]
+        found += [finder.find(file, mine) for file in ranges[number].files]
     every = Among(values)
     stays = [file for file in target.fresh if file.path not in target.leaving]
-    return [*found, *(opened.find(file, every) for file in (*sealed_of(sent, target), *stays))]
+    return [*found, *(finder.find(file, every) for file in (*sealed_of(sent, target), *stays))]
 
 
 def _moving(
@@ -105,12 +105,12 @@ def _moving(
     ranges: Sequence[KeyRange],
     span: tuple[int, int],
     written: Collection[int],
-    opened: OpenFiles,
+    finder: RowFinder,
 ) -> list[Found]:
     """The rows of the ranges of ``span`` in fresh files that leave, unless they have moved already."""
     low, high = span
     keys = Between(ranges[low].start, ranges[high - 1].end)
-    moving = [opened.find(file, keys) for file in target.fresh if file.path in target.leaving]
+    moving = [finder.find(file, keys) for file in target.fresh if file.path in target.leaving]
     if not written:
         return moving
     gone = np.fromiter(written, np.int32)

@@ -53,7 +53,7 @@ from omnisupport_ingest.layers.updating_ranges import (
     is_cut,
     update_ranges,
 )
-from omnisupport_ingest.layers.upkeep_plan import Rewrites, rewrites_of, with_leaving
+from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
 
 _TASKS_OF_FEW = 4
 _ROWS_OF_FEW_FILES = 400_000
@@ -134,7 +134,7 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     looks = [
         number for number in range(len(ranges)) if look_at_all or number in due or is_cut(ranges, number)
     ]
-    bounds = _shared_out(sample, ranges, looks, rewrites)
+    bounds = _shared_out(sample, ranges, looks, rewrites, moving_rows(target, ranges))
     share = _Share(rows, target, ranges, rewrites, looks)
     tasks = len(bounds) - 1
     with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
@@ -247,9 +247,16 @@ def _cuts(sample: _Sample, ranges: Sequence[KeyRange], rows_of_a_range: int) -> 
 
 
 def _shared_out(
-    sample: _Sample, ranges: Sequence[KeyRange], looks: Sequence[int], rewrites: Rewrites
+    sample: _Sample,
+    ranges: Sequence[KeyRange],
+    looks: Sequence[int],
+    rewrites: Rewrites,
+    moving: npt.NDArray[np.int64],
 ) -> list[int]:
-    """The first range of each task, and the end: of about as much work for each task."""
+    """The first range of each task, and the end: of about as much work for each task.
+
+    ``moving``: by range, the rows of fresh files that leave.
+    """
     count = len(ranges)
     sent = sample.of(ranges)
     # Where nobody counted what is sent, one range is like another.
@@ -258,10 +265,11 @@ def _shared_out(
     # To read a file and write it again costs about as much as half of its rows being sent.
     held = np.array([sum(file.rows for file in each.files) for each in ranges])
     held = np.where(rewrites.are_home(np.arange(count)), held // 2, held // _READ_PER_WRITTEN)
-    work = np.cumsum(sent + np.where(looked, held, 0))
+    work = np.cumsum(sent + np.where(looked, held, 0) + moving)
     # Each task that marks rows leaves a fresh file.
     least = _TASKS_OF_FEW if rewrites.homes is None else 1
-    tasks = max(least, math.ceil(work[-1] / _ROWS_OF_A_PART) if len(sample.keys) or looks else 0)
+    counted = bool(len(sample.keys) or looks or moving.any())
+    tasks = max(least, math.ceil(work[-1] / _ROWS_OF_A_PART) if counted else 0)
     firsts = np.searchsorted(work, work[-1] * np.arange(1, tasks) / tasks, side="right")
     return sorted({0, *(int(first) for first in firsts if first < count), count})
 

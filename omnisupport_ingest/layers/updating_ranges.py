@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.fresh_files import Between, Found, OpenFiles
+from omnisupport_ingest.lake.fresh_files import Between, Found, RowFinder
 from omnisupport_ingest.lake.key_files import (
     ROWS_PER_FILE,
     Bound,
@@ -180,17 +180,17 @@ def update_ranges(
     outcomes: list[dict[str, Any]] = []
     in_hand: list[_InHand] = []
     size = first = last = 0
-    with OpenFiles(target.order, target.rules.schema) as fresh:
-        for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
-            start, last = np.searchsorted(numbers, [number, number + 1]).tolist()
-            read = _read(int(number), table.slice(start, last - start), target, ranges, fresh)
-            in_hand.append(replace(read, forced=number in forced))
-            size += in_hand[-1].rows.nbytes
-            if size >= _BYTES_IN_HAND:
-                outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
-                in_hand, size, first = [], 0, last
-        if in_hand:
+    finder = RowFinder(target.order, target.rules.schema)
+    for number in np.unique(np.concatenate([numbers, np.fromiter(looks, np.int32)])):
+        start, last = np.searchsorted(numbers, [number, number + 1]).tolist()
+        read = _read(int(number), table.slice(start, last - start), target, ranges, finder)
+        in_hand.append(replace(read, forced=number in forced))
+        size += in_hand[-1].rows.nbytes
+        if size >= _BYTES_IN_HAND:
             outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
+            in_hand, size, first = [], 0, last
+    if in_hand:
+        outcomes += _updated(in_hand, table.slice(first, last - first), target, ranges)
     yield batch_of(outcomes)
 
 
@@ -201,11 +201,11 @@ def batch_of(outcomes: Sequence[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def _read(
-    number: int, sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], opened: OpenFiles
+    number: int, sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], finder: RowFinder
 ) -> _InHand:
     rules, of = target.rules, ranges[number]
     rows, sealed = read_range(of, target.order, rules.schema), sealed_of(sent, target)
-    found = [opened.find(file, Between(of.start, of.end)) for file in target.fresh]
+    found = [finder.find(file, Between(of.start, of.end)) for file in target.fresh]
     fresh = [each for each in found if len(each.numbers)]
     if sealed or fresh:
         more = [read_file(file, rules.schema) for file in sealed]

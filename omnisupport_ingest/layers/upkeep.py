@@ -1,9 +1,10 @@
 """What an update of a table with deletion vectors tidies up besides: a bounded part of the table each time.
 
 Marked rows and fresh files make every reader work. So a range of keys is written anew once its dead rows and
-its rows in fresh files (together its *waste*) are many; an update does that to the worst ranges only. Small
-fresh files are merged while there are many, the smallest first, so that a row is written again only when the
-file that it is in has doubled.
+its rows in fresh files (together its *waste*) are many; an update does that to the worst ranges only. The
+fresh files of one *generation*, those that the tasks of one update wrote, count as one. Small generations
+are merged while there are many, the smallest first, so that a row is written again only when its generation
+has doubled.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ TOO_MUCH_WASTE = 1.0
 DENSE = 0.1
 """A range that is sent so many rows, as a share of its own, is written anew: marking would cost as much."""
 
-FRESH_FILES = 12
-"""From so many fresh files on, an update merges the small ones."""
+FRESH_GENERATIONS = 12
+"""From so many generations of fresh files on, an update merges the small ones."""
 
-_FEW_FRESH_FILES = 6
+_FEW_FRESH_GENERATIONS = 6
 """What is left of them then, at most."""
 
 Counts = npt.NDArray[np.int64]
@@ -51,17 +52,17 @@ def ranges_to_rewrite(stored: Counts, waste: Counts, sent: Counts) -> npt.NDArra
 
 
 def fresh_to_merge(live: Sequence[int], stored: Sequence[int]) -> list[int]:
-    """Return the numbers of the fresh files whose rows an update moves to a new one, ascending.
+    """Return the numbers of the generations whose rows an update moves to a new one, ascending.
 
-    ``live`` and ``stored`` rows of each file. Those of a file that is half dead move, and those of the
-    smallest ones where there are ``FRESH_FILES``.
+    ``live`` and ``stored`` rows of the fresh files of each. Those of a generation that is half dead move, and
+    those of the smallest ones where there are ``FRESH_GENERATIONS``.
     """
     moves = {number for number, rows in enumerate(live) if 2 * rows <= stored[number]}
     stays = sorted((number for number in range(len(live)) if number not in moves), key=live.__getitem__)
-    if len(stays) >= FRESH_FILES:
+    if len(stays) >= FRESH_GENERATIONS:
         together, count = 0, 0
         for number in stays:
-            if count >= len(stays) - _FEW_FRESH_FILES + 1 and live[number] > together:
+            if count >= len(stays) - _FEW_FRESH_GENERATIONS + 1 and live[number] > together:
                 break
             together, count = together + live[number], count + 1
         moves |= set(stays[:count])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from omnisupport_ingest.lake.fresh_files import values_in
 from omnisupport_ingest.lake.key_files import KeyFile, KeyRange, range_numbers
+from omnisupport_ingest.lake.layout import generation_of
 from omnisupport_ingest.layers.updating_ranges import FilesToUpdate, Way, is_cut
 from omnisupport_ingest.layers.upkeep import Counts, fresh_to_merge, ranges_to_rewrite
 
@@ -44,7 +45,15 @@ def with_leaving(
         held = values_in(files, target.order)
         chosen = [number for number, values in enumerate(held) if np.isin(values, keys).any()]
     elif target.way is Way.MARK:
-        chosen = fresh_to_merge([file.rows for file in files], [file.stored_rows for file in files])
+        of = [generation_of(file.path) for file in files]
+        # What the tasks of one update wrote holds a key once, so it counts as one.
+        generations = sorted(set(of))
+        counts = [
+            [sum(rows for rows, each in zip(all_rows, of, strict=True) if each == one) for one in generations]
+            for all_rows in ([file.rows for file in files], [file.stored_rows for file in files])
+        ]
+        merged = {generations[number] for number in fresh_to_merge(*counts)}
+        chosen = [number for number, each in enumerate(of) if each in merged]
     return replace(target, leaving=frozenset(files[number].path for number in chosen))
 
 
@@ -68,6 +77,15 @@ def rewrites_of(target: FilesToUpdate, ranges: Sequence[KeyRange], sent: Counts)
     chosen = ranges_to_rewrite(stored, dead[firsts] + of_group[0], of_group[1])
     homes = _numbers(np.isin(groups, chosen))
     return Rewrites(homes, homes)
+
+
+def moving_rows(target: FilesToUpdate, ranges: Sequence[KeyRange]) -> Counts:
+    """Count the live rows of each of ``ranges`` in the fresh files that leave."""
+    found = np.zeros(len(ranges), np.int64)
+    leaving = [file for file in target.fresh if file.path in target.leaving]
+    for values in values_in(leaving, target.order, live=True):
+        found += np.bincount(range_numbers(values, ranges), minlength=len(ranges))
+    return found
 
 
 def _groups(ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:

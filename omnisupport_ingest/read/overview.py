@@ -72,7 +72,7 @@ class TableOverview:
     ``freshness``, ``level`` (what is promised of it, and kept) and ``verified`` (what the last comparison
     with its source came to) are of dimensions alone; so are ``waits``, what waits for its merge as the
     contract allows, and ``scattered``, where the last updates rewrote much for few keys and the contract lets
-    nothing wait.
+    nothing wait and has no deletion vectors.
     """
 
     table: str
@@ -292,7 +292,8 @@ def _unmerged(
     waits, scattered = None, None
     if folded.snapshot is not None and state is not None:
         waits = waiting_merge(contract, state, folded.snapshot)
-        scattered = scattered_writes(state.checkpoint.merges) if contract.delayed_merge is None else None
+        if contract.delayed_merge is None and not contract.deletion_vectors:
+            scattered = scattered_writes(state.checkpoint.merges)
     return replace(
         _overview(seen, pending),
         windows=len(folded.states),

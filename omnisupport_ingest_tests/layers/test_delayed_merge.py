@@ -402,10 +402,13 @@ def test_status_recommends_the_delay_where_the_last_updates_rewrote_much_for_few
     assert '"delayed_merge"' in line
     assert '"deletion_vectors": true' in line
     assert "rows_per_file" not in line
-    story.write_contract(document())
-    story.workspace = Workspace.open(story.workspace.settings)
-    (table,) = [each for each in overview(story.workspace, SOURCE).tables if each.layer == "dimension"]
-    assert table.scattered is None
+    with_vectors = copy.deepcopy(CONTRACT)
+    with_vectors["x-cdc"]["deletion_vectors"] = True  # type: ignore[index]
+    for followed in (document(), with_vectors):
+        story.write_contract(followed)
+        story.workspace = Workspace.open(story.workspace.settings)
+        (table,) = [each for each in overview(story.workspace, SOURCE).tables if each.layer == "dimension"]
+        assert table.scattered is None
 
 
 SCATTERED, RECENT = MergeCost(100, 5_000_000, 90, 305), MergeCost(100, 5_000_000, 1, 305)

@@ -18,9 +18,9 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.key_files import is_fresh
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.sweep import sweep
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw, upkeep
 from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.upkeep import FRESH_FILES
+from omnisupport_ingest.layers.upkeep import FRESH_GENERATIONS
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.erasing import erase, key_text
 from omnisupport_ingest_tests.layers.story import (
@@ -167,10 +167,10 @@ def test_a_key_change_agrees(two: Two) -> None:
 @pytest.mark.slow
 def test_many_updates_keep_fresh_files_few_and_rewrite_ranges_with_much_waste(two: Two) -> None:
     first = two.files
-    for number in range(FRESH_FILES + 3):
+    for number in range(FRESH_GENERATIONS + 3):
         two.land(*update(1 + number, 101 + number, 201, 301 + number % 2, title=f"n{number}"))
         two.run()
-        assert sum(map(is_fresh, two.files)) <= FRESH_FILES
+        assert sum(map(is_fresh, two.files)) <= FRESH_GENERATIONS
     assert len(first.keys() - two.files.keys()) < 4, "one update rewrites some ranges only"
 
 
@@ -197,6 +197,18 @@ def test_a_replay_late_events_a_truncate_and_a_rebuild_agree(two: Two) -> None:
     again = dimensions.update(two.marking.workspace, two.spark, contract, "rebuild", whole=True)
     assert again.content_hash == content
     assert two.dead == 0
+
+
+@pytest.mark.slow
+def test_a_truncate_reaches_rows_where_all_files_are_fresh(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("DENSE", "WASTE", "TOO_MUCH_WASTE"):
+        monkeypatch.setattr(upkeep, limit, 100)
+    two.land(*update(*range(1, ROWS + 1)))
+    two.run()
+    assert all(map(is_fresh, two.files))
+    two.land(Change("t"))
+    two.run()
+    assert state(two.marking, two.spark)[1][2], "it is deleted"
 
 
 @pytest.mark.slow

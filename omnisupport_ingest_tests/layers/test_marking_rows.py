@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import tempfile
 from dataclasses import replace
 from itertools import pairwise
@@ -21,10 +22,11 @@ from omnisupport_ingest.lake import fresh_files
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask, write_vectors
 from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of
+from omnisupport_ingest.lake.layout import unit_folder
 from omnisupport_ingest.layers import updating_ranges, upkeep
-from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Share
+from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Sample, _Share, _shared_out
 from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, Way, is_cut
-from omnisupport_ingest.layers.upkeep_plan import rewrites_of, with_leaving
+from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
 from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
@@ -41,7 +43,7 @@ class InVectors(Held):
         self.draft, self.rng, self.rows_per_file = draft, rng, rows_per_file
         self.files: list[KeyFile] = []
         self.ways: set[Way] = set()
-        self.marked = self.moved = 0
+        self.marked = self.moved = self.updates = 0
 
     def _update(self, sent: pa.Table, rules: UpdateRules) -> Updated:
         sent = sent.take(pa.array(self.rng.sample(range(len(sent)), len(sent)), pa.int64()))
@@ -105,11 +107,15 @@ class InVectors(Held):
             else file
             for file in kept
         ]
-        told = [(each.name, json.loads(each.stats)) for each in found.written]
-        came = [
-            KeyFile(name, str(self.draft / name), stats["minValues"]["_cdc_key"], stats["numRecords"])
-            for name, stats in told
-        ]
+        self.updates += 1
+        folder = unit_folder("", self.updates, "unit")
+        (self.draft / folder).mkdir()
+        came = []
+        for each in found.written:
+            path, stats = f"{folder}/{each.name}", json.loads(each.stats)
+            (self.draft / each.name).rename(self.draft / path)
+            lowest = stats["minValues"]["_cdc_key"]
+            came.append(KeyFile(path, str(self.draft / path), lowest, stats["numRecords"]))
         self.files = sorted([*kept, *came], key=lambda file: file.lowest)
 
     def _check(self, way: Way, sent: set[str]) -> None:
@@ -137,8 +143,8 @@ class InVectors(Held):
 
 def _marking_much(patch: pytest.MonkeyPatch, *, upkeep_too: bool) -> None:
     """Small tables are all dense and due: let their rows be marked, and their few fresh files be merged."""
-    patch.setattr(upkeep, "FRESH_FILES", 3)
-    patch.setattr(upkeep, "_FEW_FRESH_FILES", 2)
+    patch.setattr(upkeep, "FRESH_GENERATIONS", 3)
+    patch.setattr(upkeep, "_FEW_FRESH_GENERATIONS", 2)
     patch.setattr(upkeep, "DENSE", 100)
     if not upkeep_too:
         patch.setattr(upkeep, "WASTE", 100)
@@ -188,16 +194,65 @@ def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
     assert moved > 5
 
 
+def target_of(files: list[tuple[int, int, int]], folder: Path) -> FilesToUpdate:
+    """Fresh files, for each its generation, its lowest key and how many keys follow it."""
+    fresh = []
+    for number, (generation, lowest, rows) in enumerate(files):
+        path = folder / unit_folder("", generation, "unit") / f"fresh-{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": range(lowest, lowest + rows)}), path)
+        fresh.append(KeyFile(path.relative_to(folder).as_posix(), str(path), lowest, rows))
+    order = fresh_files.KeyOrder("id", whole_numbers=True)
+    return FilesToUpdate([], order, folder, None, fresh=fresh, way=Way.MARK)  # type: ignore[arg-type]
+
+
+def test_the_fresh_files_of_one_update_are_not_merged_for_being_many(tmp_path: Path) -> None:
+    target = target_of([(1, 10 * number, 10) for number in range(40)], tmp_path)
+    assert not with_leaving(target, target.order.no_values()).leaving
+    target = target_of([(1 + number // 2, 10 * number, 10) for number in range(40)], tmp_path)
+    left = {path.split("/")[0] for path in with_leaving(target, target.order.no_values()).leaving}
+    assert 15 <= len(left) <= 20
+    assert len(with_leaving(target, target.order.no_values()).leaving) == 2 * len(left)
+
+
+def test_many_rows_of_fresh_files_that_leave_are_moved_by_several_tasks(tmp_path: Path) -> None:
+    target = target_of([(1, 0, 500_000)], tmp_path)
+    target = replace(target, leaving=frozenset({target.fresh[0].path}))
+    ranges = ranges_of([KeyFile(f"{n}", f"{n}", 10_000 * n, 10_000) for n in range(50)])
+    moving = moving_rows(target, ranges)
+    assert moving.tolist() == [10_000] * 50
+    few = _Sample(np.array([7]), 1)
+    bounds = _shared_out(few, ranges, [], Rewrites(frozenset()), moving)
+    most = max(moving[low:high].sum() for low, high in pairwise(bounds))
+    assert (bounds[0], bounds[-1], most <= 120_000) == (0, 50, True)
+    assert _shared_out(few, ranges, [], Rewrites(frozenset()), 0 * moving) == [0, 50]
+
+
+def test_a_task_looks_into_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
+    order, schema = fresh_files.KeyOrder("id", whole_numbers=True), pa.schema([("id", pa.int64())])
+    rows = pa.table({"id": [1, 2]}, schema)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        finder = fresh_files.RowFinder(order, schema)
+        for number in range(300):
+            pq.write_table(rows, path := tmp_path / f"{number}.parquet")
+            found = finder.find(KeyFile(path.name, str(path), 1, 2), fresh_files.Among(np.array([2])))
+            assert found.numbers.tolist() == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_of_a_file_only_the_row_groups_of_wanted_keys_are_read(tmp_path: Path) -> None:
     rows = pa.table({"id": pa.array(range(100)), "text": [str(n) for n in range(100)]})
     order = fresh_files.KeyOrder("id", whole_numbers=True)
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
     vectors = write_vectors(tmp_path, "unit", {"a.parquet": np.array([41])})
     file = KeyFile("a.parquet", str(tmp_path / "a.parquet"), 0, 99, vectors["a.parquet"])
-    with fresh_files.OpenFiles(order, rows.schema) as opened:
-        found = opened.find(file, fresh_files.Among(np.array([3, 40, 41, 42, 99, 200])))
-        assert found.numbers.tolist() == [3, 40, 42, 99]
-        assert found.rows["text"].to_pylist() == ["3", "40", "42", "99"]
-        between = opened.find(file, fresh_files.Between(38, 43))
-        assert between.numbers.tolist() == [38, 39, 40, 42]
-        assert not len(opened.find(file, fresh_files.Between(200, None)).numbers)
+    finder = fresh_files.RowFinder(order, rows.schema)
+    found = finder.find(file, fresh_files.Among(np.array([3, 40, 41, 42, 99, 200])))
+    assert found.numbers.tolist() == [3, 40, 42, 99]
+    assert found.rows["text"].to_pylist() == ["3", "40", "42", "99"]
+    between = finder.find(file, fresh_files.Between(38, 43))
+    assert between.numbers.tolist() == [38, 39, 40, 42]
+    assert not len(finder.find(file, fresh_files.Between(200, None)).numbers)

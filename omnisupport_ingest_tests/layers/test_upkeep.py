@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnisupport_ingest.layers import upkeep
-from omnisupport_ingest.layers.upkeep import FRESH_FILES, fresh_to_merge, ranges_to_rewrite
+from omnisupport_ingest.layers.upkeep import FRESH_GENERATIONS, fresh_to_merge, ranges_to_rewrite
 from omnisupport_ingest_tests.examples import examples
 
 counts = st.integers(0, 10_000)
@@ -48,7 +48,9 @@ def test_updates_of_few_keys_anywhere_never_write_the_whole_table_anew_and_waste
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=300))
-def test_fresh_files_stay_few_and_their_rows_are_not_written_again_at_every_update(sizes: list[int]) -> None:
+def test_generations_of_fresh_files_stay_few_and_their_rows_are_not_written_again_at_every_update(
+    sizes: list[int],
+) -> None:
     live: list[int] = []
     moved = 0
     for size in sizes:
@@ -56,10 +58,10 @@ def test_fresh_files_stay_few_and_their_rows_are_not_written_again_at_every_upda
         together = sum(live[number] for number in merged)
         moved += together
         live = [rows for number, rows in enumerate(live) if number not in merged] + [together + size]
-        assert len(live) <= FRESH_FILES
-    # A row moves only when the file that it is in about doubles.
+        assert len(live) <= FRESH_GENERATIONS
+    # A row moves only when its generation about doubles.
     assert moved <= sum(sizes) * (2 + np.log2(1 + len(sizes)))
 
 
-def test_a_fresh_file_that_is_half_dead_leaves() -> None:
+def test_a_generation_that_is_half_dead_leaves() -> None:
     assert fresh_to_merge([50, 51, 0], [100, 100, 10]) == [0, 2]
