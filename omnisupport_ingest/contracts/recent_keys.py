@@ -54,6 +54,7 @@ def find(base: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, bytes | 
     """
     assert base.in_transaction, "tree and blocks are looked at together"
     # In their order, so that those of one page are looked up one after another.
+    # No failpoint: a SELECT, put together above.
     wanted = sorted(ids)
     if not wanted:
         return {}
@@ -69,6 +70,7 @@ def find(base: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, bytes | 
 
 def add(base: sqlite3.Connection, ids: Sequence[bytes], secrets: bytes) -> None:
     """Add keys, ``ids`` in their order, as a block, within the open transaction."""
+    # No failpoint: the one of the transaction, in subject_keys.
     base.execute("INSERT INTO recent (ids, secrets) VALUES (?, ?)", (b"".join(ids), secrets))
     (size,) = base.execute("SELECT sum(length(ids)) FROM recent").fetchone()
     (pages,) = base.execute("PRAGMA page_count").fetchone()
@@ -84,6 +86,7 @@ def overwrite(base: sqlite3.Connection, ids: Iterable[bytes]) -> None:
         secrets = bytearray(found)
         for _, row in hits:
             secrets[row * SECRET_BYTES : (row + 1) * SECRET_BYTES] = bytes(SECRET_BYTES)
+        # No failpoint: the one of the transaction, in subject_keys.
         base.execute("UPDATE recent SET secrets = ? WHERE number = ?", (secrets, number))
 
 
@@ -94,6 +97,7 @@ def _move(base: sqlite3.Connection) -> None:
     order = np.argsort(ids, kind="stable")
     secrets = np.frombuffer(b"".join(each for _, each in blocks), f"V{SECRET_BYTES}")[order]
     # A destroyed key keeps its entry.
+    # No failpoint: the one of the transaction, in subject_keys.
     base.execute(_INSERT, {"ids": ids[order].tobytes(), "secrets": secrets.tobytes(), "count": len(ids)})
     base.execute("DELETE FROM recent")
 

@@ -91,12 +91,9 @@ class ForkServer:
             signal.signal(number, lambda *_: setattr(self, "_stopping", True))
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         # No failpoint: tells what runs now; nothing in it outlives a restart.
-        # Its name appears once it listens: before that, whoever sees the name is refused.
-        unnamed = self._path.with_name(f"{self._path.name}~")
-        unnamed.unlink(missing_ok=True)
-        self._listener.bind(str(unnamed))
+        self._path.unlink(missing_ok=True)
+        self._listener.bind(str(self._path))
         self._listener.listen(64)
-        unnamed.replace(self._path)
         # Nothing that is here now is looked at by the collector any more: a child would copy it.
         gc.collect()
         gc.freeze()

@@ -26,12 +26,18 @@ def standing(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     module = "omnisupport_ingest_tests.runtime.fork_server_process"
     process = subprocess.Popen([sys.executable, "-m", module, str(folder)])
     try:
-        until(lambda: (folder / "server.sock").exists() or process.poll() is not None)
+        # The name of a socket is there before it listens.
+        until(lambda: _listens(folder) or process.poll() is not None)
         yield process
     finally:
         (folder / "go").touch()
         process.kill()
         process.wait(PATIENCE)
+
+
+def _listens(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(folder / "server.sock")) == 0
 
 
 def asked(folder: Path, request: str, begin: Callable[[ProcessIdentity], None] = lambda _: None) -> bool:
