@@ -35,8 +35,8 @@ _SCHEMAS = (
     ("Source definitions", "contracts/source.schema.json", "One file for a source; the own log needs none."),
 )
 
-_SHOWN_OF = ("support_desk", "tickets")
-"""The source and the table whose tables and checks are shown."""
+_SOURCE = "support_desk"
+"""The source whose tables and checks are shown; of its tables the one with the most columns."""
 
 
 def reference_page() -> str:
@@ -129,19 +129,18 @@ def _json(value: Any) -> str:
 
 
 def _tables(workspace: Workspace) -> str:
-    source, table = _SHOWN_OF
-    (contract,) = (each for each in workspace.contracts.of_source(source) if each.name == table)
+    contract = max(workspace.contracts.of_source(_SOURCE), key=lambda each: len(each.columns))
     own = set(contract.column_names)
     specs = (
-        workspace.raw(source).spec,
-        workspace.quarantine(source).spec,
+        workspace.raw(_SOURCE).spec,
+        workspace.quarantine(_SOURCE).spec,
         workspace.dimension(contract).spec,
         workspace.history(contract).spec,
     )
     parts = [
-        "## Tables and columns\n\nThe tables that people read, here of the source `support_desk` and its\n"
-        "table `tickets`. `deduped_events` has the columns of `raw_cdc_staging`; a dimension and a history\n"
-        "have those of their contract besides.\n"
+        f"## Tables and columns\n\nThe tables that people read, here of the source `{_SOURCE}` and its\n"
+        f"table `{contract.name}`. `deduped_events` has the columns of `raw_cdc_staging`; a dimension and a\n"
+        "history have those of their contract besides.\n"
     ]
     parts += [_columns(spec, own) for spec in specs]
     return "\n".join(parts)
@@ -172,7 +171,7 @@ def _checks(workspace: Workspace) -> str:
     on: Mapping[str, set[str]] = defaultdict(set)
     for check in definitions.asset_checks or ():
         for spec in check.check_specs:
-            if spec.asset_key.path[0] == _SHOWN_OF[0]:
+            if spec.asset_key.path[0] == _SOURCE:
                 on[spec.name].add(_layer(spec.asset_key))
                 found[spec.name] = (spec.description or "", on[spec.name])
     rows = [

@@ -80,6 +80,9 @@ MEANINGS: Mapping[str, str] = {
     "merge_files_share": "The same, as a share of all files.",
     "unmerged_rows": "Rows that wait for a delayed merge.",
     "merge_due": "When they are merged at the latest.",
+    "dead_rows_share": "Share of the rows in the files of a dimension that deletion vectors mark as deleted.",
+    "fresh_files": "Files that hold new rows of any keys, beside those that hold a range of keys each.",
+    "fresh_rows": "Rows in them.",
 }
 """What every entry means; the page docs/reference.md shows it."""
 

@@ -18,15 +18,20 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
-
-import numpy as np
-import numpy.typing as npt
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.storage import at_hand, path_at_hand, replace
+
+if TYPE_CHECKING:
+    # Commands that only look import no NumPy.
+    import numpy as np
+    import numpy.typing as npt
+
+    Rows = npt.NDArray[np.int64]
+    """Numbers of rows of a file, from 0, ascending."""
 
 FEATURE = "deletionVectors"
 """The table feature (Delta protocol, table features)."""
@@ -34,8 +39,6 @@ FEATURE = "deletionVectors"
 PROPERTY = "delta.enableDeletionVectors"
 """The table property that lets other writers make vectors too."""
 
-Rows = npt.NDArray[np.int64]
-"""Numbers of rows of a file, from 0, ascending."""
 
 _INLINE_BYTES = 256
 """Up to this size a vector stands in the log entry. Every reader of the log reads it there, but opens no
@@ -176,6 +179,8 @@ def read_vector(folder: Path, vector: DeletionVector) -> Rows:
 
 def dead_rows_of(file: MayHaveDeadRows) -> Rows:
     """Return the dead rows of ``file``; none if it has no vector. Raises ``VectorDamaged``."""
+    import numpy as np
+
     if file.vector is None:
         return np.zeros(0, np.int64)
     rows = read_vector(_table_of(file), file.vector)
@@ -187,6 +192,8 @@ def dead_rows_of(file: MayHaveDeadRows) -> Rows:
 
 def live_mask(dead: Rows, rows: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the live ones among ``rows`` rows of which those numbered ``dead`` are not."""
+    import numpy as np
+
     mask = np.ones(rows, np.bool_)
     mask[dead] = False
     return mask
@@ -231,6 +238,7 @@ def write_vectors(folder: Path, unit: str, dead: Mapping[str, Rows]) -> dict[str
 
 def encoded(rows: Rows) -> bytes:
     """Return the serialized vector of ``rows``: magic number and portable 64-bit Roaring bitmap."""
+    import numpy as np
     from pyroaring import BitMap64
 
     bitmap = BitMap64(array.array("Q", np.asarray(rows, np.uint64).tobytes()))
@@ -240,6 +248,7 @@ def encoded(rows: Rows) -> bytes:
 
 def _rows_in(content: bytes, where: str) -> Rows:
     # Most processes never meet a vector.
+    import numpy as np
     from pyroaring import BitMap64
 
     if len(content) < 4 or struct.unpack("<I", content[:4])[0] != _MAGIC:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.lake.deletion_vectors import Rows, dead_rows_of, live_mask
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask
 from omnisupport_ingest.lake.key_files import Bound, KeyFile, KeyOrder, between
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.lake.deletion_vectors import Rows
 
 ROWS_PER_GROUP = 4_096
 """Rows of a row group in a table with deletion vectors. Measured: smaller ones make files larger and scans

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
-from omnisupport_ingest.lake.deletion_vectors import Rows, dead_rows_of
+from omnisupport_ingest.lake.deletion_vectors import dead_rows_of
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares
 from omnisupport_ingest.lake.key_files import (
@@ -54,6 +54,9 @@ from omnisupport_ingest.layers.updating_ranges import (
     update_ranges,
 )
 from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
+
+if TYPE_CHECKING:
+    from omnisupport_ingest.lake.deletion_vectors import Rows
 
 _TASKS_OF_FEW = 4
 _ROWS_OF_FEW_FILES = 400_000
