@@ -53,19 +53,25 @@ def sweep(
         limit = datetime.now(UTC) - older_than
         removed = _sweep_objects(folder, _unreferenced(table, older_than, spare), limit)
         forget_unread(folder, limit)
-        return removed
+        # Drafts are on this machine, wherever the table is.
+        return sorted([*removed, *_sweep_drafts(folder, now - older_than.total_seconds())])
     unreferenced = _unreferenced(table, older_than, spare)
     removed = [
         target
         for target in sorted(_targets(folder, unreferenced))
         if _remove_if_old(folder / target, folder / layout.STAGING, now - older_than.total_seconds())
     ]
-    staging = folder / layout.STAGING
+    return sorted([*removed, *_sweep_drafts(folder, now - older_than.total_seconds())])
+
+
+def _sweep_drafts(folder: Path, before: float) -> list[str]:
+    """Delete unfinished writes in which nothing is newer than ``before`` (seconds since 1970)."""
+    staging, removed = folder / layout.STAGING, []
     for draft in sorted(staging.iterdir()) if staging.exists() else []:
-        if _newest(draft) < now - older_than.total_seconds():
+        if _newest(draft) < before:
             _delete(draft)
             removed.append(f"{layout.STAGING}/{draft.name}")
-    return sorted(removed)
+    return removed
 
 
 def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str]:
