@@ -147,7 +147,7 @@ def commit_actions(
 
     ``note``: describes the work to people who read the log. ``replacing_all_with``: remove every file that
     the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
-    longer the newest. A commit of ours whose answer from the object store was lost is none.
+    longer the newest; not if that version is this commit itself, whose answer an object store has lost.
     """
     plain = [each for each in actions if not isinstance(each, VectorChange)]
     if len(plain) < len(actions):

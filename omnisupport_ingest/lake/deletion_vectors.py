@@ -39,7 +39,6 @@ FEATURE = "deletionVectors"
 PROPERTY = "delta.enableDeletionVectors"
 """The table property that lets other writers make vectors too."""
 
-
 _INLINE_BYTES = 256
 """Up to this size a vector stands in the log entry. Every reader of the log reads it there, but opens no
 further file."""

@@ -179,8 +179,8 @@ def _listed(snapshot: TableSnapshot, order: KeyOrder) -> Iterator[tuple[LakeFile
 def _bounds_in(stats: Mapping[str, str | None], order: KeyOrder) -> dict[str, tuple[Any, Any]]:
     found = {}
     for path, text in stats.items():
-        told = json.loads(text) if text else {}
-        low, high = (told.get(name, {}).get(order.column) for name in ("minValues", "maxValues"))
+        of_file = json.loads(text) if text else {}
+        low, high = (of_file.get(name, {}).get(order.column) for name in ("minValues", "maxValues"))
         found[path] = low, high
     return found
 
