@@ -23,11 +23,13 @@ from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest_tests.class_archive import make_class_archive
 from omnisupport_ingest_tests.jvm import start_for_small_work
-from omnisupport_ingest_tests.storage.s3_server import S3Server, free_port, s3_server
+from omnisupport_ingest_tests.storage.s3_server import S3Server, reserved_port, s3_server
 
 start_for_small_work()
 
-_S3 = S3Server(free_port())
+# Held from now on: the server starts minutes later, and until then nothing else may be given its port.
+_S3_PORT = reserved_port()
+_S3 = S3Server(_S3_PORT.getsockname()[1])
 # Before anything starts a JVM, whose workers inherit them. The first test of it starts the server.
 os.environ.update(_S3.variables)
 

@@ -16,6 +16,8 @@ OURS = {
     "'tickets'": "'notes'",
     '"status"': '"title"',
     "status,": "title,",
+    "id, status FROM": "id, title FROM",
+    "BY status": "BY title",
     "'channel'": "'body'",
 }
 """What the page calls tables and columns, and what this test's lake has."""

@@ -14,10 +14,10 @@ from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 HISTORY = dg.AssetKey([SOURCE, "history", "dim_notes_history"])
 
 
-def test_a_history_follows_the_events_and_stands_in_its_own_group(definitions: dg.Definitions) -> None:
+def test_a_history_follows_the_events_in_the_group_of_its_source(definitions: dg.Definitions) -> None:
     node = definitions.resolve_asset_graph().get(HISTORY)
     assert node.parent_keys == {dg.AssetKey([SOURCE, "deduped_events"])}
-    assert (node.group_name, node.pools) == ("history", {f"{SOURCE}/history/dim_notes_history"})
+    assert (node.group_name, node.pools) == (SOURCE, {f"{SOURCE}/history/dim_notes_history"})
     assert {key.name for key in node.check_keys} == {"open_rows_are_current_state", "versions_do_not_overlap"}
 
 

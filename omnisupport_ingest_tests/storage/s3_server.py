@@ -61,16 +61,20 @@ class S3Server:
         urllib.request.urlopen(request, timeout=10).close()
 
 
-def free_port() -> int:
-    """A port of loopback on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+def reserved_port() -> socket.socket:
+    """A socket bound to a free port of loopback, given to nobody else while it is open.
+
+    A server that binds the port by its number still can: both reuse the address, and this one never listens.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 @contextmanager
 def s3_server(port: int) -> Iterator[S3Server]:
+    """A server on ``port``, until the end of the block; ``RuntimeError`` if it does not start."""
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -78,7 +82,9 @@ def s3_server(port: int) -> Iterator[S3Server]:
         env=os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(1 << 20)},
     )
     try:
-        until(lambda: _answers(port))
+        until(lambda: process.poll() is not None or _answers(port))
+        if process.poll() is not None:
+            raise RuntimeError(f"The S3 server did not start on port {port}: exit code {process.poll()}.")
         yield S3Server(port)
     finally:
         process.kill()
@@ -88,7 +94,7 @@ def s3_server(port: int) -> Iterator[S3Server]:
 @contextmanager
 def in_a_bucket() -> Iterator[None]:
     """Have new homes of this process and of those that it starts keep landing and lake in a bucket."""
-    with s3_server(free_port()) as server:
+    with reserved_port() as reserved, s3_server(reserved.getsockname()[1]) as server:
         os.environ.update(server.variables | {f"{PREFIX}STORAGE": server.place()})
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,8 +111,12 @@ def test_a_client_that_speaks_no_tls_is_pointed_to_the_setting(
 
 
 def test_why_a_broker_refuses_is_told_though_the_library_sums_up_behind_it() -> None:
-    topics = KafkaTopics(("t",), {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"})
-    with Cluster("nova", topics) as cluster:
+    # One that takes the connection and says nothing, so that the client has nothing of its own to tell.
+    silent = socket.create_server(("127.0.0.1", 0))
+    topics = KafkaTopics(
+        ("t",), {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}", "log_level": "0"}
+    )
+    with silent, Cluster("nova", topics) as cluster:
         cluster._note(KafkaError(KafkaError._AUTHENTICATION, "the user is not known"))
         cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
         assert "the user is not known" in cluster.unreachable("no answer").problem
