@@ -150,7 +150,7 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
     watch = Watch(table, rows, table.open().version)
     traffic = Traffic(EmbeddedPostgres(workspace.home.postgres).dsn(), rows, rate)
     began, ends = time.time(), time.monotonic() + minutes * 60
-    processors, memory = processor_seconds(pid), []
+    processors, memory, by_minute = processor_seconds(pid), [], []
     traffic.start()
     last_shown = time.monotonic()
     while time.monotonic() < ends and traffic.is_alive():
@@ -159,7 +159,8 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
         if time.monotonic() - last_shown >= min(60.0, minutes * 6):
             last_shown = time.monotonic()
             memory.append((round(time.time() - began), round(memory_mb(pid))))
-            click.echo(f"  {_line(watch, traffic, memory[-1])}", err=True)
+            by_minute.append(_last_minute(watch, traffic))
+            click.echo(f"  {_line(watch, by_minute[-1], memory[-1])}", err=True)
     traffic.stop()
     busy = spent(processors, processor_seconds(pid)) / (time.time() - began)
     give_up = time.monotonic() + 60
@@ -174,10 +175,12 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
         "commits": len(traffic.committed),
         "not_shown": len(traffic.committed) - len(watch.shown),
         "freshness": _quantiles(list(watch.shown.values())),
+        "by_minute": by_minute,
         "run_seconds": runs,
         "memory_mb": memory,
         "share_of_a_core": busy,
         "files": {name: len(list(folder.rglob("*.parquet"))) for name, folder in _folders(workspace).items()},
+        "megabytes": {name: round(_bytes_in(folder) / 1e6) for name, folder in _folders(workspace).items()},
     }
     _conclude(found)
     return found
@@ -209,9 +212,17 @@ def _folders(workspace: Workspace) -> dict[str, Path]:
     return {"landing": workspace.home.landing, "lake": workspace.home.lake}
 
 
-def _line(watch: Watch, traffic: Traffic, memory: tuple[int, int]) -> str:
-    last = list(watch.shown.values())[-int(traffic.rate / _OF_A_COMMIT * 60) :]
-    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in _quantiles(last).items())
+def _bytes_in(folder: Path) -> int:
+    """Of the files that are there, replaced ones too."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _last_minute(watch: Watch, traffic: Traffic) -> dict[str, float]:
+    return _quantiles(list(watch.shown.values())[-int(traffic.rate / _OF_A_COMMIT * 60) :])
+
+
+def _line(watch: Watch, quantiles: Mapping[str, float], memory: tuple[int, int]) -> str:
+    text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in quantiles.items())
     return f"{memory[0]:>5} s: {text or 'nothing shown'}; {watch.version} versions, {memory[1]} MB"
 
 
@@ -240,4 +251,7 @@ def _conclude(found: Mapping[str, Any]) -> None:
         )
     if memory:
         click.echo(f"All processes: {memory[0][1]} MB after {memory[0][0]} s, {memory[-1][1]} MB at the end")
-    click.echo(f"They used {found['share_of_a_core']:.0%} of a core; files: {found['files']}")
+    click.echo(
+        f"They used {found['share_of_a_core']:.0%} of a core; files: {found['files']}; "
+        f"MB: {found['megabytes']}"
+    )
