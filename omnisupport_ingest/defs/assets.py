@@ -34,7 +34,7 @@ from omnisupport_ingest.layers.plan import LOGIC_VERSION
 from omnisupport_ingest.layers.removed import Removed, refuse_sealed
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.runtime.spark import has_slot_to_spare
+from omnisupport_ingest.runtime.spark import has_session, has_slot_to_spare, is_apart, session_apart
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 _LAKE_KINDS = {"spark", "deltalake"}
@@ -58,7 +58,8 @@ class LakeTable:
 
     ``docs_page``: of ``docs/``, with its anchor. ``upstream``: the asset it is made from.
     ``contract``: whose columns it has; None for a table that holds
-    the events of all ``contracts``. ``make``: runs the layer. ``extra_metadata``: what every materialization
+    the events of all ``contracts``. ``make``: runs the layer. ``is_long``: whether the run, which may be a
+    replay, has minutes of work that nobody waits for. ``extra_metadata``: what every materialization
     shows besides the checkpoint of its window.
     """
 
@@ -74,6 +75,7 @@ class LakeTable:
     partitions: dg.PartitionsDefinition[str] | None
     lineage: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[[LayerRun], Sequence[Checkpoint]]
+    is_long: Callable[[Workspace, bool], bool] = lambda _, __: False
     extra_metadata: Callable[[Workspace], Mapping[str, dg.MetadataValue]] = lambda _: {}
 
 
@@ -220,7 +222,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         with (
             tracing.span("table", table=table.spec.path, windows=len(windows), replay=replay),
             named_spark_errors(workspace.settings),
-            _one_task(workspace, pyspark, replay=replay) as spark,
+            _one_task(workspace, _session(table, workspace, pyspark, replay=replay), replay=replay) as spark,
         ):
             done = table.make(
                 LayerRun(
@@ -238,11 +240,20 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
     return materialize
 
 
+def _session(
+    table: LakeTable, workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool
+) -> SparkSession:
+    """The session of the run, which the first table decides about."""
+    if not has_session() and table.is_long(workspace, replay):
+        return session_apart(workspace.settings)
+    spark: SparkSession = pyspark.spark_session
+    return spark
+
+
 @contextmanager
-def _one_task(workspace: Workspace, pyspark: LazyPySparkResource, *, replay: bool) -> Iterator[SparkSession]:
+def _one_task(workspace: Workspace, spark: SparkSession, *, replay: bool) -> Iterator[SparkSession]:
     """Yield the session; in an ingest run one standing Spark task does the layers' small pieces of work."""
-    spark = pyspark.spark_session
-    if replay or not has_slot_to_spare(workspace.settings):
+    if replay or is_apart() or not has_slot_to_spare(workspace.settings):
         yield spark
         return
     with standing_task(spark):

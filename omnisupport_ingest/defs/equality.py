@@ -54,7 +54,7 @@ def build_equality(
         description=f"Compares the dimensions of {definition.name} with their source at one LSN, by "
         "checksums of key ranges.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: definition.name},
+        tags={keys.SOURCE_TAG: definition.name, keys.BESIDE_TAG: "true"},
     )
     return dg.Definitions(
         asset_checks=[checks], jobs=[job], schedules=[_schedule(settings, definition.name, job.name)]

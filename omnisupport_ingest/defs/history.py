@@ -1,6 +1,7 @@
 """Histories in Dagster: an asset per table with its checks, and a job that updates the histories of a source.
 
-No ingest run waits for a history: the job runs every hour, and whenever a person launches it.
+No ingest run waits for a history: the job runs every hour, and whenever a person launches it. Where it has
+millions of rows to make, it has a Spark of its own.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,19 @@ from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
+LONG_ROWS = 1_000_000
+"""From so many rows on that an update of one history of the source reads or writes, the run has a Spark of
+its own: it would hold slots of the shared one for seconds each. Opening one takes as long as some 100,000."""
+
 
 def build_history(workspace: Workspace, source: str) -> dg.Definitions:
     """Return the history assets of the tables of ``source``, their checks, job and hourly schedule."""
     contracts = workspace.contracts.of_source(source)
+
+    def is_long(opened: Workspace, replay: bool) -> bool:
+        # All histories of the source: the first that a run makes chooses the session for the others.
+        return any(history.rows_to_make(opened, each, replay=replay) >= LONG_ROWS for each in contracts)
+
     checks = [check for contract in contracts for check in history_asset_checks(contract)]
     job = dg.define_asset_job(
         keys.history_job_name(source),
@@ -41,14 +51,16 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         description=f"Updates the histories of {source} at minute 35 of every hour.",
     )
     return dg.Definitions(
-        assets=[lake_asset(_history(workspace, contract)) for contract in contracts],
+        assets=[lake_asset(_history(workspace, contract, is_long)) for contract in contracts],
         asset_checks=checks,
         jobs=[job],
         schedules=[hourly],
     )
 
 
-def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
+def _history(
+    workspace: Workspace, contract: TableContract, is_long: Callable[[Workspace, bool], bool]
+) -> LakeTable:
     """``dim_<table>_history``: every version of every row; not partitioned."""
     spec = workspace.history(contract).spec
     return LakeTable(
@@ -67,6 +79,7 @@ def _history(workspace: Workspace, contract: TableContract) -> LakeTable:
         make=lambda run: [
             history.materialize(run.workspace, run.spark, contract, run.run_id, replay=run.replay)
         ],
+        is_long=is_long,
     )
 
 

@@ -89,7 +89,7 @@ def build_jobs(
         selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
         description=f"Every check of {source}: the logs, the rows of the dimensions, the server.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: source},
+        tags={keys.SOURCE_TAG: source, keys.BESIDE_TAG: "true"},
     )
     hourly = dg.ScheduleDefinition(
         name=f"hourly_{audit.name}",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from omnisupport_ingest.defs.keys import BESIDE_TAG
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import docs_metadata
 from omnisupport_ingest.layers.workspace import Workspace
@@ -46,6 +47,7 @@ def build_report() -> dg.Definitions:
         selection=[report_page],
         description="Writes the report of all sources to the home.",
         executor_def=run_executor,
+        tags={BESIDE_TAG: "true"},
     )
     hourly = dg.ScheduleDefinition(
         name="hourly_report",

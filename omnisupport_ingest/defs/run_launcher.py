@@ -30,7 +30,7 @@ from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.interrupts import capture_interrupts
 
-from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
+from omnisupport_ingest.defs.keys import BESIDE_TAG, PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
@@ -100,9 +100,9 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
 
 
 class PromptRunCoordinator(QueuedRunCoordinator[Any]):
-    """Dagster's queue, which an ingest run skips while only ingest runs are in progress.
+    """Dagster's queue, which an ingest run skips while no run in progress can hold the pools of its tables.
 
-    Any other run may hold the pools of its tables; then the queue holds it back until they are free.
+    Ingest runs and those that are tagged ``BESIDE_TAG`` do not; behind any other the queue holds it back.
     """
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
@@ -114,7 +114,7 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
         queue = self._instance.get_concurrency_config().run_queue_config
         most = queue.max_concurrent_runs if queue is not None else -1
         full = 0 <= most <= len(running)
-        if full or not all(TAKE_NEW_TAG in each.tags for each in running):
+        if full or not all({TAKE_NEW_TAG, BESIDE_TAG} & each.tags.keys() for each in running):
             return super().submit_run(context)
         launched: dg.DagsterRun = self._instance.launch_run(run.run_id, context.workspace)
         return launched

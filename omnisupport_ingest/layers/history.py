@@ -83,6 +83,22 @@ def materialize(
     return report(table, [WHOLE_TABLE])[0]
 
 
+def rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool) -> int:
+    """About how many rows the next update of the history reads or writes; opens no Spark session."""
+    files = EventFiles.opened(workspace, contract.source)
+    events, history = files.size(contract)[0], workspace.history(contract).look()
+    state = history.state(WHOLE_TABLE) if history is not None else None
+    news = news_of(state, files, contract)
+    if replay or history is None or state is None or news is None or state.versions != versions_of(contract):
+        return events
+    if news.judged_again:
+        return events
+    added = sum(file.rows for file in news.added)
+    # A key that is anywhere has its file written anew.
+    held = sum(file.rows for file in history.files(WHOLE_TABLE))
+    return added + min(held, added * (contract.rows_per_file or ROWS_PER_FILE))
+
+
 def versions_of(contract: TableContract) -> tuple[str, ...]:
     """The versions of a history: the fold's logic, its own logic, and the contract."""
     only = ",changed_only" if contract.changed_only else ""

@@ -46,6 +46,7 @@ _LOCAL = re.compile(r"local\[(?P<slots>\d+|\*)(?:,\d+)?\]")
 """A master on this machine, with its slots (Spark, "Master URLs")."""
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+_FAIR = Path(__file__).with_name("fair_scheduler.xml")
 _PACKAGE = Path(__file__).parent.parent
 
 _COMPILED_LATE = (
@@ -109,6 +110,9 @@ def spark_conf(settings: Settings, scratch: Scratch) -> dict[str, str]:
             "spark.omnisupport.localDir": str(scratch.path),
             # A cluster's executors get this package only with a session.
             "spark.python.daemon.module": WORKER_DAEMON,
+            # First in, first out, the tasks of a long job would all come before those of an ingest run.
+            "spark.scheduler.mode": "FAIR",
+            "spark.scheduler.allocation.file": _FAIR.as_uri(),
         }
     own = spark_properties(settings, session_conf(settings).keys())
     if more := own.get(JAVA_OPTIONS):
@@ -197,12 +201,48 @@ _KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
 clears every page of it again: a seventh of a task's processor time. So it waits 10 seconds."""
 
 
+_NICENESS = 10
+"""How much later than other processes those of ``session_apart`` get a core (``nice``)."""
+
+_apart: SparkSession | None = None
+"""What ``session_apart`` has opened in this process: from then on every session is this one."""
+
+
+def session_apart(settings: Settings) -> SparkSession:
+    """A session for work that takes minutes and that nobody waits for.
+
+    Where the runs of a machine share a warm server, its few slots are not for such work. So it gets a JVM in
+    this process, of one slot, and this process a lower priority, which the JVM and its workers have too.
+    Elsewhere it is ``session``. Whichever session this process has opened before, it keeps.
+    """
+    global _apart
+    shared = settings.spark_remote is None and ConnectAddress.read(_home(settings) / "run") is not None
+    if shared and is_local(settings) and not has_session():
+        os.nice(_NICENESS)
+        _apart = classic_session(settings.model_copy(update={"spark_master": "local[1]"}))
+    return session(settings)
+
+
+def is_apart() -> bool:
+    """Whether the session of this process is one that ``session_apart`` has opened."""
+    return _apart is not None
+
+
+def has_session() -> bool:
+    """Whether this process has opened a session, which it keeps."""
+    from pyspark.sql import SparkSession
+
+    return "SPARK_CONNECT_MODE_ENABLED" in os.environ or SparkSession.getActiveSession() is not None
+
+
 def session(settings: Settings) -> SparkSession:
     """A session on the warm server where there is one, else a classic session.
 
     The server is the one that ``OMNISUPPORT_SPARK_REMOTE`` names, or the one that ``up`` or
     ``demo`` has running on the same home. ``SparkUnreachable`` if the named one does not answer.
     """
+    if _apart is not None:
+        return _apart
     if settings.spark_remote is not None:
         return connect_session(settings, settings.spark_remote.get_secret_value())
     running = ConnectAddress.read(_home(settings) / "run")

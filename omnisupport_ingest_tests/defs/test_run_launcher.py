@@ -18,7 +18,7 @@ import pytest
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.run_coordinator.base import SubmitRunContext
 
-from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
+from omnisupport_ingest.defs.keys import BESIDE_TAG, PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_launcher import PromptRunCoordinator, ReadyRunLauncher
 from omnisupport_ingest.failpoints import VARIABLE
@@ -209,7 +209,9 @@ def test_an_ingest_run_is_launched_at_once_beside_others_and_queued_behind_any_o
 
     with launching.standing():
         assert submitted({}) is Status.QUEUED
-        assert submitted(take_new) is Status.STARTING
+        # An audit, say, which the queue has let go.
+        beside = launching.made({BESIDE_TAG: "true"})
+        launching.instance.launch_run(beside.run_id, None)
         until(lambda: launching.reached)
         assert submitted(take_new) is Status.STARTING
         # Two are in progress, which is as many as there may be.

@@ -70,6 +70,22 @@ def same_as_made_whole(story: Story, spark: SparkSession) -> bool:
     return told == in_files == again.content_hash
 
 
+def test_what_a_run_has_to_make_is_told_before_it_opens_a_session(story: Story, spark: SparkSession) -> None:
+    def told(*, replay: bool = False) -> int:
+        return history.rows_to_make(story.workspace, story.contract, replay=replay)
+
+    assert (told(), told(replay=True)) == (0, 40)
+    story.land(Commit(20, 2, [update(17, "new")]))
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    # The event, and the file of its key.
+    assert told() == 1 + 4
+    story.land(Commit(30, 3, [update(number, "newer") for number in KEYS]))
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    assert told() == 41 + 40
+
+
 def update(number: int, title: str) -> Change:
     return Change("u", number, {"title": title}, unchanged=("body",))
 
