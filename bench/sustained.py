@@ -167,7 +167,7 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
     while len(watch.shown) < len(traffic.committed) and time.monotonic() < give_up:
         time.sleep(_LOOK_SECONDS)
         watch.look(traffic.committed)
-    runs = run_seconds(workspace, began)
+    runs = runs_since(workspace, began)
     found = {
         "rows": rows,
         "rate": rate,
@@ -176,7 +176,8 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
         "not_shown": len(traffic.committed) - len(watch.shown),
         "freshness": _quantiles(list(watch.shown.values())),
         "by_minute": by_minute,
-        "run_seconds": runs,
+        "run_seconds": [seconds for job, _, seconds in runs if job == _INGEST],
+        "other_runs": [run for run in runs if run[0] != _INGEST],
         "memory_mb": memory,
         "share_of_a_core": busy,
         "files": {name: len(list(folder.rglob("*.parquet"))) for name, folder in _folders(workspace).items()},
@@ -186,12 +187,16 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
     return found
 
 
-def run_seconds(workspace: Workspace, since: float) -> list[float]:
-    """How long each ingest run took that began after ``since`` (seconds since 1970), in order."""
+_INGEST = "ingest_support_desk"
+
+
+def runs_since(workspace: Workspace, since: float) -> list[tuple[str, int, float]]:
+    """The runs that began after ``since`` (seconds since 1970) and have ended, in order: job, the second at
+    which it began, and how many it took."""
     with dg.DagsterInstance.from_config(str(workspace.home.dagster)) as instance:
-        records = instance.get_run_records(dg.RunsFilter(job_name="ingest_support_desk"), ascending=True)
+        records = instance.get_run_records(ascending=True)
     return [
-        round(each.end_time - each.start_time, 3)
+        (each.dagster_run.job_name, round(each.start_time - since), round(each.end_time - each.start_time, 3))
         for each in records
         if each.start_time and each.end_time and each.start_time >= since
     ]
@@ -249,6 +254,9 @@ def _conclude(found: Mapping[str, Any]) -> None:
             f"{len(runs)} runs: from the tenth on {median(first):.2f} s, the last ones {median(last):.2f} s "
             "(medians)"
         )
+    for job, at, seconds in found["other_runs"]:
+        if seconds >= 1:
+            click.echo(f"  {job} began after {at} s and took {seconds:.1f} s")
     if memory:
         click.echo(f"All processes: {memory[0][1]} MB after {memory[0][0]} s, {memory[-1][1]} MB at the end")
     click.echo(
