@@ -40,7 +40,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         | dg.AssetSelection.checks(*checks),
         description=f"The history of every table of {source}, brought up to date with its events.",
         executor_def=run_executor,
-        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source},
+        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source, keys.BESIDE_TAG: "true"},
     )
     hourly = dg.ScheduleDefinition(
         name=f"hourly_{job.name}",
