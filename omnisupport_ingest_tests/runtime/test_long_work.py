@@ -20,6 +20,9 @@ from omnisupport_ingest_tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 
+_PATIENCE = 5 * PATIENCE
+"""What has a lower priority gets a tenth of a core while other tests run."""
+
 _APART = """
 import json, os
 from omnisupport_ingest.runtime.spark import is_apart, session, session_apart
@@ -130,7 +133,7 @@ def said(settings: Settings, program: str, *arguments: str) -> object:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=PATIENCE,
+        timeout=_PATIENCE,
     )
     found: object = json.loads(done.stdout)
     return found
