@@ -4,11 +4,17 @@ A row is merged with the net changes of its key by the algebra of ``life``; othe
 rows depend on more than their own state and net changes (``stored``: ``refold``). Their keys are returned in
 ``Updated.refold``; the caller folds them from the net changes of all windows and sends them again as rows to
 set.
+
+Positions decide whose value a column has, so a merge looks at few columns of the held rows
+(``UpdateRules.looked_at``) and says which values it copies from which of them (``Merge.wanted``). Of rows
+that are kept in files the other columns are read only there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +46,9 @@ MERGE, SET, GONE = "merge", "set", "gone"
 """Merge the row with the key's row; put it in the place of the key's row; remove the key's row."""
 
 Mask = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+
+_NO_KEYS = pa.array([], pa.string())
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,17 @@ class UpdateRules:
         """Schema of the rows that are sent to a file."""
         return self.schema.append(pa.field(CHANGE, pa.string()))
 
+    @cached_property
+    def copied(self) -> tuple[str, ...]:
+        """The columns whose values are copied and never looked at."""
+        return tuple(name for name in self.table_columns.non_key if name != self.soft_delete_column)
+
+    @cached_property
+    def looked_at(self) -> pa.Schema:
+        """The columns of held rows that ``merge`` needs. (The state knows what is unresolved, too.)"""
+        others = {*self.copied, "_cdc_unresolved"}
+        return pa.schema([field for field in self.schema if field.name not in others])
+
     def rows_of(self, folded: pa.Table) -> pa.Table:
         """Convert folded rows to rows to send to the files of their keys."""
         rows = from_folded(folded, self.schema)
@@ -84,6 +104,10 @@ class UpdateRules:
     def reached(self, held: pa.Table, sent: pa.Table) -> Mask:
         """Return which of the rows ``held`` the rows ``sent``, or new table ends, may change."""
         return _mask(keys_in(held, sent)) | _reached(held, self)
+
+    def merge(self, held: pa.Table, sent: pa.Table) -> Merge:
+        """``merge_rows`` by these rules."""
+        return merge_rows(held, sent, self)
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
         """``update_rows`` by these rules."""
@@ -117,6 +141,86 @@ class Updated:
     refold: pa.Array
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """``leaves``: a mask of the held rows that leave; the others stay as they are. ``rows``: those that come,
+    in no order."""
+
+    leaves: Mask
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge of rows, before the values are there that it copies from held rows.
+
+    Attributes:
+        held: the held rows, with the columns that are looked at.
+        leaves: a mask of those that leave if any row changes.
+        merging: the sent rows that are merged.
+        merged: stored rows without hash. In a column that is copied, the number of the row that has the
+            value: ``held`` rows first, then ``merging`` ones; NULL for no value.
+        put: stored rows that come as they are.
+        refold: keys that must be folded from all their net changes; if there are any, the other attributes
+            mean nothing.
+    """
+
+    rules: UpdateRules
+    held: pa.Table
+    leaves: Mask
+    merging: pa.Table
+    merged: pa.Table
+    put: pa.Table
+    refold: pa.Array
+
+    @cached_property
+    def wanted(self) -> dict[str, Numbers]:
+        """By column, the numbers of the held rows whose values are copied, ascending; columns with none are
+        left out."""
+        found = {}
+        for name in self.rules.copied if self.merged.num_rows else ():
+            numbers = self._numbers(name)
+            of_held = np.unique(numbers[(numbers >= 0) & (numbers < self.held.num_rows)])
+            if len(of_held):
+                found[name] = of_held
+        return found
+
+    def replaced(self, values: Mapping[str, pa.Array]) -> Replaced:
+        """Return the rows, with the ``values`` of what is ``wanted``.
+
+        If they are the rows that leave, no row does.
+        """
+        schema = self.rules.schema
+        made = schema.empty_table()
+        if self.merged.num_rows:
+            copied = {name: self._copied(name, values.get(name)) for name in self.rules.copied}
+            columns = {name: copied.get(name, self.merged[name]) for name in schema.names}
+            made = with_hashes(pa.table(columns).cast(schema))
+        made = columnar.concat([made, with_hashes(self.put)])
+        leaving = self.held.filter(pa.array(self.leaves))
+        # What is not looked at is in the hash.
+        if _same(leaving, made.select(leaving.column_names)):
+            return Replaced(np.zeros_like(self.leaves), schema.empty_table())
+        return Replaced(self.leaves, made)
+
+    def _numbers(self, name: str) -> Numbers:
+        numbers: Numbers = pc.fill_null(columnar.one_chunk(self.merged[name]), -1).to_numpy()
+        return numbers
+
+    def _copied(self, name: str, of_held: pa.Array | None) -> pa.Array:
+        numbers, held = self._numbers(name), self.held.num_rows
+        values = columnar.one_chunk(self.merging[name])
+        places = numbers - held
+        if of_held is not None:
+            values = pa.concat_arrays([of_held, values])
+            before = np.searchsorted(self.wanted[name], numbers)
+            places = np.where(numbers < held, before, places + len(of_held))
+        if len(places) == places[-1] - places[0] + 1 and (np.diff(places) == 1).all() and numbers[0] >= 0:
+            # As in a snapshot: nothing is copied.
+            return values.slice(places[0], len(places))
+        return values.take(pa.array(places, mask=numbers < 0))
+
+
 def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     """Update the rows ``held`` by the rows ``sent``.
 
@@ -125,35 +229,54 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
         sent: stored rows with ``CHANGE``, in any order, any number per key. Rows to merge are ignored if
             their key is also set or gone.
     """
+    merge = merge_rows(held.select(rules.looked_at.names), sent, rules)
+    nothing = np.zeros(0, np.int64)
+    if len(merge.refold):
+        return Updated(held.slice(0, 0), False, nothing, nothing, merge.refold)
+    wanted = merge.wanted.items()
+    found = merge.replaced({name: columnar.one_chunk(held[name]).take(pa.array(at)) for name, at in wanted})
+    if not found.leaves.any() and not found.rows.num_rows:
+        return Updated(held, False, nothing, nothing, _NO_KEYS)
+    kept = columnar.filter_slices(held, ~found.leaves)
+    removed = _hashes(held.select(["_cdc_row_hash"]).filter(pa.array(found.leaves)))
+    return Updated(pa.concat_tables([kept, found.rows]), True, removed, _hashes(found.rows), _NO_KEYS)
+
+
+def merge_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Merge:
+    """Merge the rows ``held``, with the columns ``rules.looked_at``, and the rows ``sent`` of
+    ``update_rows``."""
     change = sent[CHANGE]
     final_rows = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
     merging = columnar.filter_slices(sent, _mask(pc.equal(change, MERGE)))
     merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, final_rows))).combine_chunks()
     replaced, touched = _mask(keys_in(held, final_rows)), _mask(keys_in(held, merging))
     reached = _reached(held, rules) & ~replaced & ~touched
-    old = held.filter(pa.array(touched | reached))
-    refold = _to_refold(old, merging, rules)
-    if len(refold):
-        nothing = np.zeros(0, np.int64)
-        return Updated(held.slice(0, 0), False, nothing, nothing, refold)
-    made = current_rows(old, merging, rules)
     put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
-    made = columnar.concat([made, with_hashes(put)])
-    leaving = held.filter(pa.array(touched | reached | replaced))
-    if _same(leaving, made):
-        return Updated(held, False, np.zeros(0, np.int64), np.zeros(0, np.int64), refold)
-    kept = columnar.filter_slices(held, ~(touched | reached | replaced))
-    return Updated(
-        pa.concat_tables([kept, made]), True, _hashes(leaving), _hashes(made), pa.array([], pa.string())
-    )
+    old = np.flatnonzero(touched | reached)
+    old_rows = held.take(pa.array(old)).combine_chunks()
+    refold = _to_refold(old_rows, merging, rules)
+    none = rules.schema.empty_table()
+    if len(refold):
+        return Merge(rules, held, np.zeros_like(replaced), merging, none, put, refold)
+    numbers = np.arange(held.num_rows, held.num_rows + merging.num_rows)
+    parts = [
+        _folded(rows, of_rows, rules)
+        for rows, of_rows in ((old_rows, old), (merging, numbers))
+        if rows.num_rows
+    ]
+    merged = _merged(parts, rules) if parts else none
+    return Merge(rules, held, touched | reached | replaced, merging, merged, put, _NO_KEYS)
 
 
-def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Table:
-    """Merge ``old`` rows and net changes of the same table to one stored row per key that is not purged."""
-    columns = rules.table_columns.names
-    parts = [to_folded(rows, columns) for rows in (old, merging) if rows.num_rows]
-    if not parts:
-        return rules.schema.empty_table()
+def _folded(rows: pa.Table, numbers: Numbers, rules: UpdateRules) -> pa.Table:
+    """Return stored rows as folded rows, with their ``numbers`` in the columns that are copied."""
+    known = {name: rows[name] for name in rules.looked_at.names}
+    known |= dict.fromkeys(rules.copied, pa.array(numbers))
+    return to_folded(pa.table(known), rules.table_columns.names)
+
+
+def _merged(parts: list[pa.Table], rules: UpdateRules) -> pa.Table:
+    """Merge folded rows to one stored row without hash per key that is not purged."""
     folded = columnar.concat(each.select(parts[0].column_names) for each in parts)
     merged = columnar.concat(merged_tables(folded, rules.table_columns, few=rules.few))
     lives = columnar.concat(current_tables(merged, rules.table_columns, rules.ends))
@@ -169,7 +292,8 @@ def current_rows(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Tab
 
 
 def _dimension_rows(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa.Table:
-    """Return lives as stored rows. ``merged``: the folded rows of the same keys, in the same order."""
+    """Return lives as stored rows without hash. ``merged``: the folded rows of the same keys, in the same
+    order."""
     gone, gone_at = columnar.one_chunk(lives["_ended"]), columnar.one_chunk(lives["_ended_time"])
     if rules.soft_delete_column is not None:
         mark = columnar.one_chunk(lives[rules.soft_delete_column])
@@ -190,7 +314,7 @@ def _dimension_rows(lives: pa.Table, merged: pa.Table, rules: UpdateRules) -> pa
         "_cdc_row_hash": pa.nulls(lives.num_rows, pa.int64()),
         STATE: state_column(merged, rules.schema),
     }
-    return with_hashes(pa.table({name: values[name] for name in rules.schema.names}).cast(rules.schema))
+    return pa.table({name: values[name] for name in rules.schema.names})
 
 
 def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array:
@@ -244,7 +368,8 @@ def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
 
 
 def _same(one: pa.Table, other: pa.Table) -> bool:
-    if one.num_rows != other.num_rows:
+    # Mostly rows differ in what their hashes are about.
+    if not np.array_equal(np.sort(_hashes(one)), np.sort(_hashes(other))):
         return False
     first, second = (each.take(pc.sort_indices(each["_cdc_key"])).combine_chunks() for each in (one, other))
     return bool(first.equals(second))

@@ -8,7 +8,8 @@ Files of such a table have small row groups: a few rows are read without the res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,47 +103,48 @@ class RowFinder:
         self._order, self._schema = order, schema
         self._footers: dict[str, _Footer] = {}
 
-    def find(self, file: KeyFile, wanted: Wanted) -> Found:
-        """Return the live rows of ``file`` that are wanted, in their order.
+    def find(self, file: KeyFile, wanted: Wanted, schema: pa.Schema | None = None) -> Found:
+        """Return the live rows of ``file`` that are wanted, in their order, with the columns of ``schema``;
+        None: all columns.
 
         Of other row groups nothing is read, and of groups without wanted rows only the key.
         """
-        footer = self._footers.get(file.path)
-        if footer is None:
-            footer = self._footers[file.path] = _Footer(file, self._order)
+        schema, footer = self._schema if schema is None else schema, self._footer(file)
         groups = [group for group in range(len(footer.starts)) if footer.may_have(group, wanted)]
         if groups:
             with pq.ParquetFile(file.stored, metadata=footer.metadata, pre_buffer=False) as parquet:
-                return self._found(file, parquet, footer, groups, wanted)
-        return self._nothing(file)
+                keys = parquet.read_row_groups(groups, columns=[self._order.column], use_threads=False)
+                numbers = footer.rows_of(groups)[wanted.among(self._order.values(keys))]
+                if len(footer.dead):
+                    numbers = numbers[~np.isin(numbers, footer.dead)]
+                if len(numbers):
+                    return Found(file, numbers, footer.read(parquet, schema, numbers))
+        return Found(file, np.zeros(0, np.int64), schema.empty_table())
 
-    def _found(
-        self, file: KeyFile, parquet: pq.ParquetFile, footer: _Footer, groups: Sequence[int], wanted: Wanted
-    ) -> Found:
-        chosen, numbers, places = [], [], []
-        keys = parquet.read_row_groups(groups, columns=[self._order.column], use_threads=False)
-        values, at, offset = self._order.values(keys), 0, 0
-        for group in groups:
-            count, start = footer.counts[group], footer.starts[group]
-            rows = np.flatnonzero(wanted.among(values[at : at + count]))
-            rows = rows[~np.isin(rows + start, footer.dead)] if len(footer.dead) else rows
-            at += count
-            if len(rows):
-                chosen.append(group)
-                numbers.append(rows + start)
-                places.append(rows + offset)
-                offset += count
-        if not chosen:
-            return self._nothing(file)
-        found = parquet.read_row_groups(chosen, columns=self._schema.names, use_threads=False)
-        found = found.select(self._schema.names).cast(self._schema)
-        where = np.concatenate(places)
-        if len(where) < found.num_rows:
-            found = found.take(pa.array(where))
-        return Found(file, np.concatenate(numbers).astype(np.int64), found.combine_chunks())
+    def values(self, file: KeyFile, wanted: Mapping[str, Rows]) -> dict[str, pa.Array]:
+        """Return values of ``file``, by column of the rows with the ``wanted`` numbers (at least one,
+        ascending).
 
-    def _nothing(self, file: KeyFile) -> Found:
-        return Found(file, np.zeros(0, np.int64), self._schema.empty_table())
+        Of each column only the row groups with such rows are read.
+        """
+        footer = self._footer(file)
+        together: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, numbers in wanted.items():
+            together[tuple(footer.groups_of(numbers))].append(name)
+        found: dict[str, pa.Array] = {}
+        with pq.ParquetFile(file.stored, metadata=footer.metadata, pre_buffer=False) as parquet:
+            for names in together.values():
+                every = np.unique(np.concatenate([wanted[name] for name in names]))
+                rows = footer.read(parquet, pa.schema([self._schema.field(name) for name in names]), every)
+                for name in names:
+                    places = np.searchsorted(every, wanted[name])
+                    found[name] = rows[name].combine_chunks().take(pa.array(places))
+        return found
+
+    def _footer(self, file: KeyFile) -> _Footer:
+        if file.path not in self._footers:
+            self._footers[file.path] = _Footer(file, self._order)
+        return self._footers[file.path]
 
 
 class _Footer:
@@ -165,6 +167,24 @@ class _Footer:
     def may_have(self, group: int, wanted: Wanted) -> bool:
         bounds = self._bounds[group]
         return bounds is None or wanted.may_be_in(*bounds)
+
+    def rows_of(self, groups: Sequence[int]) -> Rows:
+        """The numbers of all rows of ``groups``."""
+        return np.concatenate([np.arange(self.starts[n], self.starts[n] + self.counts[n]) for n in groups])
+
+    def groups_of(self, numbers: Rows) -> list[int]:
+        """The row groups that have the rows with these ``numbers``."""
+        found: list[int] = np.unique(np.searchsorted(self.starts, numbers, side="right") - 1).tolist()
+        return found
+
+    def read(self, parquet: pq.ParquetFile, schema: pa.Schema, numbers: Rows) -> pa.Table:
+        """Read the rows with these ``numbers`` (at least one, ascending), from the row groups that have
+        them."""
+        groups = self.groups_of(numbers)
+        rows = parquet.read_row_groups(groups, columns=schema.names, use_threads=False).select(schema.names)
+        if len(numbers) < rows.num_rows:
+            rows = rows.take(pa.array(np.searchsorted(self.rows_of(groups), numbers)))
+        return rows.cast(schema).combine_chunks()
 
 
 def values_in(files: Sequence[KeyFile], order: KeyOrder, *, live: bool = False) -> list[npt.NDArray[Any]]:

@@ -1,25 +1,30 @@
 """How a task updates rows without writing their files anew: it marks the old rows and writes new ones apart.
 
 The old rows of the keys that something is sent to are looked up in the files of their ranges and in the fresh
-files, and merged as everywhere (``updating_ranges.Rules``). Where they are becomes part of the outcome; the
-commit makes deletion vectors of it. The new rows of a task go to one fresh file.
+files, and merged by the rules of the dimension. Of these rows the columns that decide a merge are read first
+(``UpdateRules.looked_at``); the others only where a new row copies a value from an old one, and of no other
+row group. Where the old rows are becomes part of the outcome; the commit makes deletion vectors of it. The
+new rows of a task go to one fresh file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.updating import UpdateRules
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.fresh_files import Among, Between, Found, RowFinder
 from omnisupport_ingest.lake.key_files import KeyRange, range_numbers, write_fresh
 from omnisupport_ingest.layers.updating_ranges import (
     RANGE,
     FilesToUpdate,
-    are_same,
     batch_of,
     marks_of,
     named,
@@ -44,60 +49,102 @@ def mark_rows(
     ``sent``: with ``RANGE``. ``span``: the first range of the task and the end. ``written``: ranges of it
     that were written anew, with their fresh rows.
     """
-    rules, order = target.rules, target.order
+    rules, order = _rules_of(target), target.order
     finder = RowFinder(order, rules.schema)
-    found = _held(sent, target, ranges, finder)
+    stays = _held(sent, target, ranges, finder)
     moving = _moving(target, ranges, span, written, finder)
     sent = sent.select(rules.sent.names).combine_chunks()
-    held = _rows_of(everywhere := [*found, *moving], rules.schema)
-    reached = rules.reached(held, sent)
-    old = held.filter(pa.array(reached)).combine_chunks()
-    updated = rules.update(old, sent)
-    if len(updated.refold):
-        yield batch_of([outcome(MARKED, refold=noted(updated.refold, target.draft))])
+    held = _Held((*stays, *moving), rules.looked_at, finder)
+    reached = rules.reached(held.rows, sent)
+    places = np.flatnonzero(reached)
+    merge = rules.merge(held.rows.filter(pa.array(reached)).combine_chunks(), sent)
+    if len(merge.refold):
+        yield batch_of([outcome(MARKED, refold=noted(merge.refold, target.draft))])
         return
-    made = updated.rows.combine_chunks()
-    if are_same(old, made, rules):
-        # What moves goes as it is, those rows among it that were looked at.
-        old, made, reached = old.slice(0, 0), made.slice(0, 0), np.zeros_like(reached)
-    ends = np.cumsum([len(each.numbers) for each in everywhere])
-    masks = np.split(reached, ends[:-1]) if everywhere else []
-    kept = [each.only(~mask) for each, mask in zip(moving, masks[len(found) :], strict=True)]
-    rows = columnar.concat([_rows_of(kept, rules.schema), made]).combine_chunks()
-    if not old.num_rows and not rows.num_rows:
+    made = merge.replaced(held.values({name: places[numbers] for name, numbers in merge.wanted.items()}))
+    masks = held.masks(places[made.leaves])
+    kept = [each.only(~mask).rows for each, mask in zip(moving, masks[len(stays) :], strict=True)]
+    rows = columnar.concat([rules.schema.empty_table(), *kept, made.rows])
+    if not made.leaves.any() and not rows.num_rows:
         return
     files = []
     if rows.num_rows:
         files = [write_fresh(rules.ordered(rows), order, target.draft, target.rows_per_group)]
+    removed = merge.held["_cdc_row_hash"].filter(pa.array(made.leaves))
     told = outcome(MARKED) | {
         "changed": True,
-        "removed": str(ContentHash.of(old["_cdc_row_hash"].to_numpy())),
-        "added": str(ContentHash.of(made["_cdc_row_hash"].to_numpy())),
-        "doubted": target.doubts is not None and target.doubts(made),
+        "removed": str(ContentHash.of(removed.to_numpy())),
+        "added": str(ContentHash.of(made.rows["_cdc_row_hash"].to_numpy())),
+        "doubted": target.doubts is not None and target.doubts(made.rows),
         "files": named(files),
-        "marks": marks_of(each.only(mask) for each, mask in zip(found, masks, strict=False)),
+        "marks": marks_of(each.only(mask) for each, mask in zip(stays, masks, strict=False)),
     }
     yield batch_of([told])
 
 
-def _rows_of(found: Sequence[Found], schema: pa.Schema) -> pa.Table:
-    return columnar.concat([schema.empty_table(), *(each.rows for each in found)])
+@dataclass(frozen=True)
+class _Held:
+    """The rows ``found``, numbered in their order, with the columns of ``looked_at`` or all of them."""
+
+    found: Sequence[Found]
+    looked_at: pa.Schema
+    finder: RowFinder
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        """All rows, with the columns that are looked at."""
+        parts = [each.rows.select(self.looked_at.names) for each in self.found]
+        return columnar.concat([self.looked_at.empty_table(), *parts])
+
+    def values(self, wanted: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, pa.Array]:
+        """By column, the values of the rows with the ``wanted`` numbers (at least one, ascending)."""
+        parts: dict[str, list[pa.Array]] = {name: [] for name in wanted}
+        cuts = {name: np.searchsorted(at, self._ends) for name, at in wanted.items()}
+        for number, each in enumerate(self.found):
+            bounds = {name: slice(*cut[number : number + 2]) for name, cut in cuts.items()}
+            mine = {name: wanted[name][bound] - self._ends[number] for name, bound in bounds.items()}
+            in_hand = {name for name in mine if name in each.rows.column_names}
+            read = {name: each.numbers[at] for name, at in mine.items() if len(at) and name not in in_hand}
+            found = self.finder.values(each.file, read) if read else {}
+            found |= {
+                name: columnar.one_chunk(each.rows[name]).take(pa.array(mine[name])) for name in in_hand
+            }
+            for name, array in found.items():
+                parts[name].append(array)
+        return {name: pa.concat_arrays(arrays) for name, arrays in parts.items()}
+
+    def masks(self, numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_]]:
+        """For each of ``found`` a mask of those of its rows that have one of ``numbers``."""
+        mask = np.zeros(self._ends[-1], np.bool_)
+        mask[numbers] = True
+        return np.split(mask, self._ends[1:-1]) if self.found else []
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0, *(len(each.numbers) for each in self.found)])
+
+
+def _rules_of(target: FilesToUpdate) -> UpdateRules:
+    if not isinstance(target.rules, UpdateRules):
+        raise TypeError("Only the rows of a dimension are marked: files of a history are written anew.")
+    return target.rules
 
 
 def _held(
     sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], finder: RowFinder
 ) -> list[Found]:
-    """The rows that have the keys of ``sent``, in files that stay."""
+    """The rows that have the keys of ``sent``, in files that stay, with the columns that are looked at."""
     if not sent.num_rows:
         return []
     values, numbers = target.order.values(sent), sent[RANGE].to_numpy()
+    looked_at = _rules_of(target).looked_at
     found = []
     for number in np.unique(numbers):
         mine = Among(values[numbers == number])
-        found += [finder.find(file, mine) for file in ranges[number].files]
+        found += [finder.find(file, mine, looked_at) for file in ranges[number].files]
     every = Among(values)
     stays = [file for file in target.fresh if file.path not in target.leaving]
-    return [*found, *(finder.find(file, every) for file in (*sealed_of(sent, target), *stays))]
+    return [*found, *(finder.find(file, every, looked_at) for file in (*sealed_of(sent, target), *stays))]
 
 
 def _moving(

@@ -290,15 +290,15 @@ class _Share:
     def update(self, sent: pa.Table, low: int, high: int) -> Iterator[pa.RecordBatch]:
         """Update the ranges from ``low`` up to but not with ``high`` by the rows ``sent``, with ``RANGE``."""
         target, ranges, rewrites = self.target, self.ranges, self.rewrites
-        home = rewrites.are_home(sent[RANGE].to_numpy())
+        home, other = columnar.split_rows(sent, rewrites.are_home(sent[RANGE].to_numpy()))
         looks = [look for look in self.looks if low <= look < high]
         written: list[int] = []
-        for batch in update_ranges(sent.filter(pa.array(home)), target, ranges, looks, rewrites.forced):
+        for batch in update_ranges(home, target, ranges, looks, rewrites.forced):
             changed = batch.filter(batch["changed"])
             written += changed["range"].to_pylist()
             yield batch
         if target.leaving or rewrites.homes is not None:
-            yield from mark_rows(sent.filter(pa.array(~home)), target, ranges, (low, high), written)
+            yield from mark_rows(other, target, ranges, (low, high), written)
 
 
 def _update(

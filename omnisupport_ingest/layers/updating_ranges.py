@@ -230,7 +230,7 @@ def _updated(
     for each, was in zip(in_hand, old, strict=True):
         start, end = np.searchsorted(places, [each.number, each.number + 1])
         mine = made.slice(start, end - start)
-        changed = each.forced or not are_same(was, mine, target.rules)
+        changed = each.forced or not _are_same(was, mine, target.rules)
         if changed or is_cut(ranges, each.number):
             outcomes.append(_written(each, was, mine, target) | {"changed": changed})
         else:
@@ -249,7 +249,7 @@ def by_place(rows: pa.Table, places: npt.NDArray[np.int32]) -> tuple[pa.Table, n
     return rows.take(pa.array(order)).combine_chunks(), places[order]
 
 
-def are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
+def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
     if was.num_rows != made.num_rows:
         return False
     before, after = (np.sort(each["_cdc_row_hash"].to_numpy()) for each in (was, made))

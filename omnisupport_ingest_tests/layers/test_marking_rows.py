@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import resource
 import tempfile
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +26,7 @@ from omnisupport_ingest.cdc.updating import Updated, UpdateRules
 from omnisupport_ingest.lake import fresh_files
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask, write_vectors
-from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of
+from omnisupport_ingest.lake.key_files import KeyFile, is_fresh, range_numbers, ranges_of, write_rows
 from omnisupport_ingest.lake.layout import unit_folder
 from omnisupport_ingest.layers import updating_ranges, upkeep
 from omnisupport_ingest.layers.updating_files import FilesUpdated, _collected, _Sample, _Share, _shared_out
@@ -29,10 +34,12 @@ from omnisupport_ingest.layers.updating_ranges import RANGE, FilesToUpdate, Way,
 from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
 from omnisupport_ingest_tests.cdc import kernels
 from omnisupport_ingest_tests.cdc.kernels import Cut
-from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows
+from omnisupport_ingest_tests.cdc.test_kernel_fold import EXAMPLES, TABLE, drawn, in_windows, typed
 from omnisupport_ingest_tests.cdc.test_kernel_update import SCHEMA, Held, randoms
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.layers.test_updating_ranges import ORDER, _has
+from omnisupport_ingest_tests.oracle.histories import SHAPE
+from omnisupport_ingest_tests.oracle.model import Event, Position
 
 
 class InVectors(Held):
@@ -200,6 +207,111 @@ def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
     assert moved_by_marking > 0
 
 
+def of_many_keys(rng: Random, keys: int, changes: int) -> tuple[list[Event], list[Event]]:
+    """Creations of ``keys``, and ``changes`` of any of them at any place in the log: most carry all columns,
+    some leave some out, some are deletes."""
+
+    def event(op: str, key: int, lsn: int, carried: Collection[str]) -> Event:
+        image = {name: f"v {rng.randrange(100)}" for name in SHAPE.columns if name in carried}
+        return Event(
+            Position(1, lsn, 0),
+            op,
+            SHAPE.name,
+            (str(key),),
+            datetime(2026, 11, 1, tzinfo=UTC) + timedelta(seconds=lsn),
+            after=None if op == "d" else image,
+            unchanged=frozenset() if op == "d" else frozenset(SHAPE.columns) - image.keys(),
+        )
+
+    created = [event("c", 100 + number, 10 + number, SHAPE.columns) for number in range(keys)]
+    changed = []
+    for lsn in rng.sample(range(500, 500 + 2 * changes), changes):
+        op = rng.choices("udc", (20, 2, 1))[0]
+        carried = rng.sample(SHAPE.columns, rng.choice((2, 3, 3, 3, 3))) if op == "u" else SHAPE.columns
+        changed.append(event(op, 100 + rng.randrange(keys), lsn, carried))
+    return typed(created), typed(changed)
+
+
+@settings(max_examples=examples(EXAMPLES // 2), deadline=None)
+@given(randoms, st.integers(1, 4), st.sampled_from((0, 1000)))
+def test_values_of_old_rows_that_some_of_the_replaced_rows_need_are_theirs(
+    rng: Random, count: int, few: int
+) -> None:
+    created, changed = of_many_keys(rng, 40, 30)
+    windows = in_windows(rng, [*created, *changed], 2)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        _marking_much(patch, upkeep_too=rng.random() < 0.5)
+        one, many = Held(few), InVectors(Path(folder), rng, 15)
+        many.few = few
+        for part in (created, *(changed[start::count] for start in range(count))):
+            folded = kernels.fold(kernels.events_table(part, TABLE, windows), TABLE, Cut())
+            one.take(folded)
+            many.take(folded)
+        assert many.content == one.content
+        assert many.rows.sort_by("_cdc_key").equals(one.rows.sort_by("_cdc_key"))
+
+
+def columns_read(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count from now on the row groups that are read of each column of a Parquet file."""
+    found = Counter[str]()
+    for name in ("read_row_groups", "read", "iter_batches"):
+        plain = getattr(pq.ParquetFile, name)
+
+        def counted(parquet: pq.ParquetFile, *given: Any, plain: Any = plain, **named: Any) -> Any:
+            told = inspect.signature(plain).bind(parquet, *given, **named).arguments
+            groups = told.get("row_groups") or range(parquet.num_row_groups)
+            columns = told.get("columns") or parquet.schema_arrow.names
+            found.update(dict.fromkeys(columns, len(groups)))
+            return plain(parquet, *given, **named)
+
+        patch.setattr(pq.ParquetFile, name, counted)
+    return found
+
+
+def test_of_rows_that_are_just_replaced_only_what_decides_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created, _ = of_many_keys(Random(1), 40, 0)
+    changed = [
+        replace(event, op="u", at=event.at._replace(commit_lsn=event.at.commit_lsn + 500))
+        for event in created[10:30]
+    ]
+    # Of one row the new state needs the old body, of another one all values.
+    after = {name: text for name, text in (changed[5].after or {}).items() if name != "body"}
+    changed[5] = replace(changed[5], after=after, unchanged=frozenset({"body"}))
+    changed[10] = replace(changed[10], op="d", after=None)
+    windows = in_windows(Random(1), [*created, *changed], 1)
+    held = Held()
+    parts = [kernels.fold(kernels.events_table(each, TABLE, windows), TABLE) for each in (created, changed)]
+    held.take(parts[0])
+    [written] = write_rows(held.rows, ORDER, tmp_path, rows_per_group=2)
+    file = KeyFile(written.name, str(tmp_path / written.name), '["100","elsewhere"]', written.rows)
+    rules = UpdateRules(TABLE.shape, SCHEMA)
+    target = FilesToUpdate([file], ORDER, tmp_path, rules, 100, way=Way.MARK, rows_per_group=2)
+    ranges = ranges_of([file])
+    share = _Share(None, target, ranges, Rewrites(frozenset()), [])  # type: ignore[arg-type]
+    sent = held._sent(parts[1], set(), rules)
+    sent = sent.append_column(RANGE, pa.array(np.zeros(sent.num_rows, np.int32)))
+    with monkeypatch.context() as patch:
+        reads = columns_read(patch)
+        outcomes = [row for batch in share.update(sent, 0, 1) for row in batch.to_pylist()]
+    assert {name: reads[name] for name in ("_cdc_state", "body", "status", "note", "_cdc_unresolved")} == {
+        # 20 rows stand in ten row groups.
+        "_cdc_state": 10,
+        "body": 2,
+        "status": 1,
+        "note": 1,
+        "_cdc_unresolved": 0,
+    }
+    found = _collected(outcomes, ranges, target)
+    [fresh] = found.written
+    stored = pq.read_table(tmp_path / file.path).cast(SCHEMA)
+    left = stored.filter(pa.array(live_mask(found.dead[file.path], stored.num_rows)))
+    rows = pa.concat_tables([left, pq.read_table(tmp_path / fresh.name).cast(SCHEMA)])
+    held.take(parts[1])
+    assert rows.sort_by("_cdc_key").equals(held.rows.sort_by("_cdc_key"))
+
+
 def target_of(files: list[tuple[int, int, int]], folder: Path) -> FilesToUpdate:
     """Fresh files, for each its generation, its lowest key and how many keys follow it."""
     fresh = []
@@ -262,3 +374,21 @@ def test_of_a_file_only_the_row_groups_of_wanted_keys_are_read(tmp_path: Path) -
     between = finder.find(file, fresh_files.Between(38, 43))
     assert between.numbers.tolist() == [38, 39, 40, 42]
     assert not len(finder.find(file, fresh_files.Between(200, None)).numbers)
+
+
+def test_of_each_column_only_the_row_groups_are_read_that_a_value_is_wanted_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = list(range(100))
+    names = ("one", "two", "three")
+    rows = pa.table({"id": numbers, **{name: [f"{name} {n}" for n in numbers] for name in names}})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
+    file = KeyFile("a.parquet", str(tmp_path / "a.parquet"), 0, 100)
+    finder = fresh_files.RowFinder(fresh_files.KeyOrder("id", whole_numbers=True), rows.schema)
+    reads = columns_read(monkeypatch)
+    wanted = {"one": np.array([3, 7, 55]), "two": np.array([4, 55]), "three": np.array([99])}
+    found = finder.values(file, wanted)
+    assert {name: values.to_pylist() for name, values in found.items()} == {
+        name: [f"{name} {n}" for n in at] for name, at in wanted.items()
+    }
+    assert reads == {"one": 2, "two": 2, "three": 1}
