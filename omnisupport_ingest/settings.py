@@ -56,6 +56,13 @@ class SnapshotMode(StrEnum):
         return self in (SnapshotMode.INITIAL, SnapshotMode.WHEN_NEEDED)
 
 
+class NightlyRetention(StrEnum):
+    """What the job ``retention`` does: show what contracts give up by age, or remove it."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+
+
 class SettingUnknown(IngestError):
     """A variable or a line of ``.env`` begins as our settings do, and is none of them."""
 
@@ -253,11 +260,17 @@ class Settings(BaseSettings):
         examples=["postgresql://dagster:…@db.example:5432/dagster"],
         json_schema_extra={"values": "URL, secret"},
     )
+    retention: NightlyRetention = Field(
+        NightlyRetention.PLAN,
+        description="What the platform does every night with what contracts give up by age: `plan`: count "
+        "it and remove nothing; `apply`: remove it ([retention](retention.md)).",
+        json_schema_extra={"values": "`plan`, `apply`"},
+    )
     runs_kept_days: int | None = Field(
         None,
         ge=1,
-        description="After how many days the job `retention` removes finished runs from Dagster's records. "
-        "Unset: they are kept for ever.",
+        description="After how many days the job `retention` removes finished runs from Dagster's records, "
+        "where OMNISUPPORT_RETENTION is `apply`. Unset: they are kept for ever.",
         examples=["90"],
     )
     spark_master: str = Field(

@@ -136,6 +136,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         },
         "platform": platform_document(home, settings),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
+        "retention": _retention(workspace),
         "source": logs[0],
         "other_logs": logs[1:],
         "definition_changes": [asdict(each) for each in differences(settings, workspace.contracts)],
@@ -145,6 +146,19 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         "schema_changes": _schema_changes(workspace),
     }
     return document | {"health": health(document)}
+
+
+def _retention(workspace: Workspace) -> dict[str, Any]:
+    """Return what is given up by age, and whether the nightly job counts or removes it."""
+    from omnisupport_ingest.retention.keeping import given_up
+
+    contracts = workspace.contracts
+    found = {source: given_up(contracts.of_source(source)) for source in contracts.sources()}
+    return {
+        "nightly": workspace.settings.retention.value,
+        "gives_up": {source: layers for source, layers in found.items() if layers},
+        "runs_kept_days": workspace.settings.runs_kept_days,
+    }
 
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:

@@ -83,6 +83,7 @@ class TableSpec:
     ``path``: relative to the lake, like ``support_desk/raw_cdc_staging``. ``schema``: every column, partition
     columns included. ``partition_by``: empty, or begins with ``window``; partition columns are text.
     ``deletion_vectors``: whether commits may mark rows of its files as dead (``WindowChange.marked``).
+    ``personal``: columns of which no value may stand in the log.
     """
 
     path: str
@@ -90,6 +91,7 @@ class TableSpec:
     partition_by: tuple[str, ...]
     description: str
     deletion_vectors: bool = False
+    personal: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.partition_by and self.partition_by[0] != layout.WINDOW:

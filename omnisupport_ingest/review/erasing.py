@@ -68,14 +68,20 @@ class Erased:
     """The result of an erasure: the ``keys`` of the row, the last and former ones, and its ``events`` in
     ``windows``.
 
-    ``recorded``: what was written now; empty if everything was recorded ``before``.
+    ``spans``: by key, which events belong to the row; they never leave this process. ``recorded``: what was
+    written now; empty if everything was recorded ``before``.
     """
 
-    keys: int
+    spans: tuple[_KeySpan, ...]
     events: int
     windows: tuple[str, ...]
     recorded: tuple[Erasure, ...]
     before: tuple[Erasure, ...]
+
+    @property
+    def keys(self) -> int:
+        """Return how many keys the row has had."""
+        return len({name for name, _ in self.spans})
 
     @property
     def stale_windows(self) -> list[str]:
@@ -282,7 +288,7 @@ def _erased(
     events_by_span: Mapping[_KeySpan, SpanEvents], recorded: tuple[Erasure, ...], before: tuple[Erasure, ...]
 ) -> Erased:
     return Erased(
-        keys=len({name for name, _ in events_by_span}),
+        spans=tuple(events_by_span),
         events=sum(each.events for each in events_by_span.values()),
         windows=tuple(sorted({window for each in events_by_span.values() for window in each.windows})),
         recorded=recorded,
