@@ -33,6 +33,7 @@ from omnisupport_ingest.sources.postgres.capture.parked import (
     ParkedTables,
     TableFault,
     TableFaults,
+    followed_anyway,
     highest_read,
     left_out,
     ready_tables,
@@ -333,6 +334,7 @@ class Capture:
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
                 blocked = self._blocked_by_schema(epoch, connection, wanted, requested)
+            findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
@@ -380,6 +382,15 @@ class Capture:
         # A person who requests a snapshot of a table has accepted its schema changes.
         schemas.accept([each.name for each in wanted if each.name in requested])
         return schemas.blocked(wanted)
+
+    def _changed_while_captured(self, epoch: EpochRecord, requested: Collection[str]) -> set[str]:
+        """Return the captured tables whose schemas have changed, but for those ``requested`` to be read."""
+        known, changes = recorded_tables(self._store.folder, epoch.number), self._schemas(epoch).changes
+        return {
+            each.name
+            for each in self._contracted
+            if each.full_name in known and each.name not in requested and changes.open_changes(each.name)
+        }
 
     def _schemas(self, epoch: EpochRecord) -> SchemaWatch:
         folder, source = self._store.folder, self._settings.source

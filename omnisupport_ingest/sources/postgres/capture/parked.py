@@ -9,8 +9,9 @@ like a new table.
 
 There are four kinds of fault:
 
-- Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
-  it again. The mode ``when_needed`` requests one.
+- Its changes do not name their rows as its contract does, or were not sent for a time. The table is parked
+  until a snapshot reads it again. The mode ``when_needed`` requests one. (Columns that are dropped,
+  renamed or retyped are no fault of a table that was captured before.)
 - It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has repaired the cause and requests a snapshot.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,7 +41,12 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
+from omnisupport_ingest.sources.postgres.preflight.findings import (
+    Finding,
+    Severity,
+    blocking,
+    require_ready,
+)
 from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.session.errors import (
     ColumnsNotSent,
@@ -81,6 +87,9 @@ class ParkedInEpoch:
 
 
 _FORMAT = Format(ParkedInEpoch, FORMAT_VERSION)
+
+_OF_VALUES = frozenset({"column", "type"})
+"""Checks of a contract that concern the values of rows alone: not which row is which."""
 
 
 class ParkedTables:
@@ -145,6 +154,19 @@ def ready_tables(
     if not ready:
         require_ready(problems)
     return ready, reasons
+
+
+def followed_anyway(findings: Sequence[Finding], changed: Collection[str]) -> tuple[Finding, ...]:
+    """Return ``findings``, as warnings those that a column of a table in ``changed`` is gone or has another
+    type.
+
+    A capture that runs follows such a table, so the next one does too: rows that do not fit the contract are
+    quarantined, and judged again once the contract follows.
+    """
+    return tuple(
+        replace(each, severity=Severity.WARNS) if each.table in changed and each.check in _OF_VALUES else each
+        for each in findings
+    )
 
 
 def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
