@@ -149,7 +149,6 @@ def write_known_ranges(home: Home, contract: TableContract, known: KnownRanges) 
     file = _file(home, contract)
     # No failpoint: without the file, or with the one before, the next check reads more.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # No failpoint: as above.
     durable.replace(file, encode(known))
 
 

@@ -117,7 +117,6 @@ class DimensionRanges:
         edges = [order(cut) for cut in cuts]
         number_of = {_stored(file): number for number, file in enumerate(self._files)}
         files = bare_sql(list(number_of), f"filename = '{_FILE}'")
-        # No failpoint: nothing here outlives the process (a database or buffer in memory).
         rows = self._connection.execute(
             f"SELECT {_FILE}, min(k), max(k), bool_or(k IS NULL) FROM"
             f" (SELECT {_FILE}, {first_key(self._contract)} AS k FROM {files} l) GROUP BY 1"
