@@ -108,9 +108,12 @@ def test_a_writer_whose_lists_are_stale_is_refused_and_commits_once_they_are_not
     # The second decision is there, and no list says so.
     entry = f"_delta_log/{2:020d}.json"
     proxy.unlisted = {entry.encode()}
-    proxy.of, refused = entry, len(proxy.requests)
+    proxy.of = entry
+    proxy.plan.append(SLOW)
     process = start(DECIDES, tmp_path / "home", place, 1)
-    until(lambda: any(each.startswith("PUT") for each in proxy.requests[refused + 1 :]))
+    # It puts its own as the second, and the store refuses that.
+    until(lambda: process.poll() is not None or not proxy.plan)
+    assert not proxy.plan, "no list was stale"
     proxy.unlisted = set()
     assert process.communicate(timeout=PATIENCE)[1] == ""
     assert numbers(home, s3) == [1, 2, 3]
