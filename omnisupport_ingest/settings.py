@@ -307,8 +307,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=65535,
-        description="Port on loopback on which `up` serves metrics for Prometheus; needs the extra "
-        "`metrics`. Unset: none.",
+        description="Port on loopback on which `up` serves metrics for Prometheus, and health; needs the "
+        "extra `metrics`. Unset: none.",
         examples=["9464"],
     )
     traces_endpoint: SecretStr | None = Field(

@@ -123,7 +123,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
     ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
-    logs = [_source(each, home, probe, answered_by) for each, probe in probes]
+    logs = [log_document(each, home, probe, answered_by) for each, probe in probes]
     document: dict[str, Any] = {
         "home": str(home.path),
         "storage": recorded_storage(home.path),
@@ -221,9 +221,11 @@ def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
         return away
 
 
-def _source(
+def log_document(
     settings: Settings, home: Home, probe: SourceProbe | SourceAnswer, answered_by: float
 ) -> dict[str, Any]:
+    """Return what is shown of a log, as JSON values; its server has until ``answered_by`` (monotonic seconds)
+    to answer."""
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer

@@ -13,10 +13,10 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction
 
 from omnisupport_ingest import tracing
@@ -360,6 +360,14 @@ class TableSnapshot:
             actions = [each for each in actions if isinstance(each, AddAction)]
             schema = delta_schema(self.table.spec.schema)
         upload_added(self.table.folder, actions, self.table.spec.app_id)
+        return self._put(actions, text, schema)
+
+    def fence(self) -> int:
+        """Commit an entry that changes nothing, and return its version: whoever planned on an earlier one is
+        refused, however long it was held up, and plans anew. Raises ``CommitConflict`` as ``commit``."""
+        return self._put([], {"fence": True}, None)
+
+    def _put(self, actions: Sequence[Action], text: dict[str, Any], schema: Schema | None) -> int:
         with translated_store_errors(self.table.folder):
             indexed = self._indexed
             if indexed is None and schema is None and has_vectors(self.handle):
@@ -368,7 +376,12 @@ class TableSnapshot:
                 version = put_entry(self.table.log, indexed, actions, text)
             else:
                 version = commit_actions(
-                    self.handle, actions, app_id=self.table.spec.app_id, note=text, replacing_all_with=schema
+                    self.handle,
+                    actions,
+                    folder=self.table.folder,
+                    app_id=self.table.spec.app_id,
+                    note=text,
+                    replacing_all_with=schema,
                 )
         self._committed = True
         return version
