@@ -33,6 +33,9 @@ from omnisupport_ingest.read.holdings import (
 )
 
 _IMAGES, _DELIVERED = ("before", "after"), "envelope"
+_NO_TABLE = "?"
+"""The table of a line that nothing places."""
+
 _POSITION = ("epoch", "commit_lsn", "ordinal")
 _EVENT = ("source_schema", "source_table", "key", *_POSITION, *_IMAGES, _DELIVERED)
 
@@ -85,6 +88,28 @@ def cells_of_row(workspace: Workspace, row: ErasedRow) -> list[Holding]:
 def cells_of_row_left_over(workspace: Workspace, row: ErasedRow) -> list[Holding]:
     """The same of files that no version of these tables holds (``holdings.left_over_files``)."""
     return _cells_in(workspace, row, left_over=True)
+
+
+def withheld_of_no_row(workspace: Workspace, contract: TableContract) -> list[Holding]:
+    """Return the files of quarantine with values of events whose key could not be read, of the table or of
+    none that could be read: each may be of any row."""
+    quarantine, count_in = (
+        workspace.quarantine(contract.source),
+        partial(_events_of_no_row, contract=contract),
+    )
+    return count_cells(workspace, quarantine, held_files(quarantine), count_in, may_vanish=False)
+
+
+def _events_of_no_row(path: Path, contract: TableContract) -> int:
+    events = pq.read_table(
+        path, columns=["op", "source_table", "key", *_IMAGES, _DELIVERED], partitioning=None
+    )
+    before, after, delivered = (events[name].is_valid() for name in (*_IMAGES, _DELIVERED))
+    of_table = pc.is_in(events["source_table"], pa.array([contract.table, _NO_TABLE], pa.string()))
+    values = pc.or_(pc.or_(before, after), delivered)
+    # A snapshot end has its key range there.
+    values = pc.and_(values, pc.invert(pc.equal(events["op"], "b")))
+    return pc.sum(pc.and_(pc.and_(events["key"].is_null(), of_table), values)).as_py() or 0
 
 
 def _cells_in(workspace: Workspace, row: ErasedRow, *, left_over: bool) -> list[Holding]:

@@ -129,14 +129,15 @@ def windows_waiting(workspace: Workspace, source: str, windows: Collection[str])
     """Return those of ``windows`` that a layer has yet to rebuild without the erased values.
 
     A run in progress may have read them before. What it writes is rebuilt, because the versions of its
-    windows have changed.
+    windows have changed. Of the versions only those of erasures count: a window without events of a table is
+    not made again for that table's contract, and one that is made again for another reason is pending.
     """
     versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
     states = {window: deduped.state(window) if deduped is not None else None for window in windows}
     made_before = {
         window
         for window, state in states.items()
-        if state is None or not {*versions.of(window)} <= {*state.versions}
+        if state is None or not {*versions.of_erased(window)} <= {*state.versions}
     }
     # Of every batch: who runs a window by hand need not take the first ones first.
     waits = pending_windows(workspace, source, limit=sys.maxsize)

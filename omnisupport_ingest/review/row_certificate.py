@@ -17,7 +17,13 @@ from omnisupport_ingest.cdc.erasing import key_hash
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.holdings import Holding
-from omnisupport_ingest.read.row_cells import ErasedRow, cells_of_row, cells_of_row_left_over, images_of_row
+from omnisupport_ingest.read.row_cells import (
+    ErasedRow,
+    cells_of_row,
+    cells_of_row_left_over,
+    images_of_row,
+    withheld_of_no_row,
+)
 from omnisupport_ingest.review.certificate import (
     COMPLETE,
     FORMAT_VERSION,
@@ -108,6 +114,12 @@ def _certify(
         "windows that wait to be judged",
         waiting,
         "what a run under way has read may be written still; give the command again when nothing is pending",
+    )
+    remains.add(
+        "events in quarantine whose key could not be read",
+        [each.path for each in withheld_of_no_row(workspace, contract)],
+        "nobody can say which row they are of, so they may have its values, as landing and raw have them; "
+        "retention of landing, raw and quarantine deletes them",
     )
     others = [column for column in contract.source_columns if column.name not in contract.key]
     remains.add_outside(workspace, contract.source, [(contract, others)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
@@ -259,6 +260,37 @@ def test_the_same_command_sweeps_and_certifies_what_is_gone_and_what_remains(
     told = {each["what"]: each["where"] for each in certificate(deleted)[1]["remains"]}
     [changed] = told["exports that are not what was written, or not there any more"]
     assert changed.startswith(f"{exported} (SHA-256 ") and "exports that were written before" not in told
+
+
+def test_a_contract_that_came_after_the_windows_were_judged_leaves_the_certificate_as_complete_as_it_is(
+    deleted: Story, spark: SparkSession
+):
+    erased(deleted)
+    run(deleted, spark)
+    other = copy.deepcopy(CONTRACT)
+    other["x-cdc"]["table"] = "places"
+    (deleted.contracts / "places.json").write_text(json.dumps(other))
+    deleted.workspace = open_workspace(deleted.workspace.home.path.parent)
+    run_layers(deleted.workspace, spark)
+    assert pending_windows(deleted.workspace, SOURCE).nothing
+    _, done = certificate(deleted)
+    assert "windows that wait to be judged" not in {each["what"] for each in done["remains"]}
+    assert done["state"] == "incomplete"
+
+
+def test_the_certificate_names_events_whose_key_could_not_be_read(deleted: Story, spark: SparkSession):
+    erased(deleted)
+    deleted.land(Commit(40, 63, [Change("u", None, {"title": PERSON, "body": "whose?"})]))
+    run(deleted, spark)
+    _, done = certificate(deleted)
+    [where] = [
+        each["where"]
+        for each in done["remains"]
+        if each["what"] == "events in quarantine whose key could not be read"
+    ]
+    [file] = where
+    assert file.startswith(f"lake/{SOURCE}/quarantine/")
+    assert PERSON.encode() in content_of(deleted.workspace.home.path / file)
 
 
 def certificate(story: Story) -> tuple[Path, dict[str, Any]]:
