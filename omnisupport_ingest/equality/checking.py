@@ -99,8 +99,8 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
         if not options.tables or each.name in options.tables
     ]
     # In turn, if the server may not read all of them.
-    oldest_first = sorted(contracts, key=lambda each: _last_equal(workspace, each))
-    found = {each.contract.name: each for each in _Round(workspace, options, {}).run(oldest_first)}
+    in_turn = sorted(contracts, key=lambda each: turn(verified_of(workspace.home, each)))
+    found = {each.contract.name: each for each in _Round(workspace, options, {}).run(in_turn)}
     first = [found[each.name] for each in contracts]
     suspects = {each.contract.name: each for each in first if each.note.state == DIFFERS}
     if suspects:
@@ -112,9 +112,16 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
     return first
 
 
-def _last_equal(workspace: Workspace, contract: TableContract) -> float:
-    note = verified_of(workspace.home, contract)
-    return 0.0 if note is None or note.through is None else note.through.at.timestamp()
+def turn(note: Verified | None) -> tuple[bool, float]:
+    """Return the place of a table with ``note`` in the order in which tables may use up the budget.
+
+    The one that was equal the longest time ago is first. But a table that differs or waits for a person would
+    be for ever, however far the others fell behind, so those come last.
+    """
+    if note is None:
+        return False, 0.0
+    through = 0.0 if note.through is None else note.through.at.timestamp()
+    return note.state in (DIFFERS, NOT_COMPARABLE), through
 
 
 def _remove_left_behind(folder: Path) -> None:
@@ -201,14 +208,21 @@ class _Round:
                 differing_rows = differing_rows.without(
                     set().union(*(lake.same_rows(file) for file in files))
                 )
-            holding = look.known.holding(left_out, whole_numbers=by_number(contract))
         rows_equal = differing_rows.rows + look.settled_rows()
         read = sum(each.rows for each in unchanged.read.values())
         budget.spend(read, look.rows_looked_at())
         state = DIFFERS if differing_rows.spans else EQUAL if look.whole else PART_EQUAL
         why_not = nothing_shown(state, rows_equal, len(compared.moved), len(unresolved))
+        whole_numbers, known = by_number(contract), look.known
+        unjudged = known.holding(unresolved, whole_numbers=whole_numbers)
+        if why_not is not None and not unresolved:
+            unjudged = frozenset(look.part)
         known = look.after(
-            unchanged.read, moment, equal=state != DIFFERS and why_not is None, left_out=holding
+            unchanged.read,
+            moment,
+            differing=known.around(differing_rows.spans, whole_numbers=whole_numbers),
+            unjudged=unjudged,
+            left_out=known.holding(left_out, whole_numbers=whole_numbers),
         )
         if contract.name not in self.suspects:
             write_known_ranges(self.workspace.home, contract, known)
@@ -233,7 +247,7 @@ class _Round:
             differing_rows = self.suspects[contract.name].differing
             return Look.again(differing_rows.spans if differing_rows is not None else (EVERY_KEY,))
         depends_on = made_of(contract, moment.epoch, rows.definition())
-        known = known_ranges(self.workspace.home, contract, depends_on)
+        known = known_ranges(self.workspace.home, contract, depends_on).joined(ROWS_BETWEEN_CUTS)
         known = known.divided(lake.even_cuts(), ROWS_BETWEEN_CUTS, whole_numbers=by_number(contract))
         files = lake.files_between([each.start for each in known.ranges if each.start is not None])
         look = Look(known, part_to_look_at(known.ranges, most))

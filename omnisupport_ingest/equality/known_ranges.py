@@ -3,8 +3,8 @@
 The source says for a tenth of the cost of a checksum whether the rows of a range are still the same row
 versions (``RowVersions``). If they are, their checksum is the one that was worked out before. If the files of
 the lake that hold the range are the same, too, the range is as it was when both sides were equal. Each range
-is read again on both sides after a day all the same, as a value may change without its row (a label of an
-enum, say), and a file without its name.
+is read again on both sides after a day all the same, once what changed leaves room for it: a value may change
+without its row (a label of an enum, say), and a file without its name.
 
 A check may do so much and no more (``Budget``). Ranges that changed and are not read have the moment at which
 they were equal last, and the table is equal as of the oldest of these moments. Pure, but for the file.
@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from omnisupport_ingest.contracts.row_checksum import (
     checked_columns,
     living_alone,
 )
-from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.foreign import Unreadable, read_file
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.verified import Moment, folder_of
-from omnisupport_ingest.records import encode, read_note
+from omnisupport_ingest.records import decode_note, encode_line
 
 READ_AGAIN_AFTER = timedelta(days=1)
 """A range is read again after this time, whatever its row versions say."""
@@ -72,7 +74,8 @@ class KnownRange:
     ``rows``: of the source, when it was looked at last, or an estimate. ``checksum``: of its rows at
     ``read_at`` (the clock of the source), when they were the ``versions``; all three are None if it was never
     read. ``equal``: the last moment at which both sides had the same rows. ``files``: what names the lake's
-    files of the range if every row in them is equal to one of these versions.
+    files of the range if every row in them is equal to one of these versions. ``tried``: the LSN at which it
+    was compared last, if it was not found equal there: ``differed``, or some of its rows could not be judged.
     """
 
     start: str | None
@@ -82,10 +85,39 @@ class KnownRange:
     read_at: datetime | None = None
     equal: Moment | None = None
     files: str | None = None
+    tried: Lsn | None = None
+    differed: bool = False
+
+    def with_next(self, other: KnownRange) -> KnownRange:
+        """Return this range and the one after it as one; sums of both are the sums of the whole."""
+        read = [each.read_at for each in (self, other) if each.read_at is not None]
+        return KnownRange(
+            self.start,
+            self.rows + other.rows,
+            _sum(self.checksum, other.checksum),
+            _sum(self.versions, other.versions),
+            min(read) if len(read) == 2 else None,
+            KnownRanges("", (self, other)).equal,
+            differed=self.differed or other.differed,
+        )
 
     def has(self, versions: RowVersions | None) -> bool:
         """Whether its rows are still the ``versions`` of the source (None: they are not known)."""
         return versions is not None and self.versions == tuple(versions)
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """Its place in the order in which ranges are due: what differed, so that a known difference is never
+        passed over; then what was never compared; then what was compared the longest time ago.
+        """
+        compared = [-1 if self.equal is None else self.equal.lsn.value]
+        if self.tried is not None:
+            compared.append(self.tried.value)
+        return not self.differed, max(compared)
+
+
+def _sum(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if one is None or other is None else tuple(map(add, one, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +140,24 @@ class KnownRanges:
             if each.rows <= 2 * rows_between or not inner:
                 parts.append(each)
             else:
-                parts += [KnownRange(start, rows_between, equal=each.equal) for start in (each.start, *inner)]
+                part = KnownRange(
+                    None, rows_between, equal=each.equal, tried=each.tried, differed=each.differed
+                )
+                parts += [replace(part, start=start) for start in (each.start, *inner)]
         return replace(self, ranges=tuple(parts))
+
+    def joined(self, rows_between: int) -> KnownRanges:
+        """Put neighbours together that come to half of ``rows_between`` rows or fewer.
+
+        Or a table whose keys rise, and whose old rows are deleted, would have more ranges from day to day.
+        """
+        together: list[KnownRange] = []
+        for each in self.ranges:
+            if together and 2 * (together[-1].rows + each.rows) <= rows_between:
+                together[-1] = together[-1].with_next(each)
+            else:
+                together.append(each)
+        return replace(self, ranges=tuple(together))
 
     def holding(self, keys: Collection[Key], *, whole_numbers: bool) -> frozenset[int]:
         """Return the numbers of the ranges in which ``keys`` lie."""
@@ -118,6 +166,12 @@ class KnownRanges:
         # The key of a withheld event need not be a number; then no row has it.
         firsts = {key[0] for key in keys if not whole_numbers or _is_number(key[0])}
         return frozenset(bisect_right(starts, order(first)) for first in firsts)
+
+    def around(self, spans: Collection[KeySpan], *, whole_numbers: bool) -> frozenset[int]:
+        """Return the numbers of the ranges of which ``spans`` are parts."""
+        starts = [(span.start,) for span in spans if span.start is not None]
+        first = {0} if len(starts) < len(spans) else set()
+        return self.holding(starts, whole_numbers=whole_numbers) | first
 
     @property
     def equal(self) -> Moment | None:
@@ -136,7 +190,8 @@ def known_ranges(home: Home, contract: TableContract, made_of: str) -> KnownRang
     """Return what is known of the ranges of a table, if it is ``made_of`` the same still; else one range that
     nothing is known of."""
     try:
-        known = read_note(KnownRanges, _file(home, contract))
+        # Larger than other notes: some hundred bytes for each 8,192 rows of the table.
+        known = decode_note(KnownRanges, read_file(_file(home, contract)))
     except (OSError, Unreadable):
         known = None
     if known is None or known.made_of != made_of or not known.ranges:
@@ -149,17 +204,18 @@ def write_known_ranges(home: Home, contract: TableContract, known: KnownRanges) 
     file = _file(home, contract)
     # No failpoint: without the file, or with the one before, the next check reads more.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    durable.replace(file, encode(known))
+    durable.replace(file, encode_line(known).encode())
 
 
 def made_of(contract: TableContract, epoch: int, definition: str) -> str:
     """Return a hash of what the checksums of a table depend on besides its rows.
 
-    ``definition``: of the table at the source. In another epoch the source may be another server, on which
-    the same numbers of transactions mean others.
+    ``definition``: of the table at the source, and the timeline. In another epoch the source may be another
+    server, on which the same numbers of transactions mean others.
     """
     columns = [[each.name, each.type.kind.name] for each in checked_columns(contract)]
-    parts = [_FORMAT, epoch, definition, list(contract.key), columns, living_alone(contract)]
+    mark = contract.soft_delete_column if living_alone(contract) else None
+    parts = [_FORMAT, epoch, definition, list(contract.key), columns, mark]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -169,10 +225,10 @@ def _file(home: Home, contract: TableContract) -> Path:
 
 def part_to_look_at(ranges: Sequence[KnownRange], budget: int | None) -> range:
     """Return the neighbours of which a check looks at the row versions: all, if ``budget`` allows it, else
-    those from the one on that was equal the longest time ago."""
+    those from the one on whose turn it is."""
     if budget is None or sum(each.rows for each in ranges) <= (most := _most_looks(budget)):
         return range(len(ranges))
-    first = min(range(len(ranges)), key=lambda number: (_age(ranges[number].equal), number))
+    first = min(range(len(ranges)), key=lambda number: (ranges[number].turn, number))
     last, left = first + 1, most - ranges[first].rows
     while last < len(ranges) and ranges[last].rows <= left:
         left -= ranges[last].rows
@@ -182,11 +238,6 @@ def part_to_look_at(ranges: Sequence[KnownRange], budget: int | None) -> range:
 
 def _most_looks(budget: int) -> int:
     return budget * _LOOKS * LOOKS_FOR_A_READ // 10
-
-
-def _age(equal: Moment | None) -> int:
-    """The order in which ranges are due: those that were never equal first."""
-    return -1 if equal is None else equal.lsn.value
 
 
 @dataclass(frozen=True)
@@ -224,8 +275,7 @@ class Look:
         now: datetime,
         budget: int | None,
     ) -> Look:
-        """Choose what to read: what changed, the one first that was equal the longest time ago, then what was
-        read more than a day ago.
+        """Choose what to read: what changed, in turn, then what was read more than a day ago.
 
         ``versions``: of the part; None if the source does not tell them. ``files``: of every range. ``now``:
         the clock of the source. Without a ``budget`` everything is read.
@@ -240,7 +290,7 @@ class Look:
             for number, each in version_of.items()
         }
         changed = [number for number in self.part if not self.known.ranges[number].has(version_of[number])]
-        changed.sort(key=lambda number: _age(self.known.ranges[number].equal))
+        changed.sort(key=lambda number: self.known.ranges[number].turn)
         due = _due(self.known.ranges, set(self.part) - set(changed), now)
         chosen: set[int] = set()
         rows = budget - look.rows_looked_at() // LOOKS_FOR_A_READ
@@ -308,13 +358,15 @@ class Look:
         read: Mapping[KeySpan, RowChecksum],
         moment: Moment,
         *,
-        equal: bool,
-        left_out: Collection[int],
+        differing: Collection[int] = (),
+        unjudged: Collection[int] = (),
+        left_out: Collection[int] = (),
     ) -> KnownRanges:
         """Return what is known after the check.
 
-        ``read``: checksums of the source by span. ``equal``: whether both sides were, in what was compared,
-        but for rows in the ranges of the numbers ``left_out``.
+        ``read``: checksums of the source by span. The others are numbers of ranges: ``differing`` ones
+        differ, ``unjudged`` ones have rows of which the lake does not know everything. All others that were
+        compared are equal, but for rows in those with ``left_out`` rows.
         """
         ranges = list(self.known.ranges)
         for place, (number, span) in enumerate(self.spans.items()):
@@ -325,9 +377,13 @@ class Look:
                 one = replace(one, versions=None if versions is None else tuple(versions), files=None)
             elif versions is not None:
                 one = replace(one, rows=versions.rows)
-            if equal and number not in self.left:
+            if number in self.left:
+                pass
+            elif number in differing or number in unjudged:
+                one = replace(one, tried=moment.lsn, differed=number in differing)
+            else:
                 files = self.files[number] if number not in left_out and versions is not None else None
-                one = replace(one, equal=moment, files=files)
+                one = replace(one, equal=moment, files=files, tried=None, differed=False)
             ranges[number] = one
         return replace(self.known, ranges=tuple(ranges))
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -15,11 +16,26 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.equality.checking import Checked, CheckOptions, _remove_left_behind, check_source
+from omnisupport_ingest.equality.checking import (
+    Checked,
+    CheckOptions,
+    _remove_left_behind,
+    check_source,
+    turn,
+)
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.verified import DIFFERS, EQUAL, NOT_COMPARABLE, PART_EQUAL, verified_of
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.verified import (
+    DIFFERS,
+    EQUAL,
+    NOT_COMPARABLE,
+    PART_EQUAL,
+    Moment,
+    Verified,
+    verified_of,
+)
 from omnisupport_ingest_tests.layers.story import CONTRACT
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -172,6 +188,17 @@ def test_rows_of_the_source_that_a_killed_check_left_are_removed_by_the_next_one
         (each / "rows-0.parquet").touch()
     _remove_left_behind(tmp_path)
     assert not left.exists() and living.exists()
+
+
+def test_a_table_that_cannot_become_equal_takes_the_budget_from_no_other() -> None:
+    def note(state: str, minutes: int) -> Verified:
+        at = datetime(2026, 11, 26, 12, minutes, tzinfo=UTC)
+        return Verified("notes", state, at, through=Moment(1, Lsn(minutes), at))
+
+    red, waits = note(DIFFERS, 1), note(NOT_COMPARABLE, 2)
+    never = [None, Verified("notes", PART_EQUAL, datetime(2026, 11, 26, 12, tzinfo=UTC))]
+    others = [*never, note(PART_EQUAL, 3), note(EQUAL, 4)]
+    assert sorted([red, *others, waits], key=turn) == [*others, red, waits]
 
 
 class Traffic(threading.Thread):

@@ -101,23 +101,54 @@ def test_a_range_in_which_rows_were_left_out_or_that_differed_is_not_settled() -
     known = KnownRanges("", THREE)
     look = Look(known, range(3)).choosing(OTHER, ["new"] * 3, NOON, None)
     read = {span: RowChecksum(100, 3, 4) for span in look.spans.values()}
-    equal = look.after(read, moment(9), equal=True, left_out={1})
+    equal = look.after(read, moment(9), left_out={1})
     assert [each.files for each in equal.ranges] == ["new", None, "new"]
     assert [each.equal for each in equal.ranges] == [moment(9)] * 3
-    differed = look.after(read, moment(9), equal=False, left_out=())
-    assert [each.files for each in differed.ranges] == [None] * 3
-    assert [each.equal for each in differed.ranges] == [each.equal for each in THREE]
+    differed = look.after(read, moment(9), differing={0}, unjudged={2})
+    assert [each.files for each in differed.ranges] == [None, "new", None]
+    assert [each.equal for each in differed.ranges] == [THREE[0].equal, moment(9), THREE[2].equal]
+    assert [each.differed for each in differed.ranges] == [True, False, False]
     assert [each.versions for each in differed.ranges] == [(100, 8)] * 3
     unknown = Look(known, range(3)).choosing(None, ["new"] * 3, NOON, None)
-    assert [each.files for each in unknown.after(read, moment(9), equal=True, left_out=()).ranges] == [
-        None
-    ] * 3
+    assert [each.files for each in unknown.after(read, moment(9)).ranges] == [None] * 3
 
 
 def test_the_ranges_of_keys_that_are_left_out_are_found() -> None:
     known = KnownRanges("", THREE)
     assert known.holding([("-7",), ("5",), ("no number",)], whole_numbers=True) == {0, 1}
     assert known.holding([("9", "x"), ("95",)], whole_numbers=False) == {2}
+
+
+def test_a_range_that_cannot_be_called_equal_keeps_no_other_from_its_turn() -> None:
+    """One row waits for a person, and a table is too large for one check, or all of it changes."""
+    part_of = KnownRanges("", tuple(read_range(None if n == 0 else str(n), 1_000) for n in range(9)))
+    seen: set[int] = set()
+    for number in range(2, 6):
+        look = Look(part_of, part_to_look_at(part_of.ranges, 500))
+        seen |= set(look.part)
+        look = look.choosing([RowVersions(1_000, 7)] * len(look.part), ["new"] * 9, NOON, 500)
+        part_of = look.after({}, moment(number), unjudged={0} & set(look.part))
+    assert seen == set(range(9))
+    known, read = KnownRanges("", THREE), set[int]()
+    for number in range(4, 8):
+        look = Look(known, range(3)).choosing(None, ["new"] * 3, NOON, 1)
+        read |= look.chosen
+        known = look.after(
+            {span: RowChecksum(100, 3, 4) for span in look.spans.values()}, moment(number), unjudged={0, 1, 2}
+        )
+    assert read == {0, 1, 2}
+
+
+def test_a_range_that_differed_is_compared_by_every_check_until_it_is_equal() -> None:
+    known = KnownRanges("", (THREE[0], replace(THREE[1], tried=Lsn(3), differed=True), THREE[2]))
+    for number in range(4, 8):
+        look = Look(known, range(3)).choosing([RowVersions(100, number + 90)] * 3, ["new"] * 3, NOON, 1)
+        assert look.chosen == {1}, "a check that leaves it would call a red table equal"
+        read = {span: RowChecksum(100, 3, 4) for span in look.spans.values()}
+        known = look.after(read, moment(number), differing={1})
+    look = Look(known, range(3)).choosing([RowVersions(100, 1)] * 3, ["new"] * 3, NOON, 1)
+    known = look.after({}, moment(9))
+    assert Look(known, range(3)).choosing(None, ["new"] * 3, NOON, 1).chosen == {0}
 
 
 def test_a_budget_is_that_of_all_tables() -> None:
@@ -153,6 +184,34 @@ def test_ranges_that_have_grown_are_divided_and_keep_when_they_were_equal() -> N
     assert divided.equal == moment(1)
 
 
+def test_small_neighbours_are_one_range_with_the_sums_of_both() -> None:
+    unread = KnownRange("30", 3)
+    known = KnownRanges(
+        "", (read_range(None, 20, 7, 3), read_range("9", 0, 0, 2), read_range("20", 29), unread)
+    )
+    assert known.joined(40).ranges == (
+        KnownRange(None, 20, (20, 2, 4), (20, 7), NOON, moment(2)),
+        *known.ranges[2:],
+    )
+    assert known.joined(64).ranges[1] == KnownRange("20", 32)
+    assert known.joined(39) == known
+
+
+def test_a_table_whose_old_rows_are_deleted_has_no_more_ranges_from_day_to_day() -> None:
+    known, counts = KnownRanges("", (KnownRange(None, 1 << 62),)), []
+    for day in range(1, 50):
+        keys = range(day * 400, day * 400 + 1_000)
+        known = known.joined(100).divided([str(key) for key in keys[::100]], 100, whole_numbers=True)
+        look = Look(known, range(len(known.ranges)))
+        rows = [
+            sum(int(s.start or 0) <= key < int(s.end or 1e9) for key in keys) for s in look.spans.values()
+        ]
+        look = look.choosing([RowVersions(each, each) for each in rows], [""] * len(rows), NOON, 10_000)
+        known = look.after({}, moment(day))
+        counts.append(len(rows))
+    assert max(counts) <= 25, counts
+
+
 def test_what_differed_is_looked_at_again_and_nothing_else() -> None:
     spans = [KeySpan(None, "3"), KeySpan("3", "5"), KeySpan("9", "12")]
     look = Look.again(spans)
@@ -166,11 +225,24 @@ def test_what_is_known_is_read_back_unless_it_depends_on_something_that_has_chan
     assert len({depends_on, made_of(NOTES, 2, "bigint"), made_of(NOTES, 1, "text")}) == 3
     narrower = replace(NOTES, columns=NOTES.columns[:-1])
     assert made_of(narrower, 1, "bigint") != depends_on
+    marked = [
+        replace(NOTES, purge_deleted_after=timedelta(1), soft_delete_column=mark) for mark in ("gone", "away")
+    ]
+    assert made_of(marked[0], 1, "bigint") != made_of(marked[1], 1, "bigint")
     known = KnownRanges(depends_on, THREE)
     write_known_ranges(home, NOTES, known)
     assert known_ranges(home, NOTES, depends_on) == known
     nothing = known_ranges(home, NOTES, "another")
     assert [each.equal for each in nothing.ranges] == [None]
+
+
+def test_what_is_known_of_a_table_of_hundreds_of_millions_of_rows_is_read_back(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home", WindowSize.parse("hourly"))
+    large = read_range("9" * 18, 8_192, writers=1 << 70)
+    large = replace(large, checksum=(8_192, 1 << 70, 1 << 70), files="f" * 64)
+    known = KnownRanges("", (read_range(None), *[large] * 45_000))
+    write_known_ranges(home, NOTES, known)
+    assert len(known_ranges(home, NOTES, "").ranges) == 45_001
 
 
 class Versioned(Rows):
@@ -220,7 +292,7 @@ def test_a_table_is_equal_only_as_of_a_moment_at_which_each_of_its_rows_was(seed
             {key: (0, 0) if key in wrong else numbers for key, numbers in sorted(source.rows.items())}
         )
         cuts = sorted(lake.cuts(KeySpan(None, None), 16), key=int)
-        known = known.divided(cuts, 25, whole_numbers=True)
+        known = known.joined(25).divided(cuts, 25, whole_numbers=True)
         budget = rng.choice([60, 150]) if number < 59 else None
         look = Look(known, part_to_look_at(known.ranges, budget))
         every = Look(known, range(len(known.ranges))).spans.values()
@@ -239,7 +311,8 @@ def test_a_table_is_equal_only_as_of_a_moment_at_which_each_of_its_rows_was(seed
             )
         }
         assert set(found.keys) == expected
-        known = look.after(side.read, moment(number), equal=not found.spans, left_out=())
+        differing_ranges = known.around(found.spans, whole_numbers=True)
+        known = look.after(side.read, moment(number), differing=differing_ranges)
         read += sum(each.rows for each in side.read.values())
         through = known.equal
         if through is not None:

@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, NO_ROWS, KeySpa
 from omnisupport_ingest.equality.bisecting import Remaining, differing
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.server import server_facts
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceRanges, source_at
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -210,6 +211,32 @@ def test_row_versions_change_with_any_row_of_their_range_and_with_nothing_else(
     assert renewed[2].rows == updated[2].rows
 
 
+def test_a_partition_in_the_place_of_another_that_one_transaction_filled_has_other_row_versions(
+    things: SourceUnderTest,
+) -> None:
+    things.transaction(
+        "CREATE TABLE parted (id bigint, title text) PARTITION BY RANGE (id)",
+        "CREATE TABLE old PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE new (id bigint, title text)",
+        "INSERT INTO old SELECT n, 'old' FROM generate_series(1, 5) n",
+        "INSERT INTO new SELECT n, 'new' FROM generate_series(1, 5) n",
+    )
+    seen = []
+    for change in (
+        "SELECT 1",
+        "ALTER TABLE parted DETACH PARTITION old",
+        "ALTER TABLE parted ATTACH PARTITION new FOR VALUES FROM (0) TO (10)",
+    ):
+        things.sql(change)
+        with source_at(things.dsn, things.slot, 20.0) as source:
+            table = SourceRanges(
+                source.connection, replace(CONTRACT, table="parted"), "parted", "id", "bigint"
+            )
+            seen.append(table.versions((), EVERY_KEY))
+    assert [each and each[0].rows for each in seen] == [5, 0, 5]
+    assert seen[0] != seen[2]
+
+
 def test_a_range_within_one_open_transaction_of_the_source_has_the_versions_of_its_lsn(
     things: SourceUnderTest,
 ) -> None:
@@ -251,6 +278,8 @@ def test_what_a_value_may_change_by_without_its_row_is_in_the_definition(things:
         with source_at(things.dsn, things.slot, 20.0) as source:
             seen.append(SourceRanges(source.connection, CONTRACT, "things", "id", "bigint").definition())
     assert len(set(seen)) == 4
+    timeline = f"{server_facts(things.dsn).timeline:08X} "
+    assert all(each.startswith(timeline) for each in seen), "after a failover nothing is known"
 
 
 def test_many_ranges_apart_have_the_checksums_that_each_has_alone(things: SourceUnderTest) -> None:

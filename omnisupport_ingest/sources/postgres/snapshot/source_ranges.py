@@ -156,13 +156,15 @@ class SourceRanges:
         No value is written as text for it. None if the role may read the contract's columns alone.
         """
         table = literal(qualified(*self.contract.table_name))
-        ((allowed,),) = self._ask(f"SELECT has_column_privilege({table}, '{XMIN}', 'SELECT')")
+        may_read = (f"has_column_privilege({table}, '{name}', 'SELECT')" for name in (XMIN, "tableoid"))
+        ((allowed,),) = self._ask(f"SELECT {' AND '.join(may_read)}")
         if not allowed:
             return None
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
-        # Hashed: of two sums of the numbers themselves, one might make up for another.
-        writers = f"sum(hashtextextended({XMIN}::text, 0))::text"
+        # Hashed: of two sums of the numbers themselves, one might make up for another. With the partition,
+        # as one may be attached in the place of another that the same transaction filled.
+        writers = f"sum(hashtextextended({XMIN}::text, tableoid::bigint))::text"
         query = f"SELECT {bucket}, count(*), {writers} FROM {self.rows}{self._where([span])} GROUP BY 1"
         found = [RowVersions(0, 0)] * (len(cuts) + 1)
         for number, *of_range in self._ask(query):
@@ -171,7 +173,14 @@ class SourceRanges:
 
     def definition(self) -> str:
         """Return what a value of the table may change by without a change of its row, as a text: the table
-        itself, its columns and their types, the labels of its enums."""
+        itself, its columns and their types, the labels of its enums; and the timeline of the server.
+
+        On another timeline a transaction may have the number of one that was lost in the failover. Capture
+        begins an epoch for it, but perhaps after this.
+        """
+        ((timeline,),) = self._ask(
+            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+        )
         table = literal(qualified(*self.contract.table_name))
         ((columns,),) = self._ask(
             "SELECT jsonb_agg(jsonb_build_array(a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod,"
@@ -179,7 +188,7 @@ class SourceRanges:
             " WHERE e.enumtypid = a.atttypid)) ORDER BY a.attnum)::text FROM pg_attribute a"
             f" WHERE a.attrelid = {table}::regclass AND a.attnum > 0 AND NOT a.attisdropped"
         )
-        return f"{columns} {self.rows}"
+        return f"{timeline} {columns} {self.rows}"
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
         """Return the numbers of every row in ``spans``, by its key."""
