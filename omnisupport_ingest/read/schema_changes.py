@@ -15,10 +15,12 @@ from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
+    KINDS_OF_TYPES,
     SchemaChange,
     SchemaChanges,
     SeenColumn,
     SeenTable,
+    gives_other_keys,
 )
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -126,7 +128,11 @@ def _of_column(
         return BREAKING, again, not read_again
     if kind == "column_dropped":
         return BREAKING, f"{at} is gone at the source", True
-    return _of_values(change, column, live, at)
+    compatibility, edit, asks = _of_values(change, column, live, at)
+    if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
+        # What has landed of a row is by its former key, which nothing ends but a read.
+        return BREAKING, edit if asks else again, asks or not read_again
+    return compatibility, edit, asks
 
 
 def _of_values(change: SchemaChange, column: Column, live: SeenColumn | None, at: str) -> _Judgement:
@@ -140,7 +146,7 @@ def _of_values(change: SchemaChange, column: Column, live: SeenColumn | None, at
         new = [each for each in labels if column.enum and each not in column.enum]
         meaning = WIDENING if kind == "enum_value_added" or new else NONE
         return meaning, f"{at}.enum: add {', '.join(new)}", bool(new)
-    if kind in ("column_widened", "column_retyped", "column_narrowed") and live is not None:
+    if kind in KINDS_OF_TYPES and live is not None:
         how = fit(column.type, PgType.parse(live.pg_type))
         meaning = WIDENING if kind == "column_widened" else BREAKING if how is Fit.NONE else NONE
         return meaning, f'{at}: "x-pg-type": "{live.pg_type}"', how is not Fit.ALL

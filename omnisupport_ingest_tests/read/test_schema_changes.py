@@ -85,3 +85,19 @@ def test_a_renamed_value_of_an_enum_asks_where_the_contract_lists_the_values() -
     listed = judged(LABELS, contract("tickets", mood=MOOD | {"enum": ["ok", "fine", None]}),
                     table(column("mood", "mood", "fine")), read_again=False)  # fmt: skip
     assert not listed.asks
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "other_keys"),
+    [("integer", "bigint", False), ("date", "timestamp without time zone", True), ("integer", "text", True)],
+)
+def test_another_type_of_the_key_asks_for_a_read_though_the_contract_follows(
+    before: str, after: str, other_keys: bool
+) -> None:
+    kind = "column_widened" if after == "bigint" else "column_retyped"
+    which, now = change(kind, "id", before, after), table(column("id", after))
+    key = replace(CONTRACT.columns[0], name="id", pg_type=after)
+    follows = replace(CONTRACT, columns=(key, *(each for each in CONTRACT.columns if each.name != "id")))
+    asks = judged(which, follows, now, read_again=False)
+    assert asks.asks == other_keys and ("source snapshot tickets" in asks.edit) == other_keys
+    assert not judged(which, follows, now, read_again=True).asks

@@ -189,9 +189,11 @@ def _decimals(values: pa.StringArray) -> pa.StringArray:
 
 
 def _decimals_or_unscaled(values: pa.StringArray, *, scale: int) -> pa.StringArray:
-    """Decimals, which have a point, and unscaled numbers in base64, which have none."""
+    """Decimals, which have a point, and unscaled numbers in base64, which have none. Eight letters of base64
+    are a name, too."""
     has_point = pc.match_substring(values, ".")
-    return pc.if_else(has_point, _decimals(values), _unscaled(values, scale=scale))
+    texts = pc.if_else(has_point, _decimals(values), _unscaled(values, scale=scale))
+    return _where(pc.not_equal(values, "Infinity"), texts)
 
 
 def _unscaled(values: pa.StringArray, *, scale: int) -> pa.StringArray:

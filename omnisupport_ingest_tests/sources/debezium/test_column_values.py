@@ -225,3 +225,9 @@ def test_one_unusual_value_leaves_the_others_of_its_column_alone(monkeypatch: py
     texts = at_once(column, [_MOMENT, "infinity", None, _MOMENT])
     assert texts == ["2026-02-28 13:14:15.12+00", "infinity", None, "2026-02-28 13:14:15.12+00"]
     assert read == [1]
+
+
+@pytest.mark.parametrize("name", ["numeric(12,3)", "numeric(9,0)", "decimal"])
+def test_a_name_that_is_base64_too_is_read_as_it_is_alone(name: str) -> None:
+    column = KINDS[name].column()
+    assert at_once(column, ["Infinity", "AQ=="]) == [alone(column, "Infinity"), alone(column, "AQ==")]

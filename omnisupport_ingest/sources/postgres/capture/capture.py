@@ -33,6 +33,7 @@ from omnisupport_ingest.sources.postgres.capture.parked import (
     ParkedTables,
     TableFault,
     TableFaults,
+    changed_columns,
     followed_anyway,
     highest_read,
     left_out,
@@ -383,13 +384,13 @@ class Capture:
         schemas.accept([each.name for each in wanted if each.name in requested])
         return schemas.blocked(wanted)
 
-    def _changed_while_captured(self, epoch: EpochRecord, requested: Collection[str]) -> set[str]:
-        """Return the captured tables whose schemas have changed, but for those ``requested`` to be read."""
+    def _changed_while_captured(self, epoch: EpochRecord, requested: Collection[str]) -> dict[str, set[str]]:
+        """Return the changed columns of the captured tables, but for tables ``requested`` to be read."""
         known, changes = recorded_tables(self._store.folder, epoch.number), self._schemas(epoch).changes
         return {
-            each.name
+            each.name: changed_columns(each, changes.open_changes(each.name))
             for each in self._contracted
-            if each.full_name in known and each.name not in requested and changes.open_changes(each.name)
+            if each.full_name in known and each.name not in requested
         }
 
     def _schemas(self, epoch: EpochRecord) -> SchemaWatch:

@@ -10,8 +10,8 @@ like a new table.
 There are four kinds of fault:
 
 - Its changes do not name their rows as its contract does, or were not sent for a time. The table is parked
-  until a snapshot reads it again. The mode ``when_needed`` requests one. (Columns that are dropped,
-  renamed or retyped are no fault of a table that was captured before.)
+  until a snapshot reads it again. The mode ``when_needed`` requests one. (Columns outside of the key that
+  are dropped, renamed or retyped are no fault of a table that was captured before.)
 - It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has repaired the cause and requests a snapshot.
@@ -36,6 +36,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.schema_changes import SchemaChange, gives_other_keys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
@@ -87,9 +88,6 @@ class ParkedInEpoch:
 
 
 _FORMAT = Format(ParkedInEpoch, FORMAT_VERSION)
-
-_OF_VALUES = frozenset({"column", "type"})
-"""Checks of a contract that concern the values of rows alone: not which row is which."""
 
 
 class ParkedTables:
@@ -156,17 +154,28 @@ def ready_tables(
     return ready, reasons
 
 
-def followed_anyway(findings: Sequence[Finding], changed: Collection[str]) -> tuple[Finding, ...]:
-    """Return ``findings``, as warnings those that a column of a table in ``changed`` is gone or has another
-    type.
+def followed_anyway(
+    findings: Sequence[Finding], changed: Mapping[str, Collection[str]]
+) -> tuple[Finding, ...]:
+    """Return ``findings``, as warnings those that a column is gone or has another type and that come of a
+    change of the table. ``changed``: contract → columns, as of ``changed_columns``.
 
     A capture that runs follows such a table, so the next one does too: rows that do not fit the contract are
-    quarantined, and judged again once the contract follows.
+    quarantined, and judged again once the contract follows. What is wrong in the contract itself blocks.
     """
     return tuple(
-        replace(each, severity=Severity.WARNS) if each.table in changed and each.check in _OF_VALUES else each
+        replace(each, severity=Severity.WARNS)
+        if each.table is not None and each.column in changed.get(each.table, ())
+        else each
         for each in findings
     )
+
+
+def changed_columns(contract: TableContract, changes: Sequence[SchemaChange]) -> set[str]:
+    """Return the columns that ``changes`` of the table are about, and of which the values alone have changed:
+    not a column of the key by whose text the rows have other keys now."""
+    about = {each.column for each in changes if each.column is not None}
+    return about - {each.column for each in changes if each.column in contract.key and gives_other_keys(each)}
 
 
 def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:

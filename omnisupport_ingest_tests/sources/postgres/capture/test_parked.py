@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -140,6 +140,37 @@ def test_table_whose_columns_change_while_it_is_captured_is_followed_by_every_st
     assert parked(three) == set() and complete(three, "tickets") and same(three, "agents")
     rows = folded([each for each in three.events() if each.source_table == "tickets"], "tickets")
     assert rows.keys() == {'["1"]'}
+
+
+@pytest.mark.parametrize(
+    ("change", "goes_on"), [("TYPE bigint", True), ("TYPE text USING 'no. ' || id", False)]
+)
+def test_table_whose_rows_have_other_keys_now_is_left_out(
+    three: SourceUnderTest, change: str, goes_on: bool
+) -> None:
+    three.tables[0] = replace(three.tables[0], columns=(Column("id", "integer"), Column("v", "text")))
+    three.catch_up()
+    three.sql(f"ALTER TABLE tickets ALTER id {change}", "UPDATE tickets SET v = 'by its key'")
+    for _ in range(2):
+        with nullcontext() if goes_on else pytest.raises((PreflightFailed, TableMissedChanges)):
+            three.catch_up()
+        assert parked(three) == (set() if goes_on else {"tickets"})
+    # Once the contract follows, a read ends the rows of the former keys.
+    three.tables[0] = contract("tickets", COLUMNS)
+    SnapshotRequests(three.store.folder).write("tickets", "their keys are others")
+    three.catch_up()
+    assert same(three, *NAMES) and parked(three) == set()
+
+
+def test_contract_that_names_what_the_table_never_had_is_not_excused_by_another_change(
+    three: SourceUnderTest,
+) -> None:
+    three.sql("ALTER TABLE tickets ADD w int", "UPDATE tickets SET w = 1")
+    three.catch_up()
+    three.tables[0] = contract("tickets", ("id", "vv"))
+    with pytest.raises((PreflightFailed, TableMissedChanges), match="tickets has no column vv"):
+        three.catch_up()
+    assert parked(three) == {"tickets"}
 
 
 def test_table_whose_contract_never_fitted_is_left_out(three: SourceUnderTest) -> None:
