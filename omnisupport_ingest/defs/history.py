@@ -5,6 +5,7 @@ millions of rows to make, it has a Spark of its own.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -31,7 +32,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
 
     def is_long(opened: Workspace, replay: bool) -> bool:
         # All histories of the source: the first that a run makes chooses the session for the others.
-        return any(history.rows_to_make(opened, each, replay=replay) >= LONG_ROWS for each in contracts)
+        return any(_rows_to_make(opened, each, replay=replay) >= LONG_ROWS for each in contracts)
 
     checks = [check for contract in contracts for check in history_asset_checks(contract)]
     job = dg.define_asset_job(
@@ -56,6 +57,13 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         jobs=[job],
         schedules=[hourly],
     )
+
+
+def _rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool) -> int:
+    # A history that cannot be read fails its own step, which says why, and no other.
+    with suppress(Exception):
+        return history.rows_to_make(workspace, contract, replay=replay)
+    return 0
 
 
 def _history(

@@ -104,7 +104,7 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
 
     Ingest runs and those that are tagged ``BESIDE_TAG`` cannot; behind any other the queue holds it back. The
     latter take no place from ingest runs: a few of them begin at the same minute, and the queue is read only
-    every few seconds.
+    every few seconds. They take places from one another: a history skips the queue only while there is one.
     """
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
@@ -116,7 +116,7 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
         queue = self._instance.get_concurrency_config().run_queue_config
         most = queue.max_concurrent_runs if queue is not None else -1
         others = [each for each in running if BESIDE_TAG not in each.tags]
-        full = 0 <= most <= len(others)
+        full = 0 <= most <= len(running if BESIDE_TAG in run.tags else others)
         if full or not all(TAKE_NEW_TAG in each.tags for each in others):
             return super().submit_run(context)
         launched: dg.DagsterRun = self._instance.launch_run(run.run_id, context.workspace)

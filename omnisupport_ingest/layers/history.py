@@ -45,7 +45,7 @@ from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import absent
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.removed import Removed
-from omnisupport_ingest.layers.retyping import require_types
+from omnisupport_ingest.layers.retyping import require_types, waiting
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
 from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
 from omnisupport_ingest.layers.versions import of_contract
@@ -85,14 +85,15 @@ def materialize(
 
 def rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool) -> int:
     """About how many rows the next update of the history reads or writes; opens no Spark session."""
-    files = EventFiles.opened(workspace, contract.source)
-    events, history = files.size(contract)[0], workspace.history(contract).look()
+    files, history = EventFiles.opened(workspace, contract.source), workspace.history(contract).look()
+    if history is not None and waiting(workspace, contract, history):
+        return 0
     state = history.state(WHOLE_TABLE) if history is not None else None
     news = news_of(state, files, contract)
-    if replay or history is None or state is None or news is None or state.versions != versions_of(contract):
-        return events
-    if news.judged_again:
-        return events
+    if replay or history is None or state is None or news is None or news.judged_again:
+        return files.size(contract)[0]
+    if state.versions != versions_of(contract):
+        return files.size(contract)[0]
     added = sum(file.rows for file in news.added)
     # A key that is anywhere has its file written anew.
     held = sum(file.rows for file in history.files(WHOLE_TABLE))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ _SERVER_GONE = re.compile(
     r"|stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown"
     r"|Answer from Java side is empty|while trying to connect to the Java server"
 )
+_OF_OWN_JVM = ("py4j.", "pyspark.errors.exceptions.captured")
+"""Modules whose exceptions come from a JVM of this process, not from a server."""
+
 _END_OF_LOG = 64 * 1024
 _STAYS = "What is committed stays."
 
@@ -68,6 +72,8 @@ def name_spark_error(error: BaseException, settings: Settings) -> IngestError | 
 
     No text of ``error`` is repeated: it may quote a row.
     """
+    if isinstance(error, ConnectionError) and _passed_py4j(error):
+        return _own_gone(settings)
     if not type(error).__module__.startswith(_LIBRARIES):
         return None
     text = str(error)
@@ -82,8 +88,14 @@ def name_spark_error(error: BaseException, settings: Settings) -> IngestError | 
             settings,
         )
     if _SERVER_GONE.search(text):
-        return _gone(settings)
+        return _own_gone(settings) if type(error).__module__.startswith(_OF_OWN_JVM) else _gone(settings)
     return None
+
+
+def _passed_py4j(error: BaseException) -> bool:
+    """Whether ``error`` came up on the way to a JVM of this process, which refuses it once it is gone."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").startswith("py4j.") for frame in frames)
 
 
 def _java_memory(settings: Settings) -> SparkOutOfMemory:
@@ -126,6 +138,15 @@ def _worker_memory(problem: str, settings: Settings) -> SparkOutOfMemory:
         f"them Spark itself may use {PREFIX}SPARK_DRIVER_MEMORY: {settings.spark_driver_memory}.",
         fix=f"Give the machine more memory, or set {PREFIX}SPARK_MASTER=local[1] so that one works at a "
         f"time, or {PREFIX}SPARK_DRIVER_MEMORY to less; then start again. {_STAYS}",
+    )
+
+
+def _own_gone(settings: Settings) -> SparkGone:
+    return SparkGone(
+        "The Spark that this process had started for itself has ended while a step ran on it.",
+        fix="Look in the log of the kernel (`dmesg`): it kills a Spark when the memory of the machine is "
+        f"used up. Then give it more, or set {PREFIX}SPARK_DRIVER_MEMORY (now "
+        f"{settings.spark_driver_memory}) to less, and start again. {_STAYS}",
     )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from typing import Any
+
 import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import assets
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import CONCEPTS
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import KEY_FORMAT
-from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import CONTRACT, SOURCE, Change, Commit, Story
 
 HISTORY = dg.AssetKey([SOURCE, "history", "dim_notes_history"])
 
@@ -59,6 +65,29 @@ def test_the_job_makes_an_empty_history_then_that_of_the_events_and_checks_it(re
         event = empty.get_latest_materialization_event(HISTORY)
         assert event is not None
         assert set(CONCEPTS) <= set(event.asset_materialization.metadata)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.slow
+def test_a_history_that_cannot_be_read_does_not_keep_another_from_being_made(
+    recent_story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the first step of a run, which looks at all histories of the source.
+    monkeypatch.setattr(assets, "has_session", lambda: False)
+    story = recent_story
+    other: dict[str, Any] = copy.deepcopy(CONTRACT)
+    other["title"], other["x-cdc"]["table"] = "Others", "others"
+    (story.contracts / "others.json").write_text(json.dumps(other))
+    workspace = Workspace.open(story.workspace.settings)
+    [damaged] = [each for each in workspace.contracts.of_source(SOURCE) if each.table == "others"]
+    log = workspace.history(damaged).folder / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("no entry of a log\n")
+    job = build_definitions(workspace).resolve_job_def(f"history_{SOURCE}")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not run.success
+    assert run.asset_materializations_for_node(HISTORY.to_python_identifier())
 
 
 def rows(instance: dg.DagsterInstance, job: dg.JobDefinition) -> int:

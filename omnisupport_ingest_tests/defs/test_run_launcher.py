@@ -213,6 +213,8 @@ def test_an_ingest_run_is_launched_at_once_beside_others_and_queued_behind_any_o
         for _ in range(2):
             launching.instance.launch_run(launching.made({BESIDE_TAG: "true"}).run_id, None)
         until(lambda: launching.reached)
+        # One more history: those that many sources begin at the same minute are not all launched.
+        assert submitted(take_new | {BESIDE_TAG: "true"}) is Status.QUEUED
         assert submitted(take_new) is Status.STARTING
         assert submitted(take_new) is Status.STARTING
         # Two are in progress, which is as many as there may be.

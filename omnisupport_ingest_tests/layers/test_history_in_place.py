@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -21,11 +23,13 @@ from omnisupport_ingest.layers import (
     keyed_update,
     net_changes,
     raw,
+    retyping,
     updating_files,
 )
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
 
 KEYS = range(1, 41)
 MANY = Commit(10, 1, [Change("c", number, {"title": f"t{number}", "body": "b"}) for number in KEYS])
@@ -84,6 +88,20 @@ def test_what_a_run_has_to_make_is_told_before_it_opens_a_session(story: Story, 
     for layer in (raw, deduped):
         layer.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
     assert told() == 41 + 40
+
+
+def test_a_history_that_waits_for_a_person_has_no_rows_to_make(story: Story) -> None:
+    document: dict[str, Any] = copy.deepcopy(CONTRACT)
+    document["properties"]["title"] = {
+        "type": ["integer", "null"],
+        "x-pg-type": "integer",
+        "description": "T.",
+    }
+    story.write_contract(document)
+    story.workspace = Workspace.open(story.workspace.settings)
+    assert history.rows_to_make(story.workspace, story.contract, replay=False) == 0
+    retyping.ask_for(story.workspace, story.contract)
+    assert history.rows_to_make(story.workspace, story.contract, replay=False) == 40
 
 
 def update(number: int, title: str) -> Change:

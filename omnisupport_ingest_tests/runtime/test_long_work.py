@@ -45,6 +45,27 @@ shared = session(Settings())
 print(json.dumps([session_apart(Settings()) is shared, is_apart(), os.nice(0)]))
 """
 
+_KILLED = """
+import json, os, signal, sys
+import psutil
+from omnisupport_ingest.runtime.spark import session
+from omnisupport_ingest.runtime.spark_errors import SparkGone, named_spark_errors
+from omnisupport_ingest.settings import Settings
+
+def kill_java(rows):
+    [java] = [each for each in psutil.Process().parents() if each.name() == "java"]
+    java.kill()
+    yield from rows
+
+settings = Settings()
+try:
+    with named_spark_errors(settings):
+        session(settings).range(1).mapInArrow(kill_java, "id long").count()
+except SparkGone as gone:
+    print(json.dumps(gone.problem), flush=True)
+os._exit(0)
+"""
+
 _IN_TURN = """
 import json, sys, time
 from pathlib import Path
@@ -135,6 +156,14 @@ def test_without_a_server_there_is_nothing_to_stay_apart_from(tmp_path: Path) ->
     alone = Settings(home=tmp_path / "home", spark_driver_memory="1g")
     Home.open(alone.home, alone.window_size)
     assert said(alone, _APART) == [False, "pyspark.sql.session", "local[2]", os.nice(0), True]
+
+
+def test_where_the_spark_of_a_process_is_killed_it_is_named_and_not_the_log_of_a_server(
+    tmp_path: Path,
+) -> None:
+    alone = Settings(home=tmp_path / "home", spark_driver_memory="1g")
+    Home.open(alone.home, alone.window_size)
+    assert "this process had started" in str(said(alone, _KILLED))
 
 
 def test_a_short_job_takes_the_next_free_slot_before_the_tasks_of_one_that_began_earlier(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException, UnknownException
 
@@ -79,6 +80,10 @@ def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> 
         "ERROR\njava.lang.OutOfMemoryError: Java heap space\n"
     )
     assert isinstance(name_spark_error(error, settings), SparkOutOfMemory)
+    # A run may have a Spark of its own, of which the server's log knows nothing.
+    own = name_spark_error(Py4JNetworkError("Answer from Java side is empty"), settings)
+    assert isinstance(own, SparkGone)
+    assert "spark-connect" not in f"{own.problem} {own.fix}"
 
 
 @pytest.mark.parametrize("kind", TEXTS)
