@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_paths, load_contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
 from omnisupport_ingest.layers.workspace import Workspace
@@ -27,7 +30,18 @@ from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.platform import Platform
-from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE, TYPES, Terms, held, shapes_of
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.privacy import exposed, hidden_by
+from omnisupport_ingest_tests.proof.tables import (
+    KEY,
+    LEARNABLE,
+    SHAPES,
+    SOURCE,
+    TYPES,
+    Terms,
+    held,
+    shapes_of,
+)
 
 CURSOR = "changed"
 TERMS = {
@@ -36,25 +50,43 @@ TERMS = {
 }
 PARTS = 4
 
+ADDED, ADDED_BEFORE = "note_2", 1
+"""A column that the tables get by a real ALTER before a part, from 0, while rows of theirs have been read."""
+
 Rows = Mapping[Key, Image]
 
 
-def prove_by_cursor(events: Sequence[Event], folder: Path, spark: SparkSession) -> Iterator[Difference]:
-    """Tell ``events`` to tables in parts; what differs after one of them."""
+def prove_by_cursor(
+    events: Sequence[Event], folder: Path, spark: SparkSession, turn: tuple[int, int]
+) -> Iterator[Difference]:
+    """Tell ``events`` to tables in parts; what differs after one of them.
+
+    ``turn``: before which part, from 0, contracts say of personal data what ``PROTECTIONS`` has under which
+    number; the part after it they learn the column that the tables have got.
+    """
     platform = Platform(folder, spark, TERMS, {})
-    _name_cursors(platform)
     with ExitStack() as resources:
         server = EmbeddedPostgres(folder / "server")
         resources.callback(server.destroy)
         server.start()
         tables = resources.enter_context(closing(psycopg2.connect(server.dsn())))
         _make(tables)
-        source = _source(platform.workspace, folder, server.dsn())
         told: dict[str, Rows] = {shape.name: {} for shape in SHAPES}
-        for part in range(1, PARTS + 1):
+        for part in range(PARTS):
+            if part == turn[0] + 1:
+                for shape in SHAPES:
+                    platform.learn(shape.name, ADDED)
+            terms = _terms(part, turn)
+            platform.change_law(terms, {})
+            _name_cursors(platform)
+            if part == ADDED_BEFORE:
+                told = {name: _add_column(tables, name, rows) for name, rows in told.items()}
+            source = _source(platform.workspace, folder, server.dsn())
             for shape in SHAPES:
-                rows = _rows(events[: len(events) * part // PARTS], shape)
-                _tell(tables, shape, told[shape.name], rows)
+                columns = shape.columns if part < ADDED_BEFORE else (*shape.columns, ADDED)
+                whole = replace(shape, columns=columns)
+                rows = _rows(events[: len(events) * (part + 1) // PARTS], whole)
+                _tell(tables, whole, told[shape.name], rows)
                 told[shape.name] = rows
             assert source.sync().finished
             platform.catch_up()
@@ -63,8 +95,29 @@ def prove_by_cursor(events: Sequence[Event], folder: Path, spark: SparkSession) 
             for each in lake.values():
                 each.close()
             platform.catch_up()
-            for shape in shapes_of(TERMS):
+            shapes = shapes_of(terms, platform.tokens)
+            for shape in shapes:
                 yield from _differences(platform.workspace, shape, told[shape.name])
+            values = hidden_by(terms, shapes).values((event, None) for event in events)
+            for table, found in exposed(platform.workspace, values, compare._rows):
+                yield Difference(table, "values that a policy hides", found, [])
+
+
+def _terms(part: int, turn: tuple[int, int]) -> Mapping[str, Terms]:
+    before, number = turn
+    protecting = PROTECTIONS[number if part >= before else 0]
+    learned = {table: {ADDED: LEARNABLE[table][ADDED]} if part > before else {} for table in TERMS}
+    return {table: each.under(protecting, table, learned[table]) for table, each in TERMS.items()}
+
+
+def _add_column(connection: Connection, table: str, rows: Rows) -> Rows:
+    """Give the table a column, with what the contract says of older rows; its ``rows`` then."""
+    default = LEARNABLE[table][ADDED]
+    with connection, connection.cursor() as cursor:
+        # A default that is a constant changes no row, and no cursor of one.
+        cursor.execute(f"ALTER TABLE {table} ADD {ADDED} text DEFAULT %s", (default,))
+        cursor.execute(f"ALTER TABLE {table} ALTER {ADDED} DROP DEFAULT")
+    return {key: {**row, ADDED: default} for key, row in rows.items()}
 
 
 def _name_cursors(platform: Platform) -> None:
@@ -76,7 +129,7 @@ def _name_cursors(platform: Platform) -> None:
         document = json.loads(path.read_text())
         document["x-cdc"]["cursor"] = {"field": CURSOR}
         path.write_text(json.dumps(document))
-    contracts = load_contracts(folder)
+    contracts = load_contracts(folder, partial(with_learned, workspace.home.path))
     platform.workspace = Workspace(workspace.settings, workspace.home, contracts, workspace.decisions)
 
 
@@ -141,7 +194,7 @@ def _differences(workspace: Workspace, shape: TableShape, rows: Rows) -> Iterato
             if not here["_cdc_is_deleted"]:
                 yield Difference(layer, str(key), here, "a deleted row", lane)
             continue
-        due = {name: held(shape, name, text) for name, text in rows[key].items()}
+        due = {name: held(shape, name, text) for name, text in rows[key].items() if name in shape.columns}
         wanted = (rows[key][mark] is not None, due)
         values = {} if here is None else dict(compare._values(here, shape))
         values.pop(CURSOR, None)
