@@ -1,0 +1,341 @@
+"""Encrypting events before they land: the personal part of every row image, by the key of its subject.
+
+Of what is captured, delivered or consumed that is done where every event passes, as a batch makes a row
+group of its events (``landing.writer``), by whole columns. What is read by queries is encrypted as it is
+read, as a lookback compares it with what landed (``query.events``). Keys are durable before anything that
+they encrypt is written, so a crash in between leaves keys that nothing needs, and never a value without a
+key.
+
+A subject is the value of the contract's subject column. A row image that does not say it (NULL, or not sent)
+is of its row: the key of the row stands for the subject, within its table.
+
+A line or record is kept beside its event only where it could not be read, and is encrypted whole then.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnisupport_ingest.contracts.at_rest import readable_columns
+from omnisupport_ingest.contracts.encrypted_images import (
+    Split,
+    Whose,
+    encrypt_divided,
+    encrypt_images,
+    encrypt_whole,
+)
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.subject_keys import (
+    DIGEST,
+    FILE,
+    SubjectKey,
+    SubjectKeys,
+    keyed_identity,
+    row_subject,
+)
+from omnisupport_ingest.foreign import Unreadable, texts_only
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.rows import EVENT_SCHEMA, UNREAD, Division, LandedEvent
+from omnisupport_ingest.landing.store import LandingStore
+
+_IMAGES = ("before", "after")
+_WITHOUT_VALUES = pa.array(["t", "b"])
+"""Operations that bring no value of a row: the ``after`` of a snapshot end is a range of keys."""
+
+_NOTHING = Split(frozenset(), "")
+"""What is readable of an image that no contract describes."""
+
+_MOST_KEYS = 20_000
+"""Keys kept in memory, about 2 KB each."""
+
+import os  # TEMP
+
+_TURN_SECONDS = float(os.environ.get("OMNI_TURN", "0.0005"))
+"""How long a thread that encrypts keeps the interpreter's lock while others wait for it.
+
+No call of encrypting lets go of it, so at Python's 5 milliseconds the threads that read and that make tables
+would stand still: they ask for it anew after every call of NumPy and Arrow."""
+
+
+class _Turns:
+    """The turns that threads of this process take at the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._lock, self._open, self._before = threading.Lock(), 0, 0.0
+
+    @contextmanager
+    def short(self) -> Iterator[None]:
+        """Make them ``_TURN_SECONDS`` long within the block, in however many threads it is entered."""
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _TURN_SECONDS))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    sys.setswitchinterval(self._before)
+
+
+_TURNS = _Turns()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table: its full name, how its images are split, and the name of its subjects, if any."""
+
+    name: str
+    split: Split
+    subject: str | None
+
+
+class EncryptedLanding:
+    """Encrypts the events of one source. ``contracts``: asked for those that are captured by now.
+
+    Where one contract says encrypted, images that no contract describes, and logical messages, are encrypted
+    whole, by a key of their row or table: of these nobody knows what is personal. The hash in an identity
+    becomes one that nobody can try values against without the home's keys. What lands of a table whose
+    contract says plain stays as it is. The threads that write batches may call it together.
+    """
+
+    def __init__(
+        self, source: str, keys: SubjectKeys, contracts: Callable[[], Iterable[TableContract]]
+    ) -> None:
+        self._source, self._keys, self._contracts = source, keys, contracts
+        self._known: dict[tuple[str, str, str], SubjectKey] = {}
+        self._known_of = keys.file_id
+        self._digest_key: bytes | None = None
+        self._divided: dict[str, _Table] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, events: pa.Table) -> pa.Table:
+        """``events`` (a table with the columns of ``EVENT_SCHEMA`` or ``DIVIDED_SCHEMA``) as they land."""
+        with _TURNS.short():
+            return self._as_landed(events)
+
+    def _as_landed(self, events: pa.Table) -> pa.Table:
+        events, done = self._with_divided(events)
+        contracts = {each.full_name: each for each in self._contracts()}
+        if all(each.subject is None for each in contracts.values()):
+            return events
+        events = self._with_identities(self._with_envelopes(events, contracts), contracts)
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        for full_name in named.unique().to_pylist():
+            contract = contracts.get(full_name)
+            if contract is None:
+                of_table, table = pc.equal(named, full_name), _Table(full_name, _NOTHING, None)
+                events = self._encrypted(events, of_table, table, done)
+            elif contract.subject is not None:
+                split = Split(readable_columns(contract), contract.subject.column)
+                table = _Table(full_name, split, contract.subject.name)
+                events = self._encrypted(events, pc.equal(named, full_name), table, done)
+        return events
+
+    def divisions(self, table_names: Sequence[TableName]) -> list[Division | None]:
+        """How the images of each table may come divided, None if they land as they are. ``__call__`` has
+        their values encrypted so, whatever its contract says by then."""
+        contracts = {each.full_name: each for each in self._contracts()}
+        return [
+            self._division(full_name, contracts.get(full_name)) for full_name in map(".".join, table_names)
+        ]
+
+    def _division(self, full_name: str, contract: TableContract | None) -> Division | None:
+        if contract is None or contract.subject is None:
+            return None
+        split = Split(readable_columns(contract), contract.subject.column)
+        self._divided[full_name] = _Table(full_name, split, contract.subject.name)
+        return Division(split.readable, split.subject)
+
+    def identity(self, event: LandedEvent) -> str | None:
+        """The ``identity`` of ``event`` as it lands."""
+        contracts = {each.full_name: each for each in self._contracts()}
+        if all(each.subject is None for each in contracts.values()):
+            return event.identity
+        contract = contracts.get(f"{event.source_schema}.{event.source_table}")
+        plain = event.identity is None or (contract is not None and contract.subject is None)
+        return event.identity if plain else self._keyed(event.identity or "")
+
+    def _keyed(self, identity: str) -> str:
+        if not re.search(DIGEST, identity):
+            return identity
+        with self._lock:
+            if self._digest_key is None:
+                self._digest_key = self._keys.digest_key()
+        return keyed_identity(identity, self._digest_key)
+
+    def _with_identities(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
+        column = events.column("identity")
+        if column.null_count == len(column):
+            return events
+        mask = pc.fill_null(pc.match_substring_regex(column, DIGEST), False)
+        plain = [name for name, each in contracts.items() if each.subject is None]
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        mask = pc.and_not(mask, pc.is_in(named, pa.array(plain, pa.string()))).combine_chunks()
+        if not mask.true_count:
+            return events
+        made = [self._keyed(each) for each in column.filter(mask).to_pylist()]
+        return _with(events, "identity", pc.replace_with_mask(column.combine_chunks(), mask, pa.array(made)))
+
+    def _with_envelopes(self, events: pa.Table, contracts: dict[str, TableContract]) -> pa.Table:
+        """``events`` with what was delivered left out, as the images have it, or encrypted whole where it
+        could not be read."""
+        column = events.column("envelope")
+        if column.null_count == len(column):
+            return events
+        texts: list[str | None] = column.to_pylist()
+        names = zip(events["source_schema"].to_pylist(), events["source_table"].to_pylist(), strict=True)
+        waiting: dict[str, list[int]] = {}
+        identities = events.column("identity").to_pylist()
+        for row, full_name in enumerate(map(".".join, names)):
+            contract = contracts.get(full_name)
+            if texts[row] is None or (contract is not None and contract.subject is None):
+                continue
+            if (identities[row] or "").startswith(UNREAD):
+                waiting.setdefault(full_name, []).append(row)
+            else:
+                texts[row] = None
+        for full_name, rows in waiting.items():
+            contract = contracts.get(full_name)
+            subject = contract.subject if contract is not None else None
+            table = _Table(full_name, _NOTHING, subject.name if subject else None)
+            few = events.select(["key", *_IMAGES, "envelope"]).take(pa.array(rows)).to_pylist()
+            found = encrypt_whole(
+                [str(each["envelope"]) for each in few],
+                [_whose(each, subject.column if subject else None) for each in few],
+                full_name.encode(),
+                partial(self._keys_of, table),
+            )
+            for row, text in zip(rows, found, strict=True):
+                texts[row] = text
+        return _with(events, "envelope", pa.array(texts, pa.string()))
+
+    def _with_divided(self, events: pa.Table) -> tuple[pa.Table, dict[str, pa.BooleanArray]]:
+        """``events`` with the columns of ``EVENT_SCHEMA``, those images encrypted that came divided, and by
+        image, of which events these are."""
+        if events.num_columns == len(EVENT_SCHEMA):
+            return events, {}
+        found, done = events.select(EVENT_SCHEMA.names), dict[str, pa.BooleanArray]()
+        named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
+        for name in _IMAGES:
+            done[name] = _one_chunk(events.column(f"{name}_hidden")).is_valid()
+            for full_name in named.filter(done[name]).unique().to_pylist():
+                mask = pc.and_(done[name], pc.equal(named, full_name)).combine_chunks()
+                few = events.select([name, f"{name}_hidden", f"{name}_subject", "key"])
+                if mask.true_count == len(mask):
+                    found = _with(found, name, self._of_divided(few, full_name))
+                else:
+                    encrypted = self._of_divided(few.filter(mask), full_name)
+                    images = _one_chunk(found.column(name))
+                    found = _with(found, name, pc.replace_with_mask(images, mask, encrypted))
+        return found, done
+
+    def _of_divided(self, events: pa.Table, full_name: str) -> pa.StringArray:
+        """The images of one table, of which ``events`` has the parts, the subject and the key of the row."""
+        readable, hidden, subjects, rows = map(_one_chunk, events.columns)
+        keys_of = partial(self._keys_of, self._divided[full_name])
+        return encrypt_divided(readable, hidden, Whose.said(subjects, rows), full_name.encode(), keys_of)
+
+    def _encrypted(
+        self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table, done: dict[str, pa.BooleanArray]
+    ) -> pa.Table:
+        """``events`` with the images of one table encrypted that are not ``done``."""
+        with_values = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
+        for name in _IMAGES:
+            index = events.schema.get_field_index(name)
+            images = _one_chunk(events.column(index))
+            mask = pc.and_(with_values, images.is_valid())
+            if name in done:
+                mask = pc.and_not(mask, done[name])
+            if not mask.true_count:
+                continue
+            rows = pa.array(np.flatnonzero(np.asarray(mask)))
+            encrypted = encrypt_images(
+                images.take(rows),
+                events.column("key").take(rows).combine_chunks(),
+                table.split,
+                table.name.encode(),
+                partial(self._keys_of, table),
+            )
+            events = _with(events, name, pc.replace_with_mask(images, mask, encrypted))
+        return events
+
+    def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
+        own, source = row_subject(table.name), self._source
+        subject = table.subject or own
+        wanted = [(source, subject if named else own, text) for named, text in whose]
+        with self._lock:
+            if self._keys.file_id != self._known_of:
+                # Lost or restored meanwhile: what is encrypted by a key that it lacks, nobody can read.
+                self._known = {}
+            known = self._known
+            new = [each for each in wanted if each not in known]
+            if new:
+                keys = self._keys.keys_of(new)
+                self._known_of = self._keys.file_id
+                if len(known) + len(new) > _MOST_KEYS:
+                    self._known = known = {each: known[each] for each in wanted if each in known}
+                known |= zip(new, keys, strict=True)
+                if len(new) == len(wanted):
+                    return keys
+            return [known[each] for each in wanted]
+
+
+def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]) -> LandingStore:
+    """The landing of ``source`` in ``home``, which encrypts what ``contracts`` say before it is written."""
+    fixed = tuple(contracts)
+    encrypting = EncryptedLanding(source, SubjectKeys(home.path / FILE), lambda: fixed)
+    return LandingStore(home.landing, source, as_landed=encrypting, identity_as_landed=encrypting.identity)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """``column`` as one array, not copied where it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    index = events.schema.get_field_index(name)
+    return events.set_column(index, events.schema.field(index), column)
+
+
+def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:
+    """Return whose key encrypts an event that could not be read as a change.
+
+    (True, the value of column ``subject`` in its line or an image); without one (False, its row's key).
+    """
+    for name in ("after", "before", "envelope"):
+        try:
+            document = texts_only(event[name] or "")
+        except Unreadable:
+            continue
+        for row in _rows_in(document):
+            value = row.get(subject) if subject is not None else None
+            if isinstance(value, str):
+                return True, value
+    return False, event["key"] or ""
+
+
+def _rows_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a delivered line that may be a row: the line, and the images of a change."""
+    if not isinstance(document, dict):
+        return
+    yield document
+    for change in (document, document.get("payload")):
+        if isinstance(change, dict):
+            yield from (each for name in ("after", "before") if isinstance(each := change.get(name), dict))
+            if change is not document:
+                yield change
