@@ -34,6 +34,7 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 P50_SECONDS, P95_SECONDS = 4.0, 8.0
 """Freshness of a commit in its dimension at 200 changes a second on 5,000,000 rows."""
 
+_INGEST = "ingest_support_desk"
 _OF_A_COMMIT = 10
 _TENTH = 10
 _LOOK_SECONDS = 0.25
@@ -185,9 +186,6 @@ def sustained(workspace: Workspace, pid: int, rows: int, rate: float, minutes: f
     }
     _conclude(found)
     return found
-
-
-_INGEST = "ingest_support_desk"
 
 
 def runs_since(workspace: Workspace, since: float) -> list[tuple[str, int, float]]:
