@@ -9,15 +9,16 @@ DuckDB's JSON reader finds the schema itself; both write the envelopes as Parque
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,13 +83,44 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+_TYPES = {
+    "paid": "numeric(12,2)",
+    "total": "numeric",
+    "due": "date",
+    "seen_at": "timestamp",
+    "rate": "double precision",
+    "kind": "public.kind",
+}
+_TYPED = _ENVELOPE.replace(
+    "attrs: STRING>",
+    "attrs: STRING, paid: STRING, total: STRUCT<scale: INT, value: STRING>, due: INT, seen_at: BIGINT,"
+    " rate: DOUBLE, kind: STRING>",
+)
+
+
+def _typed(number: int) -> dict[str, Any]:
+    """Values of ``_TYPES`` as the connector writes them by default."""
+    cents = base64.b64encode((number * 7919 % 8_000_000).to_bytes(3, "big")).decode()
+    return {
+        "paid": cents,
+        "total": {"scale": 3, "value": cents},
+        "due": 20_000 + number % 900,
+        "seen_at": 1_795_000_000_000_000 + number * 1_234_567,
+        "rate": number % 1000 / 8,
+        "kind": ("gold", "silver")[number % 2],
+    }
+
+
 @dataclass(frozen=True)
 class Shape:
-    """How events come. ``columns``: of a line, for Spark. ``blank``: what stands behind commas and colons."""
+    """How events come. ``columns``: of a line, for Spark. ``blank``: what stands behind commas and colons.
+    ``types``, ``values``: further columns of the table, and theirs of the row of a number."""
 
     columns: str = _ENVELOPE
     told: Callable[[dict[str, Any]], Any] = lambda change: change
     blank: str = ""
+    types: Mapping[str, str] = field(default_factory=dict)
+    values: Callable[[int], dict[str, Any]] = lambda _: {}
 
 
 SHAPES = {
@@ -99,6 +131,7 @@ SHAPES = {
         lambda change: {"schema": schema_of(change, _FIELDS), "payload": change},
     ),
     "spaced": Shape(blank=" "),
+    "typed": Shape(_TYPED, types=_TYPES, values=_typed),
 }
 
 
@@ -119,6 +152,7 @@ def write_events(path: Path, rows: int, seed: int = 1, shape: Shape = SHAPES["pl
                 updated_at=f"2026-11-21T10:{number // 60_000 % 60:02d}:{number // 1000 % 60:02d}."
                 f"{number % 1000:03d}000Z",
                 attrs=json.dumps({"plan": rng.randrange(9), "tags": rng.sample(_WORDS, 2)}),
+                **shape.values(number),
             )
             value = envelope("c" if key == number else "u", row, lsn=1000 + number, order=1)
             value["source"] = {
@@ -133,7 +167,8 @@ class Ours:
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         (folder / "contracts").mkdir()
-        table = contract("customers", *TABLES["customers"])
+        key, columns = TABLES["customers"]
+        table = contract("customers", key, {**columns, **shape.types})
         (folder / "contracts" / "customers.json").write_text(json.dumps(table))
         self._folder, self._contracts = folder, load_contracts(folder / "contracts")
         self._first = folder / "first.jsonl"

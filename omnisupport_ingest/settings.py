@@ -56,6 +56,13 @@ class SnapshotMode(StrEnum):
         return self in (SnapshotMode.INITIAL, SnapshotMode.WHEN_NEEDED)
 
 
+class NightlyRetention(StrEnum):
+    """What the job ``retention`` does: show what contracts give up by age, or remove it."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+
+
 class SettingUnknown(IngestError):
     """A variable or a line of ``.env`` begins as our settings do, and is none of them."""
 
@@ -220,10 +227,11 @@ class Settings(BaseSettings):
         examples=["5"],
     )
     verify_rows: int = Field(
-        1_000_000,
+        800_000,
         ge=10_000,
-        description="Rows of a table that such a comparison takes, about. A larger table is compared in "
-        "parts, the next one each time.",
+        description="Rows that one such comparison has a server read at most, about, of all its tables. "
+        "Ranges of keys that have not changed since they were read cost a tenth; what has changed beyond "
+        "that is read by the next comparisons, the oldest first.",
     )
     alarm_command: str | None = Field(
         None,
@@ -252,11 +260,17 @@ class Settings(BaseSettings):
         examples=["postgresql://dagster:…@db.example:5432/dagster"],
         json_schema_extra={"values": "URL, secret"},
     )
+    retention: NightlyRetention = Field(
+        NightlyRetention.PLAN,
+        description="What the platform does every night with what contracts give up by age: `plan`: count "
+        "it and remove nothing; `apply`: remove it ([retention](retention.md)).",
+        json_schema_extra={"values": "`plan`, `apply`"},
+    )
     runs_kept_days: int | None = Field(
         None,
         ge=1,
-        description="After how many days the job `retention` removes finished runs from Dagster's records. "
-        "Unset: they are kept for ever.",
+        description="After how many days the job `retention` removes finished runs from Dagster's records, "
+        "where OMNISUPPORT_RETENTION is `apply`. Unset: they are kept for ever.",
         examples=["90"],
     )
     spark_master: str = Field(
@@ -293,8 +307,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=65535,
-        description="Port on loopback on which `up` serves metrics for Prometheus; needs the extra "
-        "`metrics`. Unset: none.",
+        description="Port on loopback on which `up` serves metrics for Prometheus, and health; needs the "
+        "extra `metrics`. Unset: none.",
         examples=["9464"],
     )
     traces_endpoint: SecretStr | None = Field(

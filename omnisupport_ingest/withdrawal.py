@@ -69,7 +69,10 @@ def withdrawn_folder(settings: Settings) -> Path:
 
 
 def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
-    """The contract that people call ``name``, of those in force or else withdrawn; ``UnknownTable``."""
+    """The contract that people call ``name``, of those in force or else withdrawn; ``UnknownTable``.
+
+    ``WithdrawalRefused`` if somebody removed its file, and the lake has its dimension still.
+    """
     wanted = [each for each in contracts_in_force(settings) if source in (None, each.source)]
     try:
         return table_named(name, wanted)
@@ -77,7 +80,20 @@ def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> T
         gone = [load_contract(path) for path in sorted(withdrawn_folder(settings).glob("*.*.json"))]
         if any(name in (each.name, each.full_name) and source in (None, each.source) for each in gone):
             return table_named(name, [each for each in gone if source in (None, each.source)])
+        _refuse_without_file(settings, name, source)
         raise
+
+
+def _refuse_without_file(settings: Settings, name: str, source: str | None) -> None:
+    lake = settings.home.expanduser() / "lake"
+    left = [each for each in sorted(lake.glob(f"{source or '*'}/dim_*")) if each.name == f"dim_{name}"]
+    if left:
+        raise WithdrawalRefused(
+            f"{left[0]} is in the lake, and no file of a contract says any more what table it is of.",
+            fix=f"Put the contract of {name} back into {in_force(settings).contracts}, from a backup or "
+            "version control, and give the command again: it says first what becomes of the rest, and moves "
+            "the file.",
+        )
 
 
 def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withdrawal:

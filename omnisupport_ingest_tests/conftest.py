@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from urllib.parse import urlencode
 
 import hypothesis
 import pytest
+from psycopg2.extensions import parse_dsn
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.home import Home
@@ -220,6 +224,18 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         cursor.execute("SELECT pg_reload_conf()")
     yield server
     server.destroy()
+
+
+@pytest.fixture
+def records(postgres: EmbeddedPostgres) -> Iterator[SecretStr]:
+    """The address of an empty database for Dagster's records; it is gone after the test."""
+    name = f"records_{secrets.token_hex(4)}"
+    with closing(connect(postgres.dsn())) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        parts = parse_dsn(postgres.dsn(name))
+        where = urlencode({setting: parts[setting] for setting in ("host", "port") if setting in parts})
+        yield SecretStr(f"postgresql://{parts['user']}@/{name}?{where}")
+        cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")

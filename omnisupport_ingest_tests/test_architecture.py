@@ -118,6 +118,7 @@ CALLED_FROM_ELSEWHERE = {
     "_init_session": "dagster-pyspark",
     "check_run_worker_health": "Dagster",
     "end_watch": "Dagster",
+    "log_message": "http.server",
     "gates_schema": "the schema of manifests repeats it, as a test sees",
     "modes_schema": "the schema of manifests repeats it, as a test sees",
     "gates_table": "docs/manifests.md repeats it, as a test sees",

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from omnisupport_ingest.cli.main import cli
+from omnisupport_ingest.cli.probes import LIVE, READY
 from omnisupport_ingest.cli.serve import serve
 from omnisupport_ingest.settings import PREFIX, Settings
 from omnisupport_ingest_tests.test_docs import _problem
@@ -55,9 +56,13 @@ def commands() -> list[list[str]]:
         found += [test[2:]] if test[1:2] == ["omnisupport-ingest"] else []
     for container in containers():
         found.append(container["args"])
-        probes = [each["exec"]["command"] for name, each in container.items() if name.endswith("Probe")]
+        probes = [each["exec"]["command"] for each in probes_of(container) if "exec" in each]
         found += [probe[1:] for probe in probes if probe[0] == "omnisupport-ingest"]
     return found
+
+
+def probes_of(container: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for name, each in container.items() if name.endswith("Probe")]
 
 
 def test_every_command_can_be_typed() -> None:
@@ -74,9 +79,29 @@ def test_each_way_has_every_service_once() -> None:
     ways = {
         "systemd": [tuple(words) for words in units().values()],
         "compose": ours,
-        "kubernetes": [tuple(each["args"]) for each in containers()],
+        "kubernetes": [tuple(each["args"][:2]) for each in containers()],
     }
     assert {name: sorted(found) for name, found in ways.items()} == dict.fromkeys(ways, sorted(SERVICES))
+
+
+def test_probes_over_http_ask_for_what_is_served_where_it_is_served() -> None:
+    asked = [
+        (container, each["httpGet"])
+        for container in containers()
+        for each in probes_of(container)
+        if "httpGet" in each
+    ]
+    assert {each["path"] for _, each in asked} == {LIVE, READY}
+    settings = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    [port] = re.findall(r"METRICS_PORT=(\d+)", str(settings["configMapGenerator"]))
+    for container, each in asked:
+        [named] = [
+            each["containerPort"] for each in container["ports"] if each["name"] == asked[0][1]["port"]
+        ]
+        # A probe comes to the address of the pod, where nothing listens that listens on loopback.
+        assert (container["args"], str(named)) == (["serve", "metrics", "--listen", "0.0.0.0"], port), each
+    published = compose()["metrics"]["ports"]
+    assert published == [f"127.0.0.1:{port}:{port}"], "on loopback alone"
 
 
 def test_every_variable_is_a_setting() -> None:

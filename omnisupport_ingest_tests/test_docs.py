@@ -123,3 +123,40 @@ def test_every_runbook_says_when_what_comes_first_how_it_worked_and_what_is_lost
     }
     assert incomplete == {}
     assert contents.count("](#") == len(runbooks) > 8
+
+
+_SYMPTOMS = ROOT / "docs" / "troubleshooting.md"
+_SEEN = {"how you see it", "look with", "what else to look at"}
+
+
+def test_every_symptom_has_a_cause_what_shows_it_and_a_fix() -> None:
+    _, *sections = re.split(r"^## ", _SYMPTOMS.read_text(), flags=re.MULTILINE)
+    rows = 0
+    for section in sections:
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        if not lines:
+            continue
+        title, _, *found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+        assert _SEEN & set(title) and title[-1] == "fix", section.partition("\n")[0]
+        for cells in found:
+            assert len(cells) == len(title) and all(cells), cells
+            rows += 1
+    assert rows > 50
+
+
+def test_every_check_stands_in_the_page_of_symptoms() -> None:
+    checks = (ROOT / "docs" / "reference.md").read_text().partition("\n## Checks\n")[2].partition("\n## ")[0]
+    names = re.findall(r"^\| `(\w+)` \|", checks, flags=re.MULTILINE)
+    names += re.findall(r"`(\w+)`", checks.partition("| check |")[0])
+    symptoms = _SYMPTOMS.read_text().partition("\n## A check is red\n")[2].partition("\n## ")[0]
+    assert len(names) > 20 and [name for name in names if f"`{name}`" not in symptoms] == []
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.md", "operate.md"])
+def test_the_commands_that_a_table_names_can_be_typed(name: str) -> None:
+    rows = [line for line in (ROOT / "docs" / name).read_text().splitlines() if line.startswith("|")]
+    codes = [code for line in rows for code in re.findall(r"`([^`]+)`", line)]
+    lines = [code.removeprefix("omnisupport-ingest ") for code in codes]
+    typed = [line for line in lines if line.split()[0] in cli.commands and not _PLACEHOLDER.search(line)]
+    assert len(typed) > 30
+    assert {line: problem for line in typed if (problem := _problem(shlex.split(line)))} == {}

@@ -34,10 +34,10 @@ from omnisupport_ingest.records import (
     encode_line,
     read_note,
 )
-from omnisupport_ingest.review.erasing import ErasureRefused
-from omnisupport_ingest.review.subject_erasure import _FORMAT as CERTIFICATE
-from omnisupport_ingest.review.subject_erasure import _delivered as delivered
-from omnisupport_ingest.review.subject_erasure import _read as read_certificate
+from omnisupport_ingest.review.certificate import FORMAT as CERTIFICATE
+from omnisupport_ingest.review.certificate import CertificateUnreadable
+from omnisupport_ingest.review.certificate import _delivered as delivered
+from omnisupport_ingest.review.certificate import read_earlier as read_certificate
 from omnisupport_ingest.sources.postgres.capture.requests import Pause, PauseRequest, RestartRequest
 from omnisupport_ingest.sources.postgres.capture.state import (
     CaptureRecord,
@@ -301,7 +301,7 @@ def test_a_certificate_names_delivered_files_whose_name_is_not_utf_8(tmp_path: P
 def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "certificate.json"
     path.write_text(content)
-    with pytest.raises(ErasureRefused, match=r"certificate\.json.* cannot be read") as refused:
+    with pytest.raises(CertificateUnreadable, match=r"certificate\.json.* cannot be read") as refused:
         read_certificate(path)
     assert refused.value.fix
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_home, open_settings
 from omnisupport_ingest.cli.render import echo_json, say_err
 from omnisupport_ingest.cli.status_health import CHECK, SLOT, Problem, problems
 from omnisupport_ingest.cli.stopping import stop_on_signal
@@ -83,6 +83,7 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
 
     Exit code: 0 nothing is left to tell, 1 it could not be told, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     settings = open_settings()
     if test:
         _require_way(send_alarm(settings, _test_document(str(settings.home))))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import open_home, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_home, open_settings, open_workspace
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, heading
 from omnisupport_ingest.cli.render import table as show_table
@@ -42,6 +42,7 @@ def show(table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage, settings or no such table, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.json_values import to_plain
     from omnisupport_ingest.layers import checkpoints
 
@@ -73,6 +74,8 @@ def export(out: Out) -> None:
     Exit code: 0 written, 1 not writable or landing is damaged, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.durable import replace
+
+    leave_out_pandas()
     from omnisupport_ingest.failpoints import failpoint
     from omnisupport_ingest.layers.checkpoint_file import describe
     from omnisupport_ingest.records import encode

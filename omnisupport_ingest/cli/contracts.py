@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, open_workspace, tables_named
+from omnisupport_ingest.cli.opening import (
+    existing_home,
+    leave_out_pandas,
+    log_of,
+    open_settings,
+    open_workspace,
+    tables_named,
+)
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, say_err
 from omnisupport_ingest.cli.render import table as show_table
@@ -249,6 +256,7 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
 
     Exit code: 0 nothing to be looked after, 1 there is, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.cli.contracts_changes import changes_of, document_of, show_changes
 
     judged = changes_of(open_workspace(), tables)
@@ -280,6 +288,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     Exit code: 0 done or nothing to do, 1 something is left to a person, 2 usage or settings, 3 no home,
     4 the source is away.
     """
+    leave_out_pandas()
     from omnisupport_ingest.cli import contracts_changes as proposing
 
     settings = log_of(open_settings(), source)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from omnisupport_ingest.layers.erasures import Erasure
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.review.erasing import Erased
+    from omnisupport_ingest.review.row_certificate import RowCertificate
     from omnisupport_ingest.review.subject_erasure import SubjectErased
 
 _NOT_TOUCHED = ("landing", "raw_cdc_staging")
@@ -62,17 +63,16 @@ def erase(
 
     A ledger records who, when and why, and the SHA-256 of the key. Then the windows with events of the row
     are judged again, which removes its values from accepted and quarantined events, net changes, dimension
-    and history. The key stays.
+    and history. The key stays. Give the same command again when that is done and the history has run: it
+    deletes former versions of the tables at once, and completes the certificate, a JSON file that lists what
+    is gone and what remains.
 
-    Landing and raw_cdc_staging keep the values: everything else is made from them. Older versions of the
-    tables keep them until `sweep` deletes their files.
+    Landing and raw_cdc_staging keep the values: everything else is made from them.
 
     With --subject, where the contract has personal values land encrypted (x-cdc.at_rest): the key of the
     row's subject is destroyed. So nobody can read any more what landed of it, in whatever table of the
     source, in landing, raw, or a backup of them; the row may live. It cannot be taken back, and what the
-    source sends of the subject later lands without its values. Give the same command again once the windows
-    it names are judged again and the history has run: it sweeps former versions at once and completes the
-    certificate, a JSON file that lists what is gone and what remains.
+    source sends of the subject later lands without its values. It is completed by the same command too.
 
     \b
     Examples:
@@ -85,8 +85,8 @@ def erase(
     damaged.
     """
     from omnisupport_ingest.contracts.model import table_named
-    from omnisupport_ingest.review.erasing import erase as record
     from omnisupport_ingest.review.erasing import key_text, look_up
+    from omnisupport_ingest.review.row_certificate import erase_row
 
     if options.why is None and not options.dry_run:
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
@@ -97,28 +97,33 @@ def erase(
     if subject:
         erase_subject(workspace, contract, text, options)
         return
+    certificate: RowCertificate | None = None
     if options.dry_run:
         erased = look_up(workspace, contract, text)
     else:
-        person = deciding_person(options.by)
-        erased = record(workspace, contract, text, erased_by=person, why=options.why or "")
+        person, why = deciding_person(options.by), options.why or ""
+        erased, certificate = erase_row(workspace, contract, text, erased_by=person, why=why)
     runs = platform_runs(workspace.home)
     if options.as_json:
-        echo_json(_document(contract, erased, runs=runs, dry_run=options.dry_run))
-    elif options.dry_run:
+        echo_json(_document(contract, erased, runs=runs, certificate=certificate))
+    elif certificate is None:
         click.echo(
             _before(erased) + f"To be erased: {_row(contract, erased)}. Nothing was recorded (--dry-run)."
         )
     else:
         for line in _recorded_lines(contract, erased, runs=runs, history=workspace.history(contract).exists):
             click.echo(line)
+        for line in _certificate_lines(contract, certificate):
+            click.echo(line)
 
 
-def _document(contract: TableContract, erased: Erased, *, runs: bool, dry_run: bool) -> dict[str, Any]:
+def _document(
+    contract: TableContract, erased: Erased, *, runs: bool, certificate: RowCertificate | None
+) -> dict[str, Any]:
     return {
         "source": contract.source,
         "table": contract.full_name,
-        "dry_run": dry_run,
+        "dry_run": certificate is None,
         "keys": erased.keys,
         "events": erased.events,
         "windows": list(erased.windows),
@@ -127,6 +132,17 @@ def _document(contract: TableContract, erased: Erased, *, runs: bool, dry_run: b
         "stale_windows": erased.stale_windows,
         "platform_runs": runs,
         "not_touched": list(_NOT_TOUCHED),
+        "certificate": None if certificate is None else _certificate_document(certificate),
+    }
+
+
+def _certificate_document(certificate: RowCertificate) -> dict[str, Any]:
+    return {
+        "file": str(certificate.path),
+        "state": certificate.state,
+        "cells_readable": certificate.cells,
+        "files_swept": certificate.swept,
+        "remains": list(certificate.remains),
     }
 
 
@@ -150,12 +166,21 @@ def _recorded_lines(contract: TableContract, erased: Erased, *, runs: bool, hist
         lines.append(f"{stale(erased.stale_windows)} {who_judges_again(runs=runs)}")
     if history:
         lines.append(f"The history follows with the next run of the job history_{contract.source}.")
-    lines += [
-        "Older versions of the tables keep the values until `omnisupport-ingest sweep` deletes their files, "
-        "a day or more after those runs.",
-        f"Landing and {contract.source}/raw_cdc_staging keep the values: they are the record.",
-    ]
     return lines
+
+
+def _certificate_lines(contract: TableContract, certificate: RowCertificate) -> Iterator[str]:
+    if certificate.pending:
+        cells = f"{counted(certificate.cells, 'cell')} above raw can be read until then"
+        yield f"{cells}. Then give this command again: it deletes former versions of the tables."
+    else:
+        swept = counted(certificate.swept, "file")
+        yield f"No cell above raw can be read; {swept} of former versions deleted."
+    yield f"Landing and {contract.source}/raw_cdc_staging keep the values: they are the record."
+    for each in certificate.remains:
+        if not certificate.pending:
+            yield f"Remains: {each['what']} ({len(each['where'])}): {each['why']}."
+    yield f"Certificate ({certificate.state}): {certificate.path}"
 
 
 def _before(erased: Erased) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import existing_home, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
 from omnisupport_ingest.cli.render import table as show_table
 from omnisupport_ingest.cli.stopping import stop_on_signal
@@ -124,6 +124,7 @@ def verify(source: str | None, as_json: bool) -> int:
 
     Exit code: 0 all is as it landed, 1 something is not, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.landing.damage import check_landing
     from omnisupport_ingest.layers.removed import Present, Removed
 
@@ -176,6 +177,7 @@ def tail(source: str | None, table: str | None, count: int, follow: bool) -> Non
 
     Exit code: 0 done or stopped, 1 a batch is damaged, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.landing.debezium_envelope import OPERATIONS
     from omnisupport_ingest.landing.tail import events_of, last_events
     from omnisupport_ingest.layers.removed import Present, Removed

@@ -11,7 +11,13 @@ import click
 
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import contracted_source, open_settings, open_workspace, sources_in_use
+from omnisupport_ingest.cli.opening import (
+    contracted_source,
+    leave_out_pandas,
+    open_settings,
+    open_workspace,
+    sources_in_use,
+)
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
@@ -62,6 +68,7 @@ def account_documents(source: str | None) -> list[dict[str, Any]]:
 
 
 def _accounts(source: str | None) -> list[LossAccount]:
+    leave_out_pandas()
     settings = open_settings()
     workspace = open_workspace(settings)
     chosen = [contracted_source(workspace, source)] if source is not None else sources_in_use(workspace)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,8 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright
     metavar="N",
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines, until Ctrl-C.")
-def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print each line as one JSON document.")
+def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool, as_json: bool) -> None:
     """Show what the services have logged: the last lines of each, or the errors.
 
     The services are those that `up`, `demo` and the passes start. Every line begins with its component.
@@ -81,14 +84,15 @@ def logs(components: tuple[str, ...], errors: bool, count: int, follow: bool) ->
         )
     chosen = [log for log in all_logs if not components or log.component in components]
     width = max((len(log.component) for log in chosen), default=0)
+    show = _print_json if as_json else partial(_print, width=width)
     # Following begins before the last lines are read: a line may be shown twice, but none is missed.
     with ExitStack() as opened:
-        following = _Following(home.path, components, errors, width, opened, chosen) if follow else None
+        following = _Following(home.path, components, errors, show, opened, chosen) if follow else None
         some = False
         for log in chosen:
             for line in _last(log, count, errors):
                 some = True
-                _print(log.component, line, width)
+                show(log.component, line)
         if chosen and errors and not some and not follow:
             say_err("There are no errors in " + ", ".join(log.component for log in chosen) + ".")
         if following is not None:
@@ -113,12 +117,12 @@ class _Following:
         home: Path,
         components: tuple[str, ...],
         errors: bool,
-        width: int,
+        show: Callable[[str, str], None],
         opened: ExitStack,
         logs: list[ServiceLog],
     ) -> None:
         self._home, self._components, self._errors = home, components, errors
-        self._width, self._opened = width, opened
+        self._show, self._opened = show, opened
         self._followed: dict[str, tuple[Follower, Entries]] = {}
         for log in logs:
             self._add(log, from_start=False)
@@ -133,7 +137,7 @@ class _Following:
         for component, (follower, entries) in self._followed.items():
             lines = follower.new_lines()
             for line in _errors(entries, lines) if self._errors else lines:
-                _print(component, line, self._width)
+                self._show(component, line)
 
     def _add(self, log: ServiceLog, *, from_start: bool) -> None:
         from omnisupport_ingest.runtime.service_logs import Entries, Follower
@@ -150,6 +154,10 @@ def _errors(entries: Entries, lines: Iterable[str]) -> Iterator[str]:
     if quiet:
         # An entry is complete when nothing has followed it for one look: the next line may be a part of it.
         yield from chain.from_iterable(entries.rest())
+
+
+def _print_json(component: str, line: str) -> None:
+    click.echo(json.dumps({"component": component, "line": line}, ensure_ascii=False))
 
 
 def _print(component: str, line: str, width: int) -> None:

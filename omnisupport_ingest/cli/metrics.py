@@ -6,18 +6,22 @@ from the document of ``status``, so a metric and the command cannot disagree.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
 
 from omnisupport_ingest.cli.opening import open_settings
+from omnisupport_ingest.cli.probes import Health, application, look
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.ports import LOOPBACK, PortTaken
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily
@@ -214,8 +218,9 @@ class Looks:
 
 
 @click.command(hidden=True)
-def metrics() -> None:
-    """Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics until Ctrl-C, as a service of `up`.
+@click.option("--listen", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Where to listen.")
+def metrics(listen: str) -> None:
+    """Serve metrics for Prometheus, and health, at http://127.0.0.1:PORT until Ctrl-C, as a service of `up`.
 
     PORT is OMNISUPPORT_METRICS_PORT.
     """
@@ -223,25 +228,53 @@ def metrics() -> None:
     if port is None:
         raise click.UsageError("Set OMNISUPPORT_METRICS_PORT to the port to serve metrics on.")
     with stop_on_signal() as stop:
-        end = serve(port)
+        end = serve(port, listen)
         try:
             stop.wait()
         finally:
             end()
 
 
-def serve(port: int) -> Callable[[], None]:
-    """Serve on ``port`` of loopback; returns what ends it. ``MetricsMissing`` without the library."""
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 30
+    """Seconds that a connection may say nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is noted of requests: a probe comes every few seconds."""
+
+
+def serve(port: int, listen: str = LOOPBACK) -> Callable[[], None]:
+    """Serve on ``port`` of the address ``listen``; returns what ends it. ``MetricsMissing`` without the
+    library, ``PortTaken`` if another program has the port."""
     from omnisupport_ingest.cli.status import status_document
 
     require_library()
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Looks(status_document))
-    server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+    settings, stop = open_settings(), threading.Event()
+    health = Health(lambda: look(settings))
+    try:
+        server = make_server(
+            listen, port, application(health, make_wsgi_app(registry)), _Server, handler_class=_Handler
+        )
+    except OSError as error:
+        raise PortTaken(
+            f"Port {port} on {listen} cannot be used: {error.strerror}.",
+            fix="Stop the program that uses it, or set OMNISUPPORT_METRICS_PORT to another port.",
+        ) from error
+    # Not waited for at the end: a look that hangs would hold the process up.
+    threading.Thread(target=health.watch, args=(stop,), daemon=True).start()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
 
     def end() -> None:
+        stop.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -271,8 +304,10 @@ def metrics_page() -> str:
 
 Off by default. With the extra `metrics` installed (`pip install "omnisupport-ingest[metrics]"`) and
 `OMNISUPPORT_METRICS_PORT=9464`, `up` serves them for Prometheus at `http://127.0.0.1:9464/metrics`, on
-loopback alone. Each reading is a look as of `omnisupport-ingest status`, kept for {_FRESH_SECONDS:.0f}
-seconds. This page is made by `python -m omnisupport_ingest.cli.reference`.
+loopback alone; `serve metrics` does for services that are started one by one. Beside them are
+[`/livez` and `/readyz`](deploy.md#health). Each reading is a look as of
+`omnisupport-ingest status`, kept for {_FRESH_SECONDS:.0f} seconds. This page is made by
+`python -m omnisupport_ingest.cli.reference`.
 
 `deploy/grafana-dashboard.json` is a dashboard of them: import it in Grafana, and choose your Prometheus.
 `deploy/prometheus-alerts.yaml` has alerts on red checks, failed runs, tables that are behind or differ, slots

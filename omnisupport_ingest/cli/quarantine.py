@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from omnisupport_ingest.cli import views
-from omnisupport_ingest.cli.opening import contracted_source, deciding_person, open_workspace
+from omnisupport_ingest.cli.opening import (
+    contracted_source,
+    deciding_person,
+    leave_out_pandas,
+    open_workspace,
+)
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, facts, some
 from omnisupport_ingest.errors import IngestError
 
@@ -83,6 +88,7 @@ def list_events(
 
     Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
     """
+    leave_out_pandas()
     from omnisupport_ingest.layers.reviews import ReviewLedger
     from omnisupport_ingest.review.quarantined import Filter, quarantined
 

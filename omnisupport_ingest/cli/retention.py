@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import contracted_source, deciding_person, open_workspace
+from omnisupport_ingest.cli.opening import (
+    contracted_source,
+    deciding_person,
+    leave_out_pandas,
+    open_workspace,
+)
 from omnisupport_ingest.cli.render import Commands, counted, echo_json, heading, iso, size, some
 from omnisupport_ingest.cli.render import table as show_table
 
@@ -48,6 +53,7 @@ def show(source: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.contracts.durations import duration_text
     from omnisupport_ingest.retention.keeping import kept_by
 
@@ -82,6 +88,7 @@ def plan(source: str | None, table: str | None, as_json: bool) -> None:
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     _show_or_apply(source, table, None, as_json=as_json)
 
 

@@ -16,8 +16,10 @@ import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.probes import daemon_hangs, is_live
 from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeInUse, HomeLock, holder, service_lock
 from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.verify.services import metrics
 
 if TYPE_CHECKING:
     from omnisupport_ingest.home import Home
@@ -25,17 +27,18 @@ if TYPE_CHECKING:
     from omnisupport_ingest.settings import Settings
 
 SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER = "spark", "code-server", "runs", "daemon", "webserver"
+METRICS = "metrics"
 
 
 @click.command()
-@click.argument("name", type=click.Choice([SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER]))
+@click.argument("name", type=click.Choice([SPARK, CODE_SERVER, RUNS, DAEMON, WEBSERVER, METRICS]))
 @click.option(
     "--listen",
     default=LOOPBACK,
     show_default=True,
     metavar="ADDRESS",
-    help="Where `webserver` listens. It has no login: another address is for a container whose port is "
-    "published on loopback alone.",
+    help="Where `webserver` or `metrics` listens. Neither has a login: another address is for a container "
+    "whose port is published on loopback alone, or reached by probes of its machine.",
 )
 @click.option(
     "--check",
@@ -47,7 +50,8 @@ def serve(name: str, listen: str, check: bool) -> int | None:
 
     `spark`: the warm Spark Connect server; not needed with OMNISUPPORT_SPARK_REMOTE. `code-server`: the
     definitions. `runs`: what runs are forked from. `daemon`: sensors and schedules; it holds the home, as
-    `up` does. `webserver`: the UI. Capture is a service of its own: `capture`.
+    `up` does. `webserver`: the UI. `metrics`: metrics and health on OMNISUPPORT_METRICS_PORT. Capture is a
+    service of its own: `capture`.
 
     All run on one machine, on one home, as one user, and see one another's processes. Each may be started
     before the others, and again at any time.
@@ -57,13 +61,16 @@ def serve(name: str, listen: str, check: bool) -> int | None:
       omnisupport-ingest serve daemon
       omnisupport-ingest serve daemon --check
 
-    Exit code: that of the service; 1 it does not answer, 2 usage or settings, 4 Java is missing, 5 the port
-    of the UI is taken, 6 the home is in use.
+    Exit code: that of the service; 1 it does not answer, 2 usage or settings, 4 Java or the library of
+    metrics is missing, 5 its port is taken, 6 the home is in use.
     """
     settings = open_settings()
     home = open_home(settings)
     if check:
-        return 0 if _answers(name, home) else FINDINGS
+        return 0 if _answers(name, settings, home) else FINDINGS
+    if name == METRICS:
+        # It only looks, so it holds nothing up: no lock.
+        _become(metrics(settings, listen), home)
     # For as long as the process lives, whatever it executes; `up` and passes are refused meanwhile.
     HomeLock(home, f"serve {name}", service_lock(name)).keep()
     other = holder(home)
@@ -112,7 +119,7 @@ def _become(service: Service, home: Home) -> None:
     os.execve(program, service.command, environment)  # noqa: S606 - the service is this process
 
 
-def _answers(name: str, home: Home) -> bool:
+def _answers(name: str, settings: Settings, home: Home) -> bool:
     """Whether the service ``name`` of ``home`` is there to be used."""
     from omnisupport_ingest.runtime.connect_address import ConnectAddress
     from omnisupport_ingest.runtime.dagster_home import run_starter_socket
@@ -124,7 +131,10 @@ def _answers(name: str, home: Home) -> bool:
         return ConnectAddress.read(home.run) is not None
     if name == DAEMON:
         lock_holder = holder(home)
-        return lock_holder is not None and lock_holder.command == DAEMON_HOLDS
+        holds = lock_holder is not None and lock_holder.command == DAEMON_HOLDS
+        return holds and not daemon_hangs(home, settings)
+    if name == METRICS:
+        return settings.metrics_port is not None and is_live(settings.metrics_port)
     if name == WEBSERVER:
         port = ui_port(home.run)
         return port is not None and refuses_other_pages(port)

@@ -123,7 +123,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         _source_document(overview(workspace, each)) | facts_document(workspace, each) for each in shown
     ]
     answered_by = time.monotonic() + _SOURCE_SECONDS
-    logs = [_source(each, home, probe, answered_by) for each, probe in probes]
+    logs = [log_document(each, home, probe, answered_by) for each, probe in probes]
     document: dict[str, Any] = {
         "home": str(home.path),
         "storage": recorded_storage(home.path),
@@ -136,6 +136,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         },
         "platform": platform_document(home, settings),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
+        "retention": _retention(workspace),
         "source": logs[0],
         "other_logs": logs[1:],
         "definition_changes": [asdict(each) for each in differences(settings, workspace.contracts)],
@@ -145,6 +146,19 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         "schema_changes": _schema_changes(workspace),
     }
     return document | {"health": health(document)}
+
+
+def _retention(workspace: Workspace) -> dict[str, Any]:
+    """Return what is given up by age, and whether the nightly job counts or removes it."""
+    from omnisupport_ingest.retention.keeping import given_up
+
+    contracts = workspace.contracts
+    found = {source: given_up(contracts.of_source(source)) for source in contracts.sources()}
+    return {
+        "nightly": workspace.settings.retention.value,
+        "gives_up": {source: layers for source, layers in found.items() if layers},
+        "runs_kept_days": workspace.settings.runs_kept_days,
+    }
 
 
 def _schema_changes(workspace: Workspace) -> list[dict[str, Any]]:
@@ -207,9 +221,11 @@ def _probe(settings: Settings, home: Home) -> SourceProbe | SourceAnswer:
         return away
 
 
-def _source(
+def log_document(
     settings: Settings, home: Home, probe: SourceProbe | SourceAnswer, answered_by: float
 ) -> dict[str, Any]:
+    """Return what is shown of a log, as JSON values; its server has until ``answered_by`` (monotonic seconds)
+    to answer."""
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
     from omnisupport_ingest.sources.postgres.capture.state import capture_state
     from omnisupport_ingest.sources.postgres.session.server import SourceAnswer

@@ -25,6 +25,7 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
         ("health", health_line(document["health"])),
         *platform_facts(platform, everything=everything),
         ("disk", _disk_line(document["disk"])),
+        *_retention_facts(document["retention"]),
     ]
     for log in (document["source"], *document["other_logs"]):
         lines.append(("source", _source_line(log)))
@@ -71,6 +72,20 @@ def _disk_line(disk: dict[str, Any]) -> str:
         return f"{used}; {free}"
     full = f", full in {disk['days']:,.0f} days" if disk["days"] is not None else ""
     return f"{used}; grows by {render.size(disk['per_day'])} a day; {free}{full} (estimated)"
+
+
+def _retention_facts(retention: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is given up by age, and what becomes of it every night; nothing where nothing is given up."""
+    given = [f"{', '.join(layers)} of {source}" for source, layers in retention["gives_up"].items()]
+    if retention["runs_kept_days"] is not None:
+        given.append(f"runs older than {render.counted(retention['runs_kept_days'], 'day')}")
+    if given:
+        done = (
+            "removed every night"
+            if retention["nightly"] == "apply"
+            else "counted every night, not removed (OMNISUPPORT_RETENTION=apply removes it)"
+        )
+        yield "retention", f"given up by age: {'; '.join(given)}: {done}"
 
 
 def _source_line(source: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
-from omnisupport_ingest.cli.opening import open_workspace, tables_named
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, tables_named
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, span
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def status(tables: tuple[str, ...], as_json: bool) -> int:
 
     Exit code: 0 shown; 1 a target has a problem; 2 usage, settings or no target; 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.targets.sync import target_lag
 
     workspace, contracts = _chosen(tables)

@@ -17,6 +17,7 @@ import click
 from omnisupport_ingest.cli.alarms import is_told
 from omnisupport_ingest.cli.metrics import require_library
 from omnisupport_ingest.cli.opening import open_home, open_settings
+from omnisupport_ingest.cli.probes import READY
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate, stop_on_signal
 from omnisupport_ingest.errors import IngestError
@@ -24,6 +25,7 @@ from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import start_dagster
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, HomeLock, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
+from omnisupport_ingest.runtime.running import Beat
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
@@ -72,7 +74,7 @@ def up(rate: float | None) -> None:
         if settings.metrics_port is not None:
             require_library()
             require_port(settings.metrics_port, "OMNISUPPORT_METRICS_PORT")
-        captures = Captures(settings, home)
+        captures, beat = Captures(settings, home), Beat(home.run)
         with Supervisor(home, report=click.echo) as supervisor:
             try:
                 services.launch_spark(supervisor, settings, home)
@@ -84,8 +86,10 @@ def up(rate: float | None) -> None:
                 ui = start_dagster(supervisor, settings, home)
                 click.echo(f"\nThe platform runs. UI: {ui}\nHome: {home.path}   Stop with Ctrl-C.")
                 if settings.metrics_port is not None:
-                    supervisor.start(services.metrics(settings))
-                    click.echo(f"Metrics: http://{LOOPBACK}:{settings.metrics_port}/metrics")
+                    beat()
+                    supervisor.start(services.metrics(settings, LOOPBACK))
+                    at = f"http://{LOOPBACK}:{settings.metrics_port}"
+                    click.echo(f"Metrics: {at}/metrics   Health: {at}{READY}")
                 if is_told(settings):
                     supervisor.start(services.alarms(settings))
                 for name in captures.names:
@@ -93,6 +97,7 @@ def up(rate: float | None) -> None:
                 click.echo("Connect to it in another terminal: omnisupport-ingest source connect\n")
 
                 def look() -> bool:
+                    beat()
                     services.watch_inbox_when_used(supervisor, settings, home)
                     captures.start_new(supervisor)
                     return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import contracted_source, open_workspace
+from omnisupport_ingest.cli.opening import contracted_source, leave_out_pandas, open_workspace
 from omnisupport_ingest.cli.render import clock, counted, echo_json, iso
 from omnisupport_ingest.cli.render import table as show_table
 
@@ -40,6 +40,7 @@ def windows(only: str | None, late_only: bool, limit: int, as_json: bool) -> Non
 
     Exit code: 0 done, 2 usage or settings, 3 no home.
     """
+    leave_out_pandas()
     from omnisupport_ingest.read.window_list import window_list
 
     workspace = open_workspace()

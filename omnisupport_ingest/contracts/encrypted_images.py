@@ -12,9 +12,10 @@ from __future__ import annotations
 import binascii
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +60,44 @@ KeysOf = Callable[[Sequence[tuple[bool, str]]], Sequence[SubjectKey]]
 the text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose each of some images is: its place among the ``distinct`` ones, which are as ``KeysOf`` has
+    them."""
+
+    distinct: list[tuple[bool, str]]
+    places: list[int]
+
+    @classmethod
+    def listed(cls, whose: Iterable[tuple[bool, str]]) -> Self:
+        """Return it of a list of what ``KeysOf`` has, one for each image."""
+        found: dict[tuple[bool, str], int] = {}
+        places = [found.setdefault(each, len(found)) for each in whose]
+        return cls([*found], places)
+
+    @classmethod
+    def said(cls, subjects: pa.StringArray, rows: pa.StringArray) -> Self:
+        """Return it of images that say ``subjects``, as they stand within quotes of JSON; one that says null
+        is of its row, whose key ``rows`` has."""
+        named = subjects.dictionary_encode()
+        texts: list[str] = named.dictionary.to_pylist()
+        if any("\\" in each for each in texts):
+            # One subject may be spelled in two ways.
+            return cls.listed(
+                (True, str(json.loads(f'"{subject}"'))) if subject is not None else (False, row or "")
+                for subject, row in zip(subjects.to_pylist(), rows.to_pylist(), strict=True)
+            )
+        distinct, places = [(True, each) for each in texts], named.indices
+        if subjects.null_count:
+            silent = subjects.is_null()
+            own = pc.fill_null(rows.filter(silent), "").dictionary_encode()
+            places = pc.replace_with_mask(
+                places, silent, pc.add(own.indices, pa.scalar(len(distinct), pa.int32()))
+            )
+            distinct += [(False, each) for each in own.dictionary.to_pylist()]
+        return cls(distinct, places.to_pylist())
+
+
 def encrypt_images(
     images: pa.StringArray, rows: pa.StringArray, split: Split, of: bytes, keys_of: KeysOf
 ) -> pa.StringArray:
@@ -90,32 +129,21 @@ def encrypt_images(
 
 
 def encrypt_divided(
-    readable: pa.StringArray,
-    hidden: pa.StringArray,
-    whose: Sequence[tuple[bool, str]],
-    of: bytes,
-    keys_of: KeysOf,
+    readable: pa.StringArray, hidden: pa.StringArray, whose: Whose, of: bytes, keys_of: KeysOf
 ) -> pa.StringArray:
     """As ``encrypt_images`` of images that come divided: ``readable`` and ``hidden`` are flat, compact JSON
-    objects, of different names, the hidden one not empty. ``whose`` each is: as ``keys_of`` has it."""
+    objects, of different names, the hidden one not empty."""
     # A member ends in a quote or in null.
-    inner = pc.ascii_trim(readable, "{}")
-    parts = _Parts(inner, pc.ascii_trim(hidden, "{}"), [*whose])
-    empty = pc.equal(inner, "")
-    if not empty.true_count:
-        return parts.encrypted(of, keys_of)
-    return pc.if_else(empty, replace(parts, shown=None).encrypted(of, keys_of), parts.encrypted(of, keys_of))
+    return _Parts(pc.ascii_trim(readable, "{}"), pc.ascii_trim(hidden, "{}"), whose).encrypted(of, keys_of)
 
 
 def encrypt_whole(
     texts: Sequence[str], whose: Sequence[tuple[bool, str]], of: bytes, keys_of: KeysOf
 ) -> list[str]:
     """Encrypt each of ``texts`` whole, whatever it is. ``whose``: as ``keys_of`` has it."""
-    known = dict(zip(distinct := [*dict.fromkeys(whose)], keys_of(distinct), strict=True))
-    return [
-        f'{{{MARK}{_body(known[each], (_WHOLE + text).encode(), of)}"}}'
-        for text, each in zip(texts, whose, strict=True)
-    ]
+    whole = pa.array([_WHOLE + each for each in texts], pa.string())
+    found: list[str] = _Parts(None, whole, Whose.listed(whose)).encrypted(of, keys_of).to_pylist()
+    return found
 
 
 def key_id(image: str) -> bytes | None:
@@ -182,23 +210,23 @@ def _runs(names: Sequence[str], split: Split) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of images with the same members those that are ``shown`` and ``hidden`` (null: none is), and whose
-    each image is."""
+    """Of images the members that are ``shown`` and ``hidden`` (null: none is, of all of them), and whose each
+    image is."""
 
     shown: pa.StringArray | None
     hidden: pa.StringArray | None
-    whose: list[tuple[bool, str]]
+    whose: Whose
 
     def encrypted(self, of: bytes, keys_of: KeysOf) -> pa.StringArray:
         if self.hidden is None:
             return pc.binary_join_element_wise("{", self.shown, "}", "")
-        known = dict(zip(distinct := [*dict.fromkeys(self.whose)], keys_of(distinct), strict=True))
-        keys = map(known.__getitem__, self.whose)
-        texts = self.hidden.cast(pa.binary()).to_pylist()
-        bodies = pa.array(encrypt_each(keys, texts, of), pa.binary()).cast(pa.string())
+        keys = keys_of(self.whose.distinct)
+        bodies = encrypt_each(map(keys.__getitem__, self.whose.places), self.hidden, of)
         if self.shown is None:
             return pc.binary_join_element_wise(f"{{{MARK}", bodies, '"}', "")
-        return pc.binary_join_element_wise("{", self.shown, f",{MARK}", bodies, '"}', "")
+        empty = pc.equal(self.shown, "")
+        comma = pc.if_else(empty, "", ",") if empty.true_count else ","
+        return pc.binary_join_element_wise("{", self.shown, comma, MARK, bodies, '"}', "")
 
 
 def _alike(images: pa.StringArray, rows: pa.StringArray, names: Sequence[str], split: Split) -> _Parts:
@@ -228,7 +256,8 @@ def _alike(images: pa.StringArray, rows: pa.StringArray, names: Sequence[str], s
         for place, value in enumerate(values)
     ]
     shown = [(name, text) for kind, name, text in found if kind != "hidden"]
-    return _Parts(_joined(shown), _joined([(name, text) for k, name, text in found if k == "hidden"]), whose)
+    hidden = [(name, text) for kind, name, text in found if kind == "hidden"]
+    return _Parts(_joined(shown), _joined(hidden), Whose.listed(whose))
 
 
 def _joined(runs: Sequence[tuple[str, pa.StringArray]]) -> pa.StringArray | None:
@@ -248,10 +277,6 @@ def _value(text: str) -> str | None:
     return text[1:-1] if text.startswith('"') else None
 
 
-def _body(key: SubjectKey, text: bytes, of: bytes) -> str:
-    return encrypt_each([key], [text], of)[0].decode("ascii")
-
-
 def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) -> str:
     """Encrypt an image that is not flat and compact: another program's, or one that is none."""
     try:
@@ -266,6 +291,8 @@ def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) 
     if not hidden:
         return text
     value = shown.get(split.subject)
-    (key,) = keys_of([(True, str(value)) if value is not None else (False, row or "")])
+    whose = Whose.listed([(True, str(value)) if value is not None else (False, row or "")])
     inner = json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))[1:-1]
-    return f'{text[:-1]}{"," if shown else ""}{MARK}{_body(key, inner.encode(), of)}"}}'
+    parts = _Parts(pa.array([text[1:-1]]), pa.array([inner]), whose)
+    found: str = parts.encrypted(of, keys_of)[0].as_py()
+    return found

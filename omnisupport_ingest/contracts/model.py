@@ -232,6 +232,11 @@ class TableContract:
     def column_names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
+    @property
+    def personal(self) -> frozenset[str]:
+        """The columns with personal data, but for those of the key: rows are found by these for good."""
+        return frozenset(column.name for column in self.columns if column.personal).difference(self.key)
+
     def column(self, name: str) -> Column:
         """The column called ``name``; ``KeyError`` if the contract has none."""
         for column in self.columns:

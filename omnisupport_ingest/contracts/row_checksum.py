@@ -48,6 +48,18 @@ class RowChecksum(NamedTuple):
 NO_ROWS = RowChecksum(0, 0, 0)
 
 
+class RowVersions(NamedTuple):
+    """The rows of a key range at the source, and a sum over the transactions that wrote them as they are (and
+    the partitions in which they stand).
+
+    A change gives a row another writer, which no snapshot before it sees. So a range that has both as in an
+    earlier snapshot has the same rows.
+    """
+
+    rows: int
+    writers: int
+
+
 class KeySpan(NamedTuple):
     """Rows whose first key column is ``start`` or above, and below ``end``; None: open on that side.
 

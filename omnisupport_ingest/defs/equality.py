@@ -115,6 +115,7 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(note.state),
         "rows_compared": dg.MetadataValue.int(note.rows),
+        "rows_read_at_source": dg.MetadataValue.int(note.read),
         "keys_changed_since_left_out": dg.MetadataValue.int(note.left_out),
         "keys_differing": dg.MetadataValue.int(note.differing),
         "seconds": dg.MetadataValue.float(note.seconds),

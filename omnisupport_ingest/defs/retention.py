@@ -3,9 +3,9 @@
 ``sweep`` deletes replaced files of the lake once they are older than a contract keeps them. It runs every
 hour, as a table of which many rows change replaces its own size within minutes.
 
-``retention`` does what ``retention apply --yes`` does, and removes Dagster's old runs. Its schedule is off
-until a person turns it on. Runs are removed only if a setting gives their age in days; then the checkpoints
-in the tables' own logs are reported again, so no partition loses its checkpoint.
+``retention`` counts every night what contracts give up by age, and removes it only where a setting says so:
+what it removes, nobody brings back. Runs of Dagster are removed only if a setting gives their age in days;
+then the checkpoints in the tables' own logs are reported again, so no partition loses its checkpoint.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -17,9 +17,11 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.removed import HISTORY
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.retention.keeping import given_up
 from omnisupport_ingest.retention.old_files import sweep_old_files
 from omnisupport_ingest.retention.plan import plan_retention
-from omnisupport_ingest.retention.removing import carry_out
+from omnisupport_ingest.retention.removing import carry_out, to_remove
+from omnisupport_ingest.settings import NightlyRetention
 
 JOB = "retention"
 SWEEP = "sweep"
@@ -29,52 +31,82 @@ _AT_ONCE = 100
 
 
 def build_retention() -> dg.Definitions:
-    """Return the jobs of the home and their schedules; that of ``retention`` is off by default."""
+    """Return the jobs of the home and their schedules."""
 
     @dg.op(
         name="remove_what_is_old",
-        description="Removes what contracts give up by age, refuses what a window may still need, sweeps old "
-        "files, and removes old runs where OMNISUPPORT_RUNS_KEPT_DAYS says so.",
+        description="Counts what contracts give up by age, and removes it if OMNISUPPORT_RETENTION is apply: "
+        "refuses what a window may still need, sweeps old files, and removes old runs where "
+        "OMNISUPPORT_RUNS_KEPT_DAYS says so.",
+        config_schema={
+            "apply": dg.Field(
+                dg.Noneable(bool),
+                default_value=None,
+                is_required=False,
+                description="Whether to remove it. Without a word OMNISUPPORT_RETENTION decides.",
+            )
+        },
         out=dg.Out(dg.Nothing),
     )
     def remove_what_is_old(context: dg.OpExecutionContext, workspace: dg.ResourceParam[Workspace]) -> None:
-        metadata: dict[str, dg.MetadataValue] = {}
+        asked: bool | None = context.op_config["apply"]
+        applies = workspace.settings.retention is NightlyRetention.APPLY if asked is None else asked
+        metadata: dict[str, dg.MetadataValue] = {"applied": dg.MetadataValue.bool(applies)}
         for source in workspace.contracts.sources():
             planned = plan_retention(workspace, source)
-            for each in carry_out(workspace, planned, removed_by=f"run {context.run_id}"):
+            removed_by = f"run {context.run_id}"
+            found = carry_out(workspace, planned, removed_by=removed_by) if applies else to_remove(planned)
+            ending = "" if applies else "_to_go"
+            for each in found:
                 of = "tables" if each.layer == HISTORY else "windows"
-                metadata[f"{source}_{each.layer}_{of}"] = dg.MetadataValue.int(each.windows)
-                metadata[f"{source}_{each.layer}_bytes"] = dg.MetadataValue.int(each.bytes)
+                metadata[f"{source}_{each.layer}_{of}{ending}"] = dg.MetadataValue.int(each.windows)
+                metadata[f"{source}_{each.layer}_bytes{ending}"] = dg.MetadataValue.int(each.bytes)
             metadata[f"{source}_refused"] = dg.MetadataValue.int(len(planned.refused))
-            metadata[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
+            if applies:
+                metadata[f"{source}_old_files"] = dg.MetadataValue.int(sweep_old_files(workspace, source))
             for refused in planned.refused[:_AT_ONCE]:
                 context.log.info(f"{refused.layer} keeps window {refused.window} of {source}: {refused.why}.")
         kept = workspace.settings.runs_kept_days
         if kept is not None:
-            runs = remove_old_runs(context.instance, workspace, datetime.now(UTC) - timedelta(days=kept))
-            metadata["runs"] = dg.MetadataValue.int(runs)
+            before = datetime.now(UTC) - timedelta(days=kept)
+            if applies:
+                runs = remove_old_runs(context.instance, workspace, before)
+                metadata["runs"] = dg.MetadataValue.int(runs)
+            else:
+                metadata["runs_to_go"] = dg.MetadataValue.int(context.instance.get_runs_count(_old(before)))
+        if not applies:
+            context.log.info("Nothing was removed: OMNISUPPORT_RETENTION is plan.")
         context.add_output_metadata(metadata)
 
     @dg.job(
         name=JOB,
-        description="Removes what contracts give up by age (x-cdc.retention): data files of landing, events "
-        "of raw, old versions of histories, old files of the lake. `omnisupport-ingest retention plan` shows "
-        "what that is.",
+        description="What contracts give up by age (x-cdc.retention): data files of landing, events of raw, "
+        "old versions of histories and others. Counts it, and removes it where OMNISUPPORT_RETENTION is "
+        "apply. `omnisupport-ingest retention plan` shows what it is.",
         executor_def=run_executor,
     )
     def retention() -> None:
         remove_what_is_old()
 
-    nightly = dg.ScheduleDefinition(
+    @dg.schedule(
         name="nightly_retention",
-        job=retention,
+        job_name=JOB,
         cron_schedule="17 3 * * *",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-        description="Removes what contracts give up by age, every night at 03:17 UTC. Off until somebody "
-        "turns it on.",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Every night at 03:17 UTC: counts what contracts give up by age, and removes it where "
+        "OMNISUPPORT_RETENTION is apply.",
     )
+    def nightly_retention(
+        _context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.RunRequest | dg.SkipReason:
+        sources = workspace.contracts.sources()
+        given = any(given_up(workspace.contracts.of_source(source)) for source in sources)
+        if given or workspace.settings.runs_kept_days is not None:
+            return dg.RunRequest()
+        return dg.SkipReason("No contract gives anything up, and OMNISUPPORT_RUNS_KEPT_DAYS is not set.")
+
     sweeping, hourly = _sweep()
-    return dg.Definitions(jobs=[retention, sweeping], schedules=[nightly, hourly])
+    return dg.Definitions(jobs=[retention, sweeping], schedules=[nightly_retention, hourly])
 
 
 def _sweep() -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
@@ -125,11 +157,15 @@ def remove_old_runs(instance: dg.DagsterInstance, workspace: Workspace, before: 
     happens even if there was nothing to delete: an earlier call may have been killed before it.
     """
     removed = 0
-    wanted = dg.RunsFilter(statuses=_FINISHED, created_before=before)
-    while runs := instance.get_run_ids(wanted, limit=_AT_ONCE):
+    while runs := instance.get_run_ids(_old(before), limit=_AT_ONCE):
         for run_id in runs:
             with failpoint("dagster.old_run", run_id):
                 instance.delete_run(run_id)
             removed += 1
     rebuild_materializations(instance, workspace)
     return removed
+
+
+def _old(before: datetime) -> dg.RunsFilter:
+    """Return what finds the finished runs that were created before ``before``."""
+    return dg.RunsFilter(statuses=_FINISHED, created_before=before)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
 from omnisupport_ingest.contracts.row_checksum import (
+    NO_ROWS,
     Key,
     KeySpan,
     RowChecksum,
@@ -72,17 +73,22 @@ class Differing:
         return replace(self, keys=keys) if keys or self.more else Differing(self.rows)
 
 
-def differing(source: Side, lake: CutSide, span: KeySpan, cuts: Sequence[str]) -> Differing:
-    """Compare the rows in ``span``, cut at ``cuts`` in it, which rise."""
-    edges = [span.start, *cuts, span.end]
-    spans = [KeySpan(start, end) for start, end in pairwise(edges)]
+def differing(
+    source: Side,
+    lake: CutSide,
+    span: KeySpan,
+    cuts: Sequence[str],
+    passed_over: Collection[KeySpan] = (),
+) -> Differing:
+    """Compare the rows in ``span``, cut at ``cuts`` in it, which rise; but for the ranges ``passed_over``."""
     theirs, ours = _both(source, lake, cuts, [span])
-    rows = sum(each.rows for each in theirs)
-    wrong = {
-        each: max(one.rows, other.rows)
-        for each, one, other in zip(spans, theirs, ours, strict=True)
-        if one != other
-    }
+    compared = [
+        (each, one, other)
+        for each, one, other in zip(ranges_of(span, cuts), theirs, ours, strict=True)
+        if each not in passed_over
+    ]
+    rows = sum(one.rows for _, one, _ in compared)
+    wrong = {each: max(one.rows, other.rows) for each, one, other in compared if one != other}
     for _ in range(STEPS):
         large = [each for each, size in wrong.items() if size > LEAF_ROWS]
         finer = {each: inner for each in large if (inner := lake.cuts(each, PARTS))}
@@ -96,6 +102,11 @@ def differing(source: Side, lake: CutSide, span: KeySpan, cuts: Sequence[str]) -
             for part, size in (within[each].items() if each in finer else ((each, whole),))
         }
     return _by_rows(source, lake, rows, wrong)
+
+
+def ranges_of(span: KeySpan, cuts: Sequence[str]) -> list[KeySpan]:
+    """Return the ranges into which ``cuts``, which rise, divide ``span``."""
+    return [KeySpan(start, end) for start, end in pairwise([span.start, *cuts, span.end])]
 
 
 def _both(
@@ -113,10 +124,7 @@ def _of_cut(
 ) -> dict[KeySpan, dict[KeySpan, int]]:
     """For each range, cut at the given places, its parts that differ, with their rows."""
     inside = list(finer)
-    parts_of = {
-        span: [KeySpan(start, end) for start, end in pairwise([span.start, *inner, span.end])]
-        for span, inner in finer.items()
-    }
+    parts_of = {span: ranges_of(span, inner) for span, inner in finer.items()}
     parts = [part for each in parts_of.values() for part in each]
     # Parts come in the order of keys. No row between two spans is counted.
     cuts = [part.start for part in parts if part.start is not None]
@@ -144,6 +152,45 @@ def _by_rows(source: Side, lake: Side, rows: int, wrong: Mapping[KeySpan, int]) 
         keys = tuple(sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)))
     # A row that the lake has twice has one key, and the checksum alone tells.
     return Differing(rows, tuple(wrong), keys, more=len(chosen) < len(wrong) or bool(wrong and not keys))
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A side of which some checksums are ``known``, so that only the others are worked out.
+
+    ``passed_over``: ranges that are not asked for, either. ``read``: the checksums that were worked out.
+    """
+
+    side: Side
+    known: Mapping[KeySpan, RowChecksum]
+    passed_over: Collection[KeySpan] = ()
+    read: dict[KeySpan, RowChecksum] = field(default_factory=dict)
+
+    def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan], /) -> list[RowChecksum]:
+        """Return the checksums of the side; of ranges that are passed over, that of no rows."""
+        if len(spans) != 1:
+            return self.side.sums(cuts, spans)
+        ranges = ranges_of(spans[0], cuts)
+        asked = [each for each in ranges if each not in self.known and each not in self.passed_over]
+        found = self.side.sums(cuts, _joined(asked)) if asked else [NO_ROWS] * len(ranges)
+        checksums = dict(zip(ranges, found, strict=True)) | dict(self.known)
+        self.read.update({each: checksums[each] for each in asked})
+        return [checksums[each] for each in ranges]
+
+    def numbers(self, spans: Sequence[KeySpan], /) -> Mapping[Key, RowNumbers]:
+        """Return the numbers of the side."""
+        return self.side.numbers(spans)
+
+
+def _joined(spans: Sequence[KeySpan]) -> list[KeySpan]:
+    """Return ``spans``, which rise, with neighbours together."""
+    together: list[KeySpan] = []
+    for each in spans:
+        if together and together[-1].end == each.start:
+            together[-1] = KeySpan(together[-1].start, each.end)
+        else:
+            together.append(each)
+    return together
 
 
 @dataclass(frozen=True)

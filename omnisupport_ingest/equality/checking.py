@@ -1,14 +1,14 @@
 """Are source and dimensions the same at one LSN? By checksums of key ranges, for every table of a source.
 
 What differs is looked at a second time, at a later LSN: only a key that differs both times counts. So what is
-on its way, in any form that ``standing`` does not know, is never an alarm.
+on its way, in any form that ``standing`` does not know, is never an alarm. What has not changed at the source
+since an earlier check is not read there again (``known_ranges``).
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,8 +20,16 @@ import psycopg2
 
 from omnisupport_ingest import progress
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan, by_number
-from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
+from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, by_number
+from omnisupport_ingest.equality.bisecting import Differing, Remaining, Unchanged, differing
+from omnisupport_ingest.equality.known_ranges import (
+    Budget,
+    Look,
+    known_ranges,
+    made_of,
+    part_to_look_at,
+    write_known_ranges,
+)
 from omnisupport_ingest.equality.standing import MOST_LEFT_OUT, NotComparable, comparable
 from omnisupport_ingest.layers.quarantine_files import EventsGone
 from omnisupport_ingest.layers.workspace import Workspace
@@ -45,7 +53,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     TableUnreadable,
 )
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
-from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt, source_at
+from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt, SourceRanges, source_at
 
 PATIENCE_SECONDS = 60.0
 """How long to wait for transactions under way, and then for the lake."""
@@ -64,7 +72,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to check: tables by name (all if empty), in parts of at most ``rows_at_once`` rows (None: whole).
+    """What to check: tables by name (all if empty). ``rows_at_once``: about so many rows the server may read,
+    of all tables; None: every row, whether it has changed or not.
 
     ``patience`` in seconds. ``advance`` is called before the lake is waited for: without it capture and
     pipeline must be running.
@@ -89,7 +98,10 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
         for each in workspace.contracts.of_source(source)
         if not options.tables or each.name in options.tables
     ]
-    first = _Round(workspace, options, {}).run(contracts)
+    # In turn, if the server may not read all of them.
+    in_turn = sorted(contracts, key=lambda each: turn(verified_of(workspace.home, each)))
+    found = {each.contract.name: each for each in _Round(workspace, options, {}).run(in_turn)}
+    first = [found[each.name] for each in contracts]
     suspects = {each.contract.name: each for each in first if each.note.state == DIFFERS}
     if suspects:
         again = _Round(workspace, options, suspects).run([each.contract for each in suspects.values()])
@@ -98,6 +110,18 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
     for each in first:
         write_verified(workspace.home, each.contract, each.note)
     return first
+
+
+def turn(note: Verified | None) -> tuple[bool, float]:
+    """Return the place of a table with ``note`` in the order in which tables may use up the budget.
+
+    The one that was equal the longest time ago is first. But a table that differs or waits for a person would
+    be for ever, however far the others fell behind, so those come last.
+    """
+    if note is None:
+        return False, 0.0
+    through = 0.0 if note.through is None else note.through.at.timestamp()
+    return note.state in (DIFFERS, NOT_COMPARABLE), through
 
 
 def _remove_left_behind(folder: Path) -> None:
@@ -122,6 +146,7 @@ class _Round:
 
     def run(self, contracts: Sequence[TableContract]) -> list[Checked]:
         settings, done = self.workspace.settings, []
+        budget = Budget(None if self.suspects else self.options.rows_at_once)
         dsn = source_dsn(settings, self.workspace.home)
         progress.reached("waiting for a moment of the source at which no transaction writes")
         try:
@@ -129,17 +154,17 @@ class _Round:
                 self.options.advance()
                 deadline = time.monotonic() + self.options.patience
                 for contract in progress.each(contracts, lambda each: f"comparing {each.name}"):
-                    done.append(self._table(contract, source, deadline))
+                    done.append(self._table(contract, source, budget, deadline))
         except SlotNotMade:
             why = f"transactions that may write are under way for more than {self.options.patience:.0f} s"
             done = [not_comparable(self.workspace, each, why) for each in contracts]
         return done
 
-    def _table(self, contract: TableContract, source: SourceAt, deadline: float) -> Checked:
+    def _table(self, contract: TableContract, source: SourceAt, budget: Budget, deadline: float) -> Checked:
         began = time.monotonic()
         try:
             with source.savepoint():
-                return self._compared(contract, source, deadline, began)
+                return self._compared(contract, source, budget, deadline)
         except (NotComparable, TableIncomplete, EventsGone, ColumnsNotSent, TableUnreadable) as error:
             why = error.problem
         except SourceUnavailable as error:
@@ -153,7 +178,10 @@ class _Round:
             why = f"the files of the dimension could not be read as they were ({type(error).__name__})"
         return not_comparable(self.workspace, contract, why, time.monotonic() - began)
 
-    def _compared(self, contract: TableContract, source: SourceAt, deadline: float, began: float) -> Checked:
+    def _compared(
+        self, contract: TableContract, source: SourceAt, budget: Budget, deadline: float
+    ) -> Checked:
+        began = time.monotonic()
         compared = comparable(self.workspace, contract, source.lsn, deadline)
         moment = Moment(compared.epoch, source.lsn, source.at)
         run = self.workspace.home.run
@@ -171,64 +199,85 @@ class _Round:
             left_out = {*compared.moved, *unresolved}
             lake.leave_out(compared.moved)
             rows = source.table(contract)
-            remaining = Remaining(rows, rows.numbers_of(left_out), by_number(contract))
-            cuts = lake.even_cuts()
-            span = self._span(contract, cuts)
-            inner = [cut for cut in cuts[1:] if _inside(span, cut, by_number(contract))]
-            differing_rows = differing(remaining, lake, span, inner)
+            look = self._look(contract, moment, rows, lake, budget.of_table(ROWS_BETWEEN_CUTS))
+            unchanged = Unchanged(rows, look.unchanged, look.passed_over)
+            remaining = Remaining(unchanged, rows.numbers_of(left_out), by_number(contract))
+            differing_rows = differing(remaining, lake, look.span, look.cuts, look.passed_over)
             if differing_rows.keys:
                 files = rows.write_rows(differing_rows.keys, Path(scratch))
                 differing_rows = differing_rows.without(
                     set().union(*(lake.same_rows(file) for file in files))
                 )
-        note = self._note(contract, moment, span, differing_rows)
-        note = replace(note, left_out=len(compared.moved), seconds=round(time.monotonic() - began, 2))
-        why_not = nothing_shown(note, differing_rows.rows, len(compared.moved), len(unresolved))
+        rows_equal = differing_rows.rows + look.settled_rows()
+        read = sum(each.rows for each in unchanged.read.values())
+        budget.spend(read, look.rows_looked_at())
+        state = DIFFERS if differing_rows.spans else EQUAL if look.whole else PART_EQUAL
+        why_not = nothing_shown(state, rows_equal, len(compared.moved), len(unresolved))
+        whole_numbers, known = by_number(contract), look.known
+        unjudged = known.holding(unresolved, whole_numbers=whole_numbers)
+        if why_not is not None and not unresolved:
+            unjudged = frozenset(look.part)
+        known = look.after(
+            unchanged.read,
+            moment,
+            differing=known.around(differing_rows.spans, whole_numbers=whole_numbers),
+            unjudged=unjudged,
+            left_out=known.holding(left_out, whole_numbers=whole_numbers),
+        )
+        if contract.name not in self.suspects:
+            write_known_ranges(self.workspace.home, contract, known)
         if why_not is not None:
-            unknown = not_comparable(self.workspace, contract, why_not, note.seconds).note
-            note = replace(unknown, rows=differing_rows.rows, left_out=len(compared.moved))
+            note = not_comparable(self.workspace, contract, why_not).note
+        else:
+            note = self._note(contract, state, moment, known.equal, differing_rows)
+        note = replace(note, rows=rows_equal, left_out=len(compared.moved), read=read)
+        note = replace(note, seconds=round(time.monotonic() - began, 2))
         return Checked(contract, note, differing_rows)
 
-    def _span(self, contract: TableContract, cuts: Sequence[str]) -> KeySpan:
-        """Return the keys to compare: all, those that differed before, or the next part."""
+    def _look(
+        self,
+        contract: TableContract,
+        moment: Moment,
+        rows: SourceRanges,
+        lake: DimensionRanges,
+        most: int | None,
+    ) -> Look:
+        """Choose what to compare: what differed before, or what the server may read of the table."""
         if contract.name in self.suspects:
             differing_rows = self.suspects[contract.name].differing
-            spans = differing_rows.spans if differing_rows is not None else ()
-            return KeySpan(spans[0].start, spans[-1].end) if spans else EVERY_KEY
-        most = self.options.rows_at_once
-        if most is None or len(cuts) * ROWS_BETWEEN_CUTS <= most:
-            return EVERY_KEY
-        before = verified_of(self.workspace.home, contract)
-        start = before.resume_at if before is not None else None
-        order = int if by_number(contract) else str
-        first = 0 if start is None else bisect_left([order(cut) for cut in cuts], order(start))
-        end = first + max(1, most // ROWS_BETWEEN_CUTS)
-        return KeySpan(start, cuts[end] if end < len(cuts) else None)
+            return Look.again(differing_rows.spans if differing_rows is not None else (EVERY_KEY,))
+        depends_on = made_of(contract, moment.epoch, rows.definition())
+        known = known_ranges(self.workspace.home, contract, depends_on).joined(ROWS_BETWEEN_CUTS)
+        known = known.divided(lake.even_cuts(), ROWS_BETWEEN_CUTS, whole_numbers=by_number(contract))
+        files = lake.files_between([each.start for each in known.ranges if each.start is not None])
+        look = Look(known, part_to_look_at(known.ranges, most))
+        versions = rows.versions(look.cuts, look.span)
+        look = look.choosing(versions, [lake.names_of(each) for each in files], moment.at, most)
+        compared = set(look.part) - look.settled - look.left
+        lake.read_only(frozenset().union(*(files[number] for number in compared)))
+        return look
 
     def _note(
-        self, contract: TableContract, moment: Moment, span: KeySpan, differing_rows: Differing
+        self,
+        contract: TableContract,
+        state: str,
+        moment: Moment,
+        whole_equal: Moment | None,
+        differing_rows: Differing,
     ) -> Verified:
+        """``whole_equal``: the oldest moment at which a part of the table was equal, if all of them were."""
         before = verified_of(self.workspace.home, contract)
-        through, began = (before.through, before.round) if before is not None else (None, None)
-        note = Verified(contract.name, EQUAL, datetime.now(UTC), differing_rows.rows, through=through)
-        if differing_rows.spans:
+        through = before.through if before is not None else None
+        note = Verified(contract.name, state, datetime.now(UTC))
+        if state == DIFFERS:
             why = f"{_differ(differing_rows)} from the source at LSN {moment.lsn}"
-            return replace(
-                note,
-                state=DIFFERS,
-                differing=len(differing_rows.keys),
-                why=why,
-                round=began,
-                resume_at=before.resume_at if before is not None else None,
-            )
-        if span == EVERY_KEY:
-            return replace(note, through=moment, why=f"equal to the source at LSN {moment.lsn}")
-        began = moment if span.start is None or began is None else began
-        if span.end is None:
-            # Each part was equal at this LSN or a later one.
-            return replace(note, through=began, why=f"equal to the source at LSN {began.lsn}, by parts")
-        why = f"the part that was compared is equal to the source at LSN {moment.lsn}"
-        return replace(note, state=PART_EQUAL, why=why, round=began, resume_at=span.end)
+            return replace(note, differing=len(differing_rows.keys), why=why, through=through)
+        if state == EQUAL:
+            return replace(note, why=f"equal to the source at LSN {moment.lsn}", through=moment)
+        why = f"what was compared is equal to the source at LSN {moment.lsn}"
+        if whole_equal is not None:
+            why = f"{why}, and the rest was at LSN {whole_equal.lsn} or later"
+        return replace(note, why=why, through=whole_equal or through)
 
 
 def not_comparable(workspace: Workspace, contract: TableContract, why: str, seconds: float = 0.0) -> Checked:
@@ -247,20 +296,21 @@ def not_comparable(workspace: Workspace, contract: TableContract, why: str, seco
         rows=0,
         left_out=0,
         differing=0,
+        read=0,
         why=why,
         seconds=round(seconds, 2),
     )
     return Checked(contract, note)
 
 
-def nothing_shown(note: Verified, rows: int, moved: int, unresolved: int) -> str | None:
+def nothing_shown(state: str, rows: int, moved: int, unresolved: int) -> str | None:
     """Why a comparison of ``rows`` that found no difference does not show the table to be equal; None if it
     does, or if it found one.
 
     ``moved``: rows left out, as the lake has changes of them above the LSN. ``unresolved``: rows that lack
     columns.
     """
-    if note.state not in (EQUAL, PART_EQUAL):
+    if state == DIFFERS:
         return None
     if unresolved:
         held_back = f"{unresolved:,} row{'s lack' if unresolved != 1 else ' lacks'}"
@@ -268,12 +318,6 @@ def nothing_shown(note: Verified, rows: int, moved: int, unresolved: int) -> str
     if moved and not rows:
         return "every row has changed since, so none was compared"
     return None
-
-
-def _inside(span: KeySpan, cut: str, whole_numbers: bool) -> bool:
-    order: Callable[[str], int | str] = int if whole_numbers else str
-    above = span.start is None or order(cut) > order(span.start)  # type: ignore[operator]
-    return above and (span.end is None or order(cut) < order(span.end))  # type: ignore[operator]
 
 
 def _differ(differing_rows: Differing) -> str:

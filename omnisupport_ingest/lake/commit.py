@@ -25,9 +25,10 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.deletion_vectors import DeletionVector
+from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, WINDOW, LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.storage import at_hand
+from omnisupport_ingest.storage import at_hand, storage_of
 
 T = TypeVar("T")
 
@@ -139,15 +140,17 @@ def commit_actions(
     handle: DeltaTable,
     actions: Sequence[Action],
     *,
+    folder: Path,
     app_id: str,
     note: dict[str, Any],
     replacing_all_with: Schema | None = None,
 ) -> int:
     """Commit ``actions`` on top of the version that ``handle`` is pinned to; return the new version.
 
-    ``note``: describes the work to people who read the log. ``replacing_all_with``: remove every file that
-    the table holds, and give it this schema. Raises ``CommitConflict`` if the version of ``handle`` is no
-    longer the newest; not if that version is this commit itself, whose answer an object store has lost.
+    ``folder``: of the table. ``note``: describes the work to people who read the log.
+    ``replacing_all_with``: remove every file that the table holds, and give it this schema. Raises
+    ``CommitConflict`` if the version of ``handle`` is no longer the newest; not if that version is this
+    commit itself, whose answer an object store has lost.
     """
     plain = [each for each in actions if not isinstance(each, VectorChange)]
     if len(plain) < len(actions):
@@ -171,16 +174,21 @@ def commit_actions(
             )
     except CommitFailedError as error:
         newest = DeltaTable(handle.table_uri).version()
-        if newest == version:
+        # A list of an object store may not have the entry yet that refused ours.
+        if newest == version and not storage_of(folder).exists(entry_file(folder, version + 1)):
             raise
-        if writer:
-            # The library may have put the entry a second time, and been told that it is there.
-            # Its history has later versions too, and leaves out an entry without ``commitInfo``.
-            committed = DeltaTable(handle.table_uri, version=version + 1).history(1)
-            if any(writer.items() <= each.items() for each in committed):
-                return version + 1
+        newest = max(newest, version + 1)
+        # The library may have put the entry a second time, and been told that it is there.
+        if writer and _is_by(writer, entry_file(folder, version + 1)):
+            return version + 1
         raise conflict(handle.table_uri, version, newest) from error
     return version + 1
+
+
+def _is_by(writer: Mapping[str, str], entry: Path) -> bool:
+    """Whether the attempt ``writer`` put the log entry ``entry``."""
+    lines = map(json.loads, at_hand(entry).read_bytes().splitlines())
+    return any(writer.items() <= line.get("commitInfo", {}).items() for line in lines)
 
 
 def conflict(table: str, version: int, newest: int) -> CommitConflict:

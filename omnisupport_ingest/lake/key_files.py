@@ -59,10 +59,11 @@ _LOWEST = int(np.iinfo(np.int64).min)
 @dataclass(frozen=True, slots=True)
 class KeyOrder:
     """The order of the files: by ``column``, as whole numbers if ``whole_numbers``, else as text by code
-    points."""
+    points. ``personal``: columns of which no value may stand in the log."""
 
     column: str
     whole_numbers: bool
+    personal: frozenset[str] = frozenset()
 
     def values(self, rows: pa.Table) -> npt.NDArray[Any]:
         """Return the values of ``rows``. A missing key, and a withheld event's key that is no number, count
@@ -426,7 +427,7 @@ def _write(
 
 
 def _described(path: Path, footer: pq.FileMetaData, rows: pa.Table, order: KeyOrder) -> WrittenFile:
-    count, text = stats_of(footer)
+    count, text = stats_of(footer, order.personal)
     stats = json.loads(text)
     values = order.values(rows)
     # The bounds of text in the footer may be cut short; these are exact.

@@ -132,7 +132,7 @@ class Ledger:
         added = [add_data(self.folder, file)]
         upload_added(self.folder, added, self.spec.app_id)
         with translated_store_errors(self.folder):
-            commit_actions(handle, added, app_id=self.spec.app_id, note=note)
+            commit_actions(handle, added, folder=self.folder, app_id=self.spec.app_id, note=note)
         if storage_of(self.folder).is_local:
             sync_file(entry_file(self.folder, version))
             sync_folder(self.folder / "_delta_log")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -130,6 +130,38 @@ def left_since(folder: Path, version: int, since: datetime) -> set[str]:
         if committed is not None and committed <= after:
             break
     return found
+
+
+def names_bounds_of(folder: Path, columns: Iterable[str]) -> bool:
+    """Return whether the log of the table in ``folder`` has a bound of one of ``columns``, in an entry or a
+    checkpoint of whatever version. Raises ``LogUnreadable``."""
+    log, wanted = folder / "_delta_log", frozenset(columns)
+    storage = storage_of(log)
+    paths = log.iterdir() if storage.is_local else (each.path for each in storage.listed(log))
+    for path in sorted(each for each in paths if each.suffix in (".json", ".parquet")):
+        try:
+            for stats in _stats_in(at_hand(path)):
+                bounds = json.loads(stats)
+                if any(wanted.intersection(bounds.get(name) or ()) for name in ("minValues", "maxValues")):
+                    return True
+        except FileNotFoundError:
+            # Cleaned up meanwhile.
+            continue
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            raise _unreadable(folder, f"{path.name} cannot be read", "which bounds it keeps") from None
+    return False
+
+
+def _stats_in(path: Path) -> Iterator[str]:
+    """Yield the statistics of the files that an entry or a checkpoint adds."""
+    if path.suffix == ".json":
+        for line in path.read_bytes().splitlines():
+            if stats := json.loads(line).get("add", {}).get("stats"):
+                yield stats
+    else:
+        with pq.ParquetFile(path, pre_buffer=False) as parquet:
+            for batch in parquet.iter_batches(4096, columns=["add.stats"]):
+                yield from (each["stats"] for each in batch.column(0).to_pylist() if each and each["stats"])
 
 
 def _apply(found: LogFiles, action: Mapping[str, Any]) -> None:

@@ -156,7 +156,7 @@ def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping
         folder = _final_folder(table, window, generation[window], unit)
         with failpoint("lake.place", spec.path):
             _place(written, table.folder / folder)
-        staged += _staged(table.folder, folder, window, spec.partition_by)
+        staged += _staged(table, folder, window)
     return StagedFiles(tuple(staged))
 
 
@@ -293,14 +293,14 @@ def _place(written: Path, target: Path) -> None:
             continue
 
 
-def _staged(table: Path, folder: str, window: str, partition_by: tuple[str, ...]) -> list[StagedFile]:
+def _staged(table: LakeTable, folder: str, window: str) -> list[StagedFile]:
     staged = []
-    for file in sorted((table / folder).rglob("*.parquet")):
+    for file in sorted((table.folder / folder).rglob("*.parquet")):
         if file.name.startswith((".", "_")):
             continue
-        path = file.relative_to(table).as_posix()
-        rows, stats = delta_stats(file)
+        path = file.relative_to(table.folder).as_posix()
+        rows, stats = delta_stats(file, table.spec.personal)
         if rows:
-            partition = layout.partition_in(path, partition_by)
+            partition = layout.partition_in(path, table.spec.partition_by)
             staged.append(StagedFile(path, window, partition, rows, file.stat().st_size, stats))
     return staged

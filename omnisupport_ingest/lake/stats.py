@@ -1,12 +1,14 @@
 """Delta statistics of a Parquet file, from its footer alone (Delta protocol, per-file statistics).
 
 Only integer columns get bounds: the footer's bounds of integers are exact, while those of text and times may
-be cut short.
+be cut short. Personal columns get none: a bound is a value of some row, and the log keeps it for weeks after
+the row is erased and its files are swept.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,18 +23,22 @@ def rows_in(path: Path) -> int:
     return int(pq.read_metadata(path).num_rows)
 
 
-def delta_stats(path: Path) -> tuple[int, str]:
-    """Return the number of rows of the file, and its statistics as Delta's JSON text."""
-    return stats_of(pq.read_metadata(path))
+def delta_stats(path: Path, personal: Collection[str] = ()) -> tuple[int, str]:
+    """Return the number of rows of the file, and its statistics as Delta's JSON text.
+
+    ``personal``: columns whose bounds are left out.
+    """
+    return stats_of(pq.read_metadata(path), personal)
 
 
-def stats_of(footer: pq.FileMetaData) -> tuple[int, str]:
+def stats_of(footer: pq.FileMetaData, personal: Collection[str] = ()) -> tuple[int, str]:
     """Return what ``delta_stats`` does, from a footer that was read already."""
     schema = footer.schema.to_arrow_schema()
     minimum: dict[str, int] = {}
     maximum: dict[str, int] = {}
     nulls: dict[str, int] = {}
-    wanted = [field.name for field in schema if pa.types.is_integer(field.type)][:_MAX_COLUMNS]
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    wanted = [name for name in numbers if name not in personal][:_MAX_COLUMNS]
     index = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     for name in wanted:
         groups = [

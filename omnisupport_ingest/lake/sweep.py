@@ -2,7 +2,10 @@
 
 A unit's folder gets a new time when it is staged and again when a second run finds it, so a folder that a
 running writer is about to commit is young. A folder is moved aside before its age is checked a second time: a
-writer that comes later finds no folder and stages its own.
+writer that comes later finds no folder and stages its own. A writer may have been held up for longer than any
+age, on a machine that slept. So files that no commit ever named go only behind a fence: an entry of the log
+that changes nothing, put at the version on which they were found to be nobody's. Who planned before it cannot
+commit any more, and plans anew.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from deltalake import DeltaTable
 
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import until_first
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors, left_since
-from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 
 _SUFFIXES = (".parquet", ".bin")
 """Of data files, and of files with deletion vectors."""
+
+_TRIES = 20
+"""How often to look again while others commit."""
 
 _REMEMBERED = timedelta(days=6)
 """Checkpoints know what left a table for a week (``delta.deletedFileRetentionDuration``)."""
@@ -48,20 +55,48 @@ def sweep(
     if not table.exists:
         return []
     now = time.time()
-    folder = table.folder
+    folder, before = table.folder, now - older_than.total_seconds()
+    unreferenced = until_first(lambda: _fenced(table, older_than, spare), _TRIES)
     if not storage_of(folder).is_local:
         limit = datetime.now(UTC) - older_than
-        removed = _sweep_objects(folder, _unreferenced(table, older_than, spare), limit)
+        removed = _sweep_objects(folder, unreferenced, limit)
         forget_unread(folder, limit)
-        # Drafts are on this machine, wherever the table is.
-        return sorted([*removed, *_sweep_drafts(folder, now - older_than.total_seconds())])
-    unreferenced = _unreferenced(table, older_than, spare)
-    removed = [
-        target
-        for target in sorted(_targets(folder, unreferenced))
-        if _remove_if_old(folder / target, folder / layout.STAGING, now - older_than.total_seconds())
-    ]
-    return sorted([*removed, *_sweep_drafts(folder, now - older_than.total_seconds())])
+    else:
+        removed = [
+            target
+            for target in sorted(_targets(folder, unreferenced))
+            if _remove_if_old(folder / target, folder / layout.STAGING, before)
+        ]
+    # Drafts are on this machine, wherever the table is.
+    return sorted([*removed, *_sweep_drafts(folder, before)])
+
+
+def _fenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
+    """Return the unreferenced files. Of those that no commit named and that are old, no writer can make files
+    of the table any more. Raises ``CommitConflict`` if somebody committed meanwhile."""
+    handle = open_delta(table.folder)
+    unreferenced = _unreferenced(table, handle, older_than, spare)
+    if not unreferenced:
+        return unreferenced
+    left = handle.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False)
+    unnamed = unreferenced - {unquote(path) for path in left} - _in_log(table, handle).gone_vectors()
+    if unnamed and _some_is_old(table.folder, unnamed, older_than):
+        TableSnapshot(table, handle).fence()
+    return unreferenced
+
+
+def _some_is_old(folder: Path, files: Collection[str], older_than: timedelta) -> bool:
+    if not storage_of(folder).is_local:
+        return bool(_objects_of(folder, files, datetime.now(UTC) - older_than))
+    limit = time.time() - older_than.total_seconds()
+    return any(_is_older(folder / target, limit) for target in _targets(folder, set(files)))
+
+
+def _is_older(path: Path, limit: float) -> bool:
+    try:
+        return path.stat().st_mtime < limit
+    except FileNotFoundError:
+        return False
 
 
 def _sweep_drafts(folder: Path, before: float) -> list[str]:
@@ -112,11 +147,13 @@ def sweepable(
         return 0, 0
     if not storage_of(table.folder).is_local:
         before = datetime.now(UTC) - older_than
-        objects = _objects_of(table.folder, _unreferenced(table, older_than, spare), before)
+        objects = _objects_of(
+            table.folder, _unreferenced(table, open_delta(table.folder), older_than, spare), before
+        )
         return len(objects), sum(each.bytes for each in objects)
     limit = time.time() - older_than.total_seconds()
     sizes: list[int] = []
-    for target in _targets(table.folder, _unreferenced(table, older_than, spare)):
+    for target in _targets(table.folder, _unreferenced(table, open_delta(table.folder), older_than, spare)):
         path = table.folder / target
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < limit:
@@ -168,9 +205,10 @@ def freed_by(file: Path) -> int:
     return found.st_size if found.st_nlink == 1 else 0
 
 
-def _unreferenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
+def _unreferenced(
+    table: LakeTable, handle: DeltaTable, older_than: timedelta, spare: Collection[str]
+) -> set[str]:
     """Return the files that no commit added, or that a commit removed longer ago than ``older_than``."""
-    handle = open_delta(table.folder)
     found = handle.vacuum(
         retention_hours=math.ceil(older_than / timedelta(hours=1)),
         dry_run=True,

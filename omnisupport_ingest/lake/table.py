@@ -13,10 +13,10 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction
 
 from omnisupport_ingest import tracing
@@ -83,6 +83,7 @@ class TableSpec:
     ``path``: relative to the lake, like ``support_desk/raw_cdc_staging``. ``schema``: every column, partition
     columns included. ``partition_by``: empty, or begins with ``window``; partition columns are text.
     ``deletion_vectors``: whether commits may mark rows of its files as dead (``WindowChange.marked``).
+    ``personal``: columns of which no value may stand in the log.
     """
 
     path: str
@@ -90,6 +91,7 @@ class TableSpec:
     partition_by: tuple[str, ...]
     description: str
     deletion_vectors: bool = False
+    personal: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.partition_by and self.partition_by[0] != layout.WINDOW:
@@ -358,6 +360,14 @@ class TableSnapshot:
             actions = [each for each in actions if isinstance(each, AddAction)]
             schema = delta_schema(self.table.spec.schema)
         upload_added(self.table.folder, actions, self.table.spec.app_id)
+        return self._put(actions, text, schema)
+
+    def fence(self) -> int:
+        """Commit an entry that changes nothing, and return its version: whoever planned on an earlier one is
+        refused, however long it was held up, and plans anew. Raises ``CommitConflict`` as ``commit``."""
+        return self._put([], {"fence": True}, None)
+
+    def _put(self, actions: Sequence[Action], text: dict[str, Any], schema: Schema | None) -> int:
         with translated_store_errors(self.table.folder):
             indexed = self._indexed
             if indexed is None and schema is None and has_vectors(self.handle):
@@ -366,7 +376,12 @@ class TableSnapshot:
                 version = put_entry(self.table.log, indexed, actions, text)
             else:
                 version = commit_actions(
-                    self.handle, actions, app_id=self.table.spec.app_id, note=text, replacing_all_with=schema
+                    self.handle,
+                    actions,
+                    folder=self.table.folder,
+                    app_id=self.table.spec.app_id,
+                    note=text,
+                    replacing_all_with=schema,
                 )
         self._committed = True
         return version

@@ -8,6 +8,7 @@ is neither missed nor recorded twice, however capture ends.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -293,8 +294,8 @@ def _differs(before: SeenTable | None, now: SeenTable) -> bool:
 _IN_ROWS = frozenset({"column_added", "column_added_again", "column_renamed"})
 """Changes that show in rows by the name of a column."""
 
-_BY_TYPE = frozenset({"column_widened", "column_narrowed", "column_retyped"})
-"""Changes that show in the type that the stream sends before the next row."""
+KINDS_OF_TYPES = frozenset({"column_widened", "column_narrowed", "column_retyped"})
+"""Changes of a column's type, which the stream sends before the next row."""
 
 
 def _shows(change: SchemaChange, columns: Mapping[str, str], commit_lsn: Lsn) -> bool:
@@ -305,4 +306,20 @@ def _shows(change: SchemaChange, columns: Mapping[str, str], commit_lsn: Lsn) ->
         return name in columns
     if change.kind == "column_dropped":
         return change.column not in columns
-    return change.kind in _BY_TYPE and columns.get(change.column or "") == change.after
+    return change.kind in KINDS_OF_TYPES and columns.get(change.column or "") == change.after
+
+
+_SAME_TEXT = (
+    re.compile(r"smallint|integer|bigint"),
+    re.compile(r"text|character varying(\(\d+\))?"),
+)
+"""Types between which a value keeps its text. (``character`` pads, and ``numeric`` has digits of its own.)"""
+
+
+def gives_other_keys(change: SchemaChange) -> bool:
+    """Return whether rows may have other keys after ``change``, if its column is in the key: a row is known
+    by the text of its key."""
+    if change.kind in KINDS_OF_TYPES:
+        types = (change.before or "", change.after or "")
+        return not any(all(map(same.fullmatch, types)) for same in _SAME_TEXT)
+    return change.kind in ("column_dropped", "column_renamed", "column_added_again")

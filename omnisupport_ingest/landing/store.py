@@ -6,6 +6,7 @@ A batch exists when its manifest exists. Manifests are immutable, so each is par
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,10 @@ _REMEMBERED = 256
 """Parsed manifests that a store keeps in memory, about 11 KB each."""
 
 _WINDOWS_KEPT = 4
+
+HELD_UP_SECONDS = 1800.0
+"""A writer that took longer to land a batch looks whether its data is still kept: a sweep leaves what is
+younger than an hour, or than it was told."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,22 @@ class Landed:
         return chunks + [self._store.read(name) for name in ends]
 
 
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """A moment, by two clocks: one may be set back, the other stands still while the machine sleeps."""
+
+    wall: float
+    running: float
+
+    @classmethod
+    def now(cls) -> _Since:
+        return cls(time.time(), time.monotonic())
+
+    def seconds(self) -> float:
+        """How long ago that was."""
+        return max(time.time() - self.wall, time.monotonic() - self.running)
+
+
 class LandingStore:
     """The landing folder of one source: ``manifests/``, ``data/`` and ``epochs/`` below it."""
 
@@ -192,6 +213,7 @@ class LandingStore:
             raise ValueError(f"a batch of {manifest.source} does not belong to {self.source}")
         content = encode_manifest(manifest)
         self._refuse_break(manifest)
+        began = _Since.now()
         with failpoint("landing.data", manifest.batch_id):
             self._make_durable(manifest)
         with self._index.adding() as add:
@@ -204,6 +226,23 @@ class LandingStore:
                 f"Batch {manifest.batch_id} of {self.source} has already landed.",
                 fix="Stop this writer: another one captures this source. Run one capture per slot.",
             )
+        if not self._storage.is_local and began.seconds() > HELD_UP_SECONDS:
+            self._make_whole(manifest)
+
+    def _make_whole(self, manifest: Manifest) -> None:
+        """Have the data of a batch kept that has just landed after a long while.
+
+        This process or its machine slept, so a sweep elsewhere may have taken the data for a dead writer's.
+        It is still here, and nobody was told that the batch has landed. Where it is not, the batch does not
+        land.
+        """
+        try:
+            with failpoint("landing.data", manifest.batch_id):
+                self._make_durable(manifest)
+        except DamagedBatch:
+            # No failpoint: a batch whose data is gone is found by every reader of it.
+            self._storage.unlink(self._manifest_file(manifest.batch_id))
+            raise
 
     def last_change(self) -> int:
         """Return when a manifest was last added or removed, in nanoseconds: a different number means a

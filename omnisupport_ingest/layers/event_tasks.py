@@ -270,5 +270,5 @@ def order_of(contract: TableContract) -> KeyOrder:
     """By what the files are ordered: the key if that is one whole number, else its text."""
     columns = {column.name: column for column in contract.columns}
     if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
-        return KeyOrder(contract.key[0], whole_numbers=True)
-    return KeyOrder("_cdc_key", whole_numbers=False)
+        return KeyOrder(contract.key[0], whole_numbers=True, personal=contract.personal)
+    return KeyOrder("_cdc_key", whole_numbers=False, personal=contract.personal)

@@ -119,11 +119,17 @@ class RulesVersions:
 
     def of(self, window: str) -> tuple[str, ...]:
         """The versions that ``window`` should be made with."""
-        reviews, erasures = self.reviews.digest(window), self.erasures.digest(window)
-        destroyed = self._destroyed.get(window)
+        reviews = self.reviews.digest(window)
         return (
             *self._common,
             *(() if reviews is None else (f"reviews:{reviews}",)),
+            *self.of_erased(window),
+        )
+
+    def of_erased(self, window: str) -> tuple[str, ...]:
+        """Those of them that say which values ``window`` must not have: of erasures and destroyed keys."""
+        erasures, destroyed = self.erasures.digest(window), self._destroyed.get(window)
+        return (
             *(() if erasures is None else (f"{VERSION}{erasures}",)),
             *(() if destroyed is None else (f"subject_keys:{destroyed}",)),
         )

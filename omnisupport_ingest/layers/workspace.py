@@ -210,6 +210,7 @@ class Workspace:
                 schema=folded_type(contract),
                 partition_by=("window",),
                 description=f"Net change of {contract.full_name} per window: one folded row per key touched.",
+                personal=contract.personal,
             ),
         )
 
@@ -223,6 +224,7 @@ class Workspace:
                 partition_by=(),
                 description=f"Current state of {contract.full_name}, soft-deleted rows included.",
                 deletion_vectors=contract.deletion_vectors,
+                personal=contract.personal,
             ),
         )
 
@@ -236,6 +238,7 @@ class Workspace:
                 schema=history_type(contract),
                 partition_by=(),
                 description=f"Every version of every row of {contract.full_name} (SCD type 2).",
+                personal=contract.personal,
             ),
         )
 

@@ -6,9 +6,13 @@ are left out.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -38,6 +42,9 @@ from omnisupport_ingest.read.row_equality import (
 
 _MEMORY = "1GB"
 """Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
+
+_FILE = "_cdc_of_file"
+"""The column with the path of a row's file; no column of a contract may begin like this."""
 
 ROWS_BETWEEN_CUTS = 8192
 """About so many rows lie between two cuts of ``even_cuts``: a file of a dimension has about twice as many."""
@@ -92,14 +99,53 @@ class DimensionRanges:
         """
         if not self._files:
             return []
-        paths = [file if isinstance(file, str) else file.stored for file in self._files]
-        files = bare_sql(paths, "file_row_number = true")
+        files = bare_sql([_stored(file) for file in self._files], "file_row_number = true")
         query = (
             f"SELECT DISTINCT {first_key(self._contract)} AS k FROM {files} l"
             f" WHERE file_row_number % {ROWS_BETWEEN_CUTS} = 0 AND k IS NOT NULL ORDER BY k"
         )
         # No failpoint: nothing here outlives the process (a database or buffer in memory).
         return [str(key) for (key,) in self._connection.execute(query).fetchall()]
+
+    def files_between(self, cuts: Sequence[str]) -> list[frozenset[int]]:
+        """Return the numbers of the files that hold rows of each range between ``cuts``, which rise; dead
+        rows count."""
+        found: list[set[int]] = [set() for _ in range(len(cuts) + 1)]
+        if not self._files:
+            return [frozenset() for _ in found]
+        order: Callable[[str], Any] = int if by_number(self._contract) else str
+        edges = [order(cut) for cut in cuts]
+        number_of = {_stored(file): number for number, file in enumerate(self._files)}
+        files = bare_sql(list(number_of), f"filename = '{_FILE}'")
+        rows = self._connection.execute(
+            f"SELECT {_FILE}, min(k), max(k), bool_or(k IS NULL) FROM"
+            f" (SELECT {_FILE}, {first_key(self._contract)} AS k FROM {files} l) GROUP BY 1"
+        ).fetchall()
+        for path, first, last, keyless in rows:
+            if first is not None:
+                reached = range(bisect_right(edges, order(first)), bisect_right(edges, order(last)) + 1)
+                for place in reached:
+                    found[place].add(number_of[path])
+            if keyless:
+                # A row without a key counts to the first range.
+                found[0].add(number_of[path])
+        return [frozenset(each) for each in found]
+
+    def names_of(self, numbers: Collection[int]) -> str:
+        """Return a hash that names the files of these numbers as they are now.
+
+        Their size and time of change are in it, where the storage has them: a file is never written over by
+        us, and somebody else may.
+        """
+        names = sorted(_name(self._files[number]) for number in numbers)
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+    def read_only(self, numbers: Collection[int]) -> None:
+        """Read only the files of these numbers from now on, for the checksums of ranges that lie in them."""
+        files = [self._files[number] for number in sorted(numbers)]
+        rows = select_lake(self._connection, self._contract, files)
+        # No failpoint: nothing here outlives the process (a database or buffer in memory).
+        self._connection.execute(f"CREATE OR REPLACE VIEW lake AS {rows}")
 
     def cuts(self, span: KeySpan, parts: int) -> list[str]:
         """Return values of the first key column that cut ``span`` into about as many even ranges, in
@@ -194,6 +240,20 @@ class DimensionRanges:
 
     def _literal(self, bound: str) -> str:
         return f"{int(bound)}" if by_number(self._contract) else text(bound)
+
+
+def _stored(file: LakeFile | str) -> str:
+    return file if isinstance(file, str) else file.stored
+
+
+def _name(file: LakeFile | str) -> str:
+    path = _stored(file)
+    try:
+        status = os.stat(path)
+        seen = f"{status.st_size} {status.st_mtime_ns}"
+    except OSError:
+        seen = "not on a disk"
+    return f"{path} {seen} {'' if isinstance(file, str) else file.vector}"
 
 
 def keys_of_events(contract: TableContract, events: str, most: int) -> list[Key]:

@@ -1,19 +1,27 @@
 """Schema changes as people see them: each recorded change, what it means for the contract, and whether it
 still needs an action.
 
-A change needs an action until the contract matches the source. Where no contract can express it (a column
-that was dropped and added again, a table that was created again), it needs one until the table has been read
-again.
+A change needs an action until the contract matches the source as it was last seen, so a change that was taken
+back needs none. Where no contract can express it (a column that was dropped and added again, a table that was
+created again), it needs one until the table has been read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
-from omnisupport_ingest.landing.schema_changes import KINDS, SchemaChange, SchemaChanges
+from omnisupport_ingest.landing.schema_changes import (
+    KINDS,
+    KINDS_OF_TYPES,
+    SchemaChange,
+    SchemaChanges,
+    SeenColumn,
+    SeenTable,
+    gives_other_keys,
+)
 from omnisupport_ingest.layers.workspace import Workspace
 
 NONE, ADDITIVE, WIDENING, BREAKING = "none", "additive", "widening", "breaking"
@@ -39,10 +47,13 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
     contracts = {each.name: each for each in workspace.contracts.of_source(source)}
     return [
         judged(
-            change, contracts[change.table], read_again=change.number <= seen.accepted.get(change.table, 0)
+            change,
+            contracts[change.table],
+            seen.tables[change.table],
+            read_again=change.number <= seen.accepted.get(change.table, 0),
         )
         for change in seen.changes
-        if change.table in contracts
+        if change.table in contracts and change.table in seen.tables
     ]
 
 
@@ -51,14 +62,16 @@ def asking(changes: Iterable[JudgedChange], table: str) -> list[JudgedChange]:
     return [each for each in changes if each.asks and each.change.table == table]
 
 
-def judged(change: SchemaChange, contract: TableContract, *, read_again: bool) -> JudgedChange:
-    """Return what ``change`` means for the present ``contract``. ``read_again``: a person had the table read
-    since."""
-    columns = {each.name: each for each in contract.source_columns}
-    column = columns.get(change.column or "")
-    compatibility, edit, asks = _of_table(change, contract, read_again)
-    if change.column is not None:
-        compatibility, edit, asks = _of_column(change, contract, column, columns, read_again)
+def judged(
+    change: SchemaChange, contract: TableContract, table: SeenTable, *, read_again: bool
+) -> JudgedChange:
+    """Return what ``change`` means for the present ``contract``. ``table``: as it was last seen.
+    ``read_again``: a person had the table read since."""
+    if change.column is None:
+        compatibility, edit, asks = _of_table(change, contract, table, read_again)
+    else:
+        now = {each.name: each for each in table.columns}
+        compatibility, edit, asks = _of_column(change, contract, now, read_again)
     name = f" {change.column}" if change.column is not None else ""
     description = " → ".join(each for each in (change.before, change.after) if each is not None)
     if change.kind == "column_renamed":
@@ -75,51 +88,66 @@ def judged(change: SchemaChange, contract: TableContract, *, read_again: bool) -
 _Judgement = tuple[str, str, bool]
 
 
-def _of_table(change: SchemaChange, contract: TableContract, read_again: bool) -> _Judgement:
+def _of_table(
+    change: SchemaChange, contract: TableContract, table: SeenTable, read_again: bool
+) -> _Judgement:
     again = f"omnisupport-ingest source snapshot {contract.name}"
     if change.kind == "key_changed":
-        same = set((change.after or "").split(", ")) == set(contract.key)
-        return BREAKING, f"{contract.path}: x-cdc.key says {', '.join(contract.key)}", not same
+        asks = set(table.key) != set(contract.key)
+        return BREAKING, f"{contract.path}: x-cdc.key says {', '.join(contract.key)}", asks
     if change.kind == "table_renamed":
-        asks = change.after != contract.full_name
-        return BREAKING, f"rename it back, or write a contract for {change.after}", asks
+        asks = table.name != contract.full_name
+        return BREAKING, f"rename it back, or write a contract for {table.name}", asks
     if change.kind == "table_gone":
         return BREAKING, f"create it again, or take {contract.path} away", not read_again
     return BREAKING, again, not read_again
 
 
 def _of_column(
-    change: SchemaChange,
-    contract: TableContract,
-    column: Column | None,
-    columns: dict[str, Column],
-    read_again: bool,
+    change: SchemaChange, contract: TableContract, now: Mapping[str, SeenColumn], read_again: bool
 ) -> _Judgement:
+    """``now``: the columns of the table as it was last seen, by name."""
     name, kind = change.column or "", change.kind
-    at = f"{contract.path}: properties.{name}"
+    columns = {each.name: each for each in contract.source_columns}
+    column, live = columns.get(name), now.get(name)
+    at, again = f"{contract.path}: properties.{name}", f"omnisupport-ingest source snapshot {contract.name}"
     if kind == "column_added":
-        return ADDITIVE, f"{contract.path}: add {name} under properties", column is None
+        asks = column is None and live is not None
+        return ADDITIVE, f"{contract.path}: add {name} under properties", asks
     if kind == "column_renamed":
-        old = change.before or ""
-        return (
-            BREAKING if old in columns else NONE,
-            f"{contract.path}: properties.{old} → {change.after}",
-            (old in columns),
-        )
+        if name not in columns:
+            return NONE, "", False
+        if live is not None:
+            # It has its name again; what was written meanwhile came under the other one.
+            return BREAKING, again, not read_again
+        return BREAKING, f"{contract.path}: properties.{name} → {change.after}", True
     if column is None:
         # The contract does not name it: only raw has it.
         return NONE, "", False
+    if kind == "column_added_again" or (kind == "column_dropped" and live is not None):
+        return BREAKING, again, not read_again
     if kind == "column_dropped":
         return BREAKING, f"{at} is gone at the source", True
-    if kind == "column_added_again":
-        return BREAKING, f"omnisupport-ingest source snapshot {contract.name}", not read_again
+    compatibility, edit, asks = _of_values(change, column, live, at)
+    if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
+        # What has landed of a row is by its former key, which nothing ends but a read.
+        return BREAKING, edit if asks else again, asks or not read_again
+    return compatibility, edit, asks
+
+
+def _of_values(change: SchemaChange, column: Column, live: SeenColumn | None, at: str) -> _Judgement:
+    """A change of what ``column`` may hold. ``live``: the column as it was last seen. ``at``: its line."""
+    kind = change.kind
     if kind == "column_nullable":
-        return WIDENING, f"{contract.path}: take {name} out of required", not column.nullable
-    if kind == "enum_value_added":
-        new = [each for each in (change.after or "").split(", ") if each not in column.enum]
-        return WIDENING, f"{at}.enum: add {', '.join(new)}", bool(column.enum and new)
-    if kind in ("column_widened", "column_retyped", "column_narrowed") and change.after is not None:
-        how = fit(column.type, PgType.parse(change.after))
+        asks = not column.nullable and live is not None and not live.not_null
+        return WIDENING, f"{at} is in required: take it out there", asks
+    if kind in ("enum_value_added", "enum_values_changed"):
+        labels = live.labels if live is not None else ()
+        new = [each for each in labels if column.enum and each not in column.enum]
+        meaning = WIDENING if kind == "enum_value_added" or new else NONE
+        return meaning, f"{at}.enum: add {', '.join(new)}", bool(new)
+    if kind in KINDS_OF_TYPES and live is not None:
+        how = fit(column.type, PgType.parse(live.pg_type))
         meaning = WIDENING if kind == "column_widened" else BREAKING if how is Fit.NONE else NONE
-        return meaning, f'{at}: "x-pg-type": "{change.after}"', how is not Fit.ALL
+        return meaning, f'{at}: "x-pg-type": "{live.pg_type}"', how is not Fit.ALL
     return NONE, "", False

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import binascii
 import json
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,13 +30,17 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 from omnisupport_ingest.contracts.pii_policies import KEEP
 from omnisupport_ingest.contracts.recent_keys import ID_BYTES
 from omnisupport_ingest.contracts.subject_keys import row_subject
-from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.storage import storage_of
-
-LANDING, RAW = "landing", "raw_cdc_staging"
+from omnisupport_ingest.read.holdings import (
+    Holding,
+    count_cells,
+    files_of_table,
+    held_files,
+    holdings_of,
+    landed_events,
+    left_over_files,
+    tables_of,
+)
 
 _IMAGES = ("before", "after")
 _MOVED = "moved_from_key"
@@ -54,19 +56,6 @@ _NAMES_KEY = rf"{re.escape(MARK)}(?P<id>[A-Za-z0-9+/]{{{len(binascii.b2a_base64(
 
 Row = tuple[str, str, str]
 """Schema, table, and the text of a row's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """A file with personal values of a subject: ``count`` images in landing and raw, ``count`` cells in a
-    table.
-
-    ``place``: landing, raw, or the path of a table in the lake. ``path`` is relative to the home."""
-
-    place: str
-    path: str
-    sha256: str
-    count: int
 
 
 @dataclass
@@ -89,8 +78,8 @@ class Traced:
 def key_ids_of_row(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
     """The ids of the keys that encrypted images of the row with ``key`` in the table."""
     ids = set()
-    for _, _, _, batch in _landed(workspace, contract.source):
-        of_row = batch.filter(_of_rows(batch, {(contract.schema, contract.table, key)}))
+    for _, _, _, batch in landed_events(workspace, contract.source, _READ):
+        of_row = batch.filter(_mask_of_rows(batch, {(contract.schema, contract.table, key)}))
         for name in (*_IMAGES, _DELIVERED):
             images = of_row.column(name)
             for image in images.filter(pc.match_substring(images, MARK)).to_pylist():
@@ -120,8 +109,8 @@ def traced(workspace: Workspace, source: str, ids: Collection[bytes]) -> Traced:
                 of_subject.unnamed.add(row)
             else:
                 of_subject.subjects.add(text)
-    of_subject.encrypted = _holdings(workspace, counts)
-    of_subject.plain = _holdings(workspace, _plain(workspace, source, of_subject.rows))
+    of_subject.encrypted = holdings_of(workspace, counts)
+    of_subject.plain = holdings_of(workspace, _plain(workspace, source, of_subject.rows))
     return of_subject
 
 
@@ -144,7 +133,7 @@ def by_other_keys(
     counts: dict[tuple[str, Path], int] = {}
     for layer, path, _, _, events in _encrypted_by(workspace, contract.source, others):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
-    return _holdings(workspace, counts)
+    return holdings_of(workspace, counts)
 
 
 def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
@@ -155,7 +144,7 @@ def of_nobody(workspace: Workspace, source: str) -> list[Holding]:
     counts: dict[tuple[str, Path], int] = {}
     for layer, path, _, _, events in _encrypted_by(workspace, source, workspace.subjects.living(ids)):
         counts[layer, path] = counts.get((layer, path), 0) + events.num_rows
-    return _holdings(workspace, counts)
+    return holdings_of(workspace, counts)
 
 
 def cells_above_raw(
@@ -180,7 +169,7 @@ def cells_left_over(workspace: Workspace, contract: TableContract, of_subject: T
 def _cells_in(
     workspace: Workspace, contract: TableContract, of_subject: Traced, *, whole_rows: bool, left_over: bool
 ) -> list[Holding]:
-    holding, files_of = [], _left_over if left_over else _held
+    holding, files_of = [], left_over_files if left_over else held_files
     tables = (workspace.deduped(contract.source), workspace.quarantine(contract.source))
     of_events = [(table, [*files_of(table)]) for table in tables]
     for each in workspace.contracts.of_source(contract.source):
@@ -195,10 +184,12 @@ def _cells_in(
         )
         count_in = partial(_event_cells, contract=each, wanted=wanted)
         for table, files in of_events:
-            holding += _cells(workspace, table, _of_table(files, each), count_in, may_vanish=left_over)
+            holding += count_cells(
+                workspace, table, files_of_table(files, each), count_in, may_vanish=left_over
+            )
         count_in = partial(_row_cells, wanted=wanted)
         for table in tables_of(workspace, each):
-            holding += _cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
+            holding += count_cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return holding
 
 
@@ -237,71 +228,6 @@ class Wanted:
             for name in _IMAGES:
                 matching = pc.or_(matching, pc.fill_null(pc.match_substring(rows[name], member), False))
         return matching
-
-
-def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
-    """The tables that hold rows of ``contract`` alone."""
-    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
-
-
-def _held(table: LakeTable) -> Iterator[tuple[str, Path]]:
-    snapshot = table.look()
-    for file in snapshot.all_files() if snapshot is not None else ():
-        # What a deletion vector hides is in the file all the same.
-        yield file.path, Path(file.stored)
-
-
-def _left_over(table: LakeTable) -> Iterator[tuple[str, Path]]:
-    storage, snapshot = storage_of(table.folder), table.look()
-    held = {file.path for file in snapshot.all_files()} if snapshot is not None else set()
-    found = {Path(folder, name) for folder, _, names in os.walk(table.folder) for name in names}
-    if not storage.is_local:
-        found |= {each.path for each in storage.listed(table.folder)}
-    for file in sorted(found):
-        path = file.relative_to(table.folder).as_posix()
-        if file.suffix == ".parquet" and path not in held and not layout.is_state(path):
-            yield path, storage.at_hand(file)
-
-
-def _of_table(files: Iterable[tuple[str, Path]], contract: TableContract) -> Iterator[tuple[str, Path]]:
-    """Those of ``files`` with events whose partition is that of the table, or of none."""
-    for path, file in files:
-        folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
-        if unquote(folders.get("source_table", contract.table)) == contract.table:
-            yield path, file
-
-
-def _cells(
-    workspace: Workspace,
-    table: LakeTable,
-    files: Iterable[tuple[str, Path]],
-    count_in: Callable[[Path], int],
-    *,
-    may_vanish: bool,
-) -> list[Holding]:
-    """``may_vanish``: of ``files`` that no table names yet."""
-    found, home = [], workspace.home.path
-    for _, file in files:
-        try:
-            if count := _count(file, count_in, may_be_draft=may_vanish):
-                name = file.relative_to(home).as_posix()
-                found.append(Holding(table.spec.path, name, sha256_of(file), count))
-        except FileNotFoundError:
-            if not may_vanish:
-                raise
-    return sorted(found, key=lambda each: each.path)
-
-
-def _count(file: Path, count_in: Callable[[Path], int], *, may_be_draft: bool) -> int:
-    try:
-        return count_in(file)
-    except FileNotFoundError:
-        raise
-    except (OSError, pa.ArrowInvalid, KeyError):
-        # Not whole yet, or a task's own, of another form.
-        if not may_be_draft:
-            raise
-        return 1
 
 
 def _event_cells(path: Path, contract: TableContract, wanted: Wanted) -> int:
@@ -346,7 +272,7 @@ def _encrypted_by(
     """Landed events with an image that one of the keys ``ids`` encrypted: with place, file, window and which
     image it is, and the id in the column ``_KEY_ID``."""
     wanted = pa.array([binascii.b2a_base64(each, newline=False).decode() for each in ids], pa.string())
-    for layer, path, window, batch in _landed(workspace, source) if len(wanted) else ():
+    for layer, path, window, batch in landed_events(workspace, source, _READ) if len(wanted) else ():
         for name in (*_IMAGES, _DELIVERED):
             key_ids = pc.struct_field(pc.extract_regex(batch.column(name), _NAMES_KEY), 0)
             matching = pc.is_in(key_ids, wanted)
@@ -357,7 +283,7 @@ def _encrypted_by(
 def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str]) -> set[str]:
     """The former and later keys of the rows with ``keys``, as far as landing and raw know."""
     ways: dict[str, set[str]] = {}
-    for _, _, _, batch in _landed(workspace, contract.source):
+    for _, _, _, batch in landed_events(workspace, contract.source, _READ):
         of_table = pc.and_(
             pc.equal(batch.column("source_schema"), contract.schema),
             pc.equal(batch.column("source_table"), contract.table),
@@ -377,19 +303,6 @@ def _moved(workspace: Workspace, contract: TableContract, keys: Collection[str])
     return moved
 
 
-def _landed(workspace: Workspace, source: str) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
-    """Yield layer, file, window and events of every file of landing and raw that exists."""
-    store, raw = workspace.landing(source), workspace.raw(source).look()
-    files = [
-        (LANDING, store.path_of(file), file.window) for each in store.manifests() for file in each.files
-    ] + [(RAW, Path(file.uri), file.window) for file in (raw.all_files() if raw is not None else ())]
-    for layer, path, window in files:
-        if path.exists():
-            with pq.ParquetFile(path) as parquet:
-                for batch in parquet.iter_batches(columns=_READ):
-                    yield layer, path, window, batch
-
-
 def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tuple[str, Path], int]:
     """Count the images of ``rows`` with readable personal values, by layer and file."""
     columns: Mapping[tuple[str, str], frozenset[str]] = {
@@ -397,8 +310,8 @@ def _plain(workspace: Workspace, source: str, rows: Collection[Row]) -> dict[tup
         for each in workspace.contracts.of_source(source)
     }
     counts: dict[tuple[str, Path], int] = {}
-    for layer, path, _, batch in _landed(workspace, source):
-        events = batch.filter(_of_rows(batch, rows))
+    for layer, path, _, batch in landed_events(workspace, source, _READ):
+        events = batch.filter(_mask_of_rows(batch, rows))
         for row in events.to_pylist():
             personal = columns.get((row["source_schema"], row["source_table"]), frozenset())
             for name in _IMAGES:
@@ -415,7 +328,7 @@ def _rows(events: pa.RecordBatch) -> Iterator[Row | None]:
         yield None if key is None else (schema, table, key)
 
 
-def _of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:
+def _mask_of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:
     """Return a mask of the ``events`` of ``rows``."""
     keys = pc.is_in(events.column("key"), pa.array(sorted({key for *_, key in rows}), pa.string()))
     if not keys.true_count:
@@ -423,11 +336,3 @@ def _of_rows(events: pa.RecordBatch, rows: Collection[Row]) -> pa.BooleanArray:
     wanted = set(rows)
     columns = (events.column(name).to_pylist() for name in _READ[:3])
     return pa.array([each in wanted for each in zip(*columns, strict=True)], pa.bool_())
-
-
-def _holdings(workspace: Workspace, counts: Mapping[tuple[str, Path], int]) -> list[Holding]:
-    home = workspace.home.path
-    return [
-        Holding(layer, path.relative_to(home).as_posix(), sha256_of(path), count)
-        for (layer, path), count in sorted(counts.items())
-    ]

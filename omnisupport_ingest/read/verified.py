@@ -40,9 +40,9 @@ class Verified:
 
     ``state`` of the last check, ``why`` in words for a person. ``rows`` of the source were compared, without
     the ``left_out`` ones, which changed meanwhile; ``differing`` keys differ. ``through``: where the whole
-    table was equal last. Of a table that is taken in parts, ``round`` is where the first part was read, and
-    ``resume_at`` the first key column that the next part begins with. ``waits_since``: of a table that is not
-    comparable, when it was found so first.
+    table was equal last, or all of its parts at that moment or a later one. ``waits_since``: of a table that
+    is not comparable, when it was found so first. ``read``: rows that the server worked out checksums of;
+    those of the others were known, and had not changed.
     """
 
     table: str
@@ -54,9 +54,8 @@ class Verified:
     why: str = ""
     seconds: float = 0.0
     through: Moment | None = None
-    round: Moment | None = None
-    resume_at: str | None = None
     waits_since: datetime | None = None
+    read: int = 0
 
 
 def verified_of(home: Home, contract: TableContract) -> Verified | None:
@@ -75,5 +74,10 @@ def write_verified(home: Home, contract: TableContract, note: Verified) -> None:
         replace(file, encode(note))
 
 
+def folder_of(home: Home, contract: TableContract) -> Path:
+    """Return the folder of what is known of the tables of a source."""
+    return home.path / _FOLDER / contract.source
+
+
 def _file(home: Home, contract: TableContract) -> Path:
-    return home.path / _FOLDER / contract.source / f"{contract.name}.json"
+    return folder_of(home, contract) / f"{contract.name}.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.layers.removed import LANDING, QUARANTINE, RAW
+from omnisupport_ingest.layers.removed import HISTORY, LANDING, QUARANTINE, RAW
 
 NET_CHANGES, OLD_FILES = "net_changes", "old_files"
 
@@ -61,9 +61,16 @@ def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
         why = (
             "every version of every row is shown" if keep is None else "versions that ended longer ago leave"
         )
-        found.append(Kept("history", contract.full_name, keep, why))
+        found.append(Kept(HISTORY, contract.full_name, keep, why))
     found.append(Kept(OLD_FILES, None, old_files_of_source(contracts), "the longest that a contract says"))
     return found
+
+
+def given_up(contracts: Sequence[TableContract]) -> list[str]:
+    """The layers of the source of which the job ``retention`` removes something by age, each once."""
+    of_job = (LANDING, RAW, QUARANTINE, NET_CHANGES, HISTORY)
+    limited = {each.layer for each in kept_by(contracts) if each.keep is not None}
+    return [layer for layer in of_job if layer in limited]
 
 
 def keep_of(contracts: Sequence[TableContract], layer: str) -> timedelta | None:

@@ -47,8 +47,9 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What left a layer: ``files`` of ``windows`` (of histories: of so many tables), and the ``bytes`` that
-    they alone have on disk. Those of raw, net changes and histories are there until a sweep."""
+    """What left a layer, or would: ``files`` of ``windows`` (of histories: of so many tables), and the
+    ``bytes`` that they alone have on disk. Those of raw, net changes and histories are there until a
+    sweep."""
 
     layer: str
     windows: int
@@ -89,6 +90,16 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
     begun = remover.begin([_of_versions(each, removed_by) for each in plan.versions])
     carried.append(remover.finish(HISTORY, begun))
     return [each for each in _summed(carried) if each.windows]
+
+
+def to_remove(plan: RetentionPlan) -> list[Carried]:
+    """Return what ``carry_out`` would remove by ``plan``; nothing is changed."""
+    found = [Carried(each.layer, 1, each.files, each.bytes) for each in plan.unfinished]
+    found += [Carried(each.layer, 1, each.files, each.bytes) for each in plan.doomed]
+    found += [Carried(NET_CHANGES, len(each.windows), each.files, each.bytes) for each in plan.rows]
+    found += [Carried(QUARANTINE, 1, each.files, 0) for each in plan.values]
+    found += [Carried(HISTORY, 1, each.files, each.bytes) for each in plan.versions]
+    return [each for each in _summed(found) if each.windows]
 
 
 def _of_values(each: WithheldValues, removed_by: str) -> Removal:

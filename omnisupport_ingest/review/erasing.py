@@ -68,14 +68,20 @@ class Erased:
     """The result of an erasure: the ``keys`` of the row, the last and former ones, and its ``events`` in
     ``windows``.
 
-    ``recorded``: what was written now; empty if everything was recorded ``before``.
+    ``spans``: by key, which events belong to the row; they never leave this process. ``recorded``: what was
+    written now; empty if everything was recorded ``before``.
     """
 
-    keys: int
+    spans: tuple[_KeySpan, ...]
     events: int
     windows: tuple[str, ...]
     recorded: tuple[Erasure, ...]
     before: tuple[Erasure, ...]
+
+    @property
+    def keys(self) -> int:
+        """Return how many keys the row has had."""
+        return len({name for name, _ in self.spans})
 
     @property
     def stale_windows(self) -> list[str]:
@@ -90,8 +96,8 @@ def key_text(values: Sequence[str]) -> str:
 
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
     """Return what ``erase`` would erase, without recording it; ``ErasureRefused`` if it would refuse."""
-    events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key))
     ledger = ErasureLedger.open(workspace, contract.source)
+    events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key), ledger)
     return _erased(events_by_span, (), _recorded(ledger, contract, events_by_span))
 
 
@@ -139,7 +145,7 @@ class _Command:
     def rows(self, entries: pa.Table) -> pa.Table:
         """Return the rows to record; none if all spans are recorded with all windows of their events."""
         ledger = ErasureLedger.of_entries(entries)
-        self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
+        self.events_by_span = _events_by_span(self._workspace, self._contract, self._spans, ledger)
         self.before = _recorded(ledger, self._contract, self.events_by_span)
         complete = all(
             known is not None and span_events.windows <= known
@@ -152,8 +158,8 @@ class _Command:
 
     def rows_missed(self, entries: pa.Table) -> pa.Table:
         """Return the rows to record for windows that were judged, or received events, since the erasure."""
-        events_by_span = _events_by_span(self._workspace, self._contract, self._spans)
-        return self._missing(ErasureLedger.of_entries(entries), events_by_span)
+        ledger = ErasureLedger.of_entries(entries)
+        return self._missing(ledger, _events_by_span(self._workspace, self._contract, self._spans, ledger))
 
     def _missing(self, ledger: ErasureLedger, events_by_span: Mapping[_KeySpan, SpanEvents]) -> pa.Table:
         new = {}
@@ -226,9 +232,12 @@ def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) ->
 
 
 def _events_by_span(
-    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan]
+    workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan], ledger: ErasureLedger
 ) -> dict[_KeySpan, SpanEvents]:
-    """Return what the lake holds of each span, and what has landed and is not judged yet."""
+    """Return what the lake holds of each span, and what has landed and is not judged yet.
+
+    ``WindowSealed`` if a sealed window holds events of a span and ``ledger`` does not name it for that.
+    """
     files = EventFiles.newest(workspace, contract.source)
     assert files is not None, "a row that was found is in some table"
     of_keys = traces(files, contract, [name for name, _ in spans])
@@ -237,7 +246,9 @@ def _events_by_span(
     events_by_span = {}
     for name, span in spans:
         events = [each for each in of_keys if each.key == name and span.holds(each.position)]
-        refuse_sealed(workspace, contract.source, {each.window for each in events})
+        # A window that was sealed after it was judged by this erasure has no values of the row any more.
+        erased = _known(ledger, contract, (name, span)) or frozenset()
+        refuse_sealed(workspace, contract.source, {each.window for each in events} - erased)
         events_by_span[name, span] = SpanEvents(
             len(events),
             frozenset(each.window for each in events),
@@ -282,7 +293,7 @@ def _erased(
     events_by_span: Mapping[_KeySpan, SpanEvents], recorded: tuple[Erasure, ...], before: tuple[Erasure, ...]
 ) -> Erased:
     return Erased(
-        keys=len({name for name, _ in events_by_span}),
+        spans=tuple(events_by_span),
         events=sum(each.events for each in events_by_span.values()),
         windows=tuple(sorted({window for each in events_by_span.values() for window in each.windows})),
         recorded=recorded,

@@ -8,9 +8,7 @@ The same command continues until all is done; it may be repeated at any time.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,59 +18,35 @@ from typing import Any
 from omnisupport_ingest.cdc.erasing import key_hash
 from omnisupport_ingest.contracts.at_rest import encrypted_columns
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.pg_types import INTEGERS
-from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
 from omnisupport_ingest.contracts.subject_keys import row_subject
-from omnisupport_ingest.durable import replace
-from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import Unreadable, printable, read_file
-from omnisupport_ingest.home import Home
-from omnisupport_ingest.lake.sweep import sweep_replaced
-from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.quarantine_files import named_anywhere
-from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.export_ledger import exported_files, still_there
+from omnisupport_ingest.read.holdings import Holding
 from omnisupport_ingest.read.subject_traces import (
-    Holding,
     Traced,
     by_other_keys,
     cells_above_raw,
     cells_left_over,
     key_ids_of_row,
     of_nobody,
-    tables_of,
     traced,
 )
-from omnisupport_ingest.records import Format, encode
+from omnisupport_ingest.review.certificate import (
+    COMPLETE,
+    FORMAT_VERSION,
+    INCOMPLETE,
+    PENDING,
+    Asked,
+    Earlier,
+    Remains,
+    certificate_path,
+    read_earlier,
+    sweep_former,
+    what_became,
+    windows_waiting,
+    write_certificate,
+)
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
 from omnisupport_ingest.storage import storage_of
-
-FOLDER = "certificates"
-"""Folder of the home; a certificate is one JSON file in it, readable by its owner only."""
-
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    by: str
-    why: str
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """What a certificate repeats from the first one of its subject: who asked, what was held before, and the
-    files that were swept.
-    """
-
-    asked: _Asked
-    before: tuple[Holding, ...]
-    swept: tuple[str, ...]
-
-
-_FORMAT = Format(_Earlier, FORMAT_VERSION, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +74,8 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     of_subject = traced(workspace, contract.source, ids)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
     remaining = _Remaining(cells, (), by_other_keys(workspace, contract, of_subject, ids))
-    return _erased(None, False, of_subject, cells, 0, _remains(workspace, contract, of_subject, remaining))
+    remains, _ = _remains(workspace, contract, of_subject, remaining)
+    return _erased(None, False, of_subject, cells, 0, remains)
 
 
 def erase_subject(
@@ -118,9 +93,9 @@ def erase_subject(
                 f"The {missing} is missing.", fix="Give it: the certificate records person, time and reason."
             )
     ids = _key_ids(workspace, contract, key)
-    path = _certificate(workspace, contract, ids)
-    before = _read(path) or _Earlier(
-        _Asked(erased_by, why, datetime.now(UTC)),
+    path = certificate_path(workspace, contract, b"".join(sorted(ids)))
+    before = read_earlier(path) or Earlier(
+        Asked(erased_by, why, datetime.now(UTC)),
         tuple(
             cells_above_raw(workspace, contract, traced(workspace, contract.source, ids), whole_rows=False)
         ),
@@ -130,22 +105,25 @@ def erase_subject(
     # Only now, so that events which landed or were judged meanwhile are found too.
     of_subject = traced(workspace, contract.source, ids)
     workspace.subjects.name_windows(contract.source, of_subject.windows)
-    waiting = _waiting(workspace, contract.source, of_subject)
+    windows = {window for named in of_subject.windows.values() for window in named}
+    waiting = windows_waiting(workspace, contract.source, windows)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=bool(waiting))
-    keeps_versions = storage_of(workspace.home.lake / "any").keeps_versions()
     swept, left_over = list[str](), list[Holding]()
     if not (cells or waiting):
-        swept = _sweep(workspace, contract, of_subject)
+        swept = sweep_former(workspace, contract.source, _tables(workspace, contract, of_subject))
         left_over = cells_left_over(workspace, contract, of_subject)
-    remaining = _Remaining(
-        cells, waiting, by_other_keys(workspace, contract, of_subject, ids), left_over, keeps_versions
+    others = by_other_keys(workspace, contract, of_subject, ids)
+    remains, in_versions = _remains(
+        workspace, contract, of_subject, _Remaining(cells, waiting, others, left_over)
     )
-    pending = bool(cells or waiting or left_over)
-    remains = _remains(workspace, contract, of_subject, remaining)
-    complete = not (pending or of_subject.plain or remaining.by_other_keys or keeps_versions)
+    state = COMPLETE
+    if cells or waiting or left_over:
+        state = PENDING
+    elif of_subject.plain or others or in_versions:
+        state = INCOMPLETE
     document = {
         "format_version": FORMAT_VERSION,
-        "state": "complete" if complete else "pending" if pending else "incomplete",
+        "state": state,
         "source": contract.source,
         "table": contract.full_name,
         "subject": contract.subject.name if contract.subject else None,
@@ -155,12 +133,12 @@ def erase_subject(
         "looked_at": datetime.now(UTC),
         "keys": {"of_the_subject": len(ids), "destroyed_now": destroyed},
         "encrypted": tuple(of_subject.encrypted),
-        "after": _after(workspace, before.before, [*cells, *left_over]),
+        "after": what_became(workspace, before.before, [*cells, *left_over]),
         "swept": tuple(sorted({*before.swept, *swept})),
         "remains": remains,
     }
-    _write(path, document)
-    return _erased(path, complete, of_subject, [*cells, *left_over], len(swept), remains)
+    write_certificate(path, document)
+    return _erased(path, state == COMPLETE, of_subject, [*cells, *left_over], len(swept), remains)
 
 
 def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[bytes]:
@@ -196,32 +174,12 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 class _Remaining:
     """What is left of a subject: readable ``cells`` downstream of raw; windows ``waiting`` to be judged,
     again or for the first time; landed images of its rows ``by_other_keys``; readable cells ``left_over`` in
-    files of no version; ``in_versions``: whether the bucket keeps versions of what is deleted from it."""
+    files of no version."""
 
     cells: Sequence[Holding]
     waiting: Collection[str]
     by_other_keys: Sequence[Holding]
     left_over: Sequence[Holding] = ()
-    in_versions: bool = False
-
-
-def _waiting(workspace: Workspace, source: str, of_subject: Traced) -> list[str]:
-    """Return the windows with images of the subject that a layer has yet to rebuild without their values.
-
-    A run in progress may have read them before the key was destroyed. What it writes is rebuilt, because the
-    versions of its windows have changed.
-    """
-    windows = {window for named in of_subject.windows.values() for window in named}
-    versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
-    states = {window: deduped.state(window) if deduped is not None else None for window in windows}
-    made_before = {
-        window
-        for window, state in states.items()
-        if state is None or not {*versions.of(window)} <= {*state.versions}
-    }
-    # Of every batch: who runs a window by hand need not take the first ones first.
-    waits = pending_windows(workspace, source, limit=sys.maxsize)
-    return sorted(windows & {*made_before, *waits.windows, *waits.late_windows})
 
 
 def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
@@ -235,183 +193,64 @@ def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -
     ]
 
 
-def _sweep(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[str]:
-    """Delete former versions of the tables that held the subject's values; return the deleted files, relative
-    to the lake."""
-    source = contract.source
-    tables = [(workspace.deduped(source), frozenset[str]())]
-    tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
-    for each in _tables(workspace, contract, of_subject):
-        tables += [(table, frozenset()) for table in tables_of(workspace, each)]
-    return [
-        f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
-    ]
-
-
 def _remains(
     workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Remaining
-) -> tuple[dict[str, Any], ...]:
-    """Return what remains of the subject, where, and why."""
-    remains: list[dict[str, Any]] = []
-
-    def add(what: str, where: Collection[str], why: str) -> None:
-        if where:
-            remains.append({"what": what, "where": sorted(where), "why": why})
-
-    add(
+) -> tuple[tuple[dict[str, Any], ...], bool]:
+    """Return what remains of the subject, where, and why; and whether a bucket keeps versions of it."""
+    remains = Remains()
+    remains.add(
         "encrypted images, which nobody can read",
         [each.path for each in of_subject.encrypted],
         "landing and raw are the record: files, checksums and the chain stay as they are",
     )
-    add(
+    remains.add(
         "images that landed plain",
         [each.path for each in of_subject.plain],
         "they landed before the contract said encrypted; retention of landing and raw deletes them",
     )
-    add(
+    remains.add(
         "cells that can be read",
         [each.path for each in remaining.cells],
         "their windows are not judged again yet, then give the command again; or retention has sealed them, "
         "or the row had the value from another subject",
     )
-    add(
+    remains.add(
         "files that no table names",
         [each.path for each in remaining.left_over],
         "a run is writing them, or wrote them and died: give the command again when no run is under way; "
         "what a dead one left goes when it is a day old",
     )
-    add(
+    remains.add(
         "windows that wait to be judged",
         remaining.waiting,
         "what a run under way has read may be written still; give the command again when nothing is pending",
     )
-    add(
+    remains.add(
         "images of its rows that another key encrypted",
         [each.path for each in remaining.by_other_keys],
         "the row had another key then, or said of nobody's whose it is: erase it by that key (explain names "
         "former keys), or by its own table, with --subject too",
     )
-    add(
+    remains.add(
         "lines that could not be read and say of nobody whose they are",
         [each.path for each in of_nobody(workspace, contract.source)],
         "they may have its values, encrypted by the key of their table; retention of landing and raw deletes "
         "them",
     )
-    add(
-        "files as they were delivered",
-        _delivered(workspace.home, contract.source),
-        "they may have its values, as records of a topic may; delete them",
-    )
-    tables = _tables(workspace, contract, of_subject)
-    named = {f"{each.source}.{each.name}" for each in tables}
-    add(
-        "exports that were written before",
-        [
-            each.path
-            for each in exported_files(workspace.home.path)
-            if each.table in named and still_there(each)
-        ],
-        "they left the lake: delete them, and what was made of them",
-    )
-    columns = [
-        (each, column)
-        for each in tables
-        for column in each.source_columns
-        if column.name in encrypted_columns(each)
+    erased = [
+        (each, [column for column in each.source_columns if column.name in encrypted_columns(each)])
+        for each in _tables(workspace, contract, of_subject)
     ]
-    add(
-        "values in the map of tokens",
-        [f"{each.full_name}.{column.name}" for each, column in columns if column.pii == TOKENIZE],
-        "another row may have the same value: pii forget takes a token out",
-    )
-    add(
-        "bounds of integer columns",
-        [
-            f"{table.spec.path}/_delta_log"
-            for each, column in columns
-            if column.pii == KEEP and column.type.kind in INTEGERS
-            for table in tables_of(workspace, each)
-        ],
-        "the log of a Delta table keeps the lowest and highest number of each file, of former files too",
-    )
-    add(
-        "rows of targets",
-        [f"{each.target.schema}.{each.target.table}" for each in tables if each.target is not None],
-        "their next sync sets the columns to NULL",
-    )
-    add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
-    storage = storage_of(workspace.home.lake / "any")
-    if remaining.in_versions:
-        add(
-            "former versions of objects",
-            [storage.table_uri(workspace.home.lake / contract.source)],
-            "the bucket keeps versions of what is deleted; its rule NoncurrentVersionExpiration ends them",
-        )
-    if not storage.is_local:
-        add(
+    remains.add_outside(workspace, contract.source, erased)
+    remains.add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
+    in_versions = remains.add_of_storage(workspace, contract.source)
+    if not storage_of(workspace.home.lake / "any").is_local:
+        remains.add(
             "homes of other machines on this bucket",
             ["wherever they are"],
             "their keys/ has the key: give the same command there; their copies of files go with `sweep`",
         )
-    return tuple(remains)
-
-
-def _delivered(home: Home, source: str) -> list[str]:
-    """Return the files in the inbox of ``source``. One whose name is not UTF-8 was refused, and is there."""
-    files = (each for each in (home.inbox / source).rglob("*") if each.is_file())
-    return [printable(each.relative_to(home.path)) for each in files]
-
-
-def _after(
-    workspace: Workspace, before: Sequence[Holding], cells: Sequence[Holding]
-) -> tuple[dict[str, Any] | Holding, ...]:
-    """Return what became of the files that held cells, and which files hold cells now."""
-    count_of = {each.path: each.count for each in cells}
-    home = workspace.home.path
-    entries = [
-        {
-            "place": each.place,
-            "path": each.path,
-            "sha256": _sha256_of(home / each.path),
-            "count": count_of.get(each.path, 0),
-        }
-        for each in before
-    ]
-    known = {each.path for each in before}
-    return (*entries, *(each for each in cells if each.path not in known))
-
-
-def _sha256_of(path: Path) -> str | None:
-    """Of what is kept; None if it is gone."""
-    try:
-        return storage_of(path).digest(path)[1]
-    except FileNotFoundError:
-        return None
-
-
-def _certificate(workspace: Workspace, contract: TableContract, ids: Collection[bytes]) -> Path:
-    name = hashlib.sha256(contract.source.encode() + b"".join(sorted(ids))).hexdigest()[:16]
-    return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
-
-
-def _read(path: Path) -> _Earlier | None:
-    """Return what a later certificate repeats from an earlier one; None without one."""
-    try:
-        return _FORMAT.decode(read_file(path))
-    except FileNotFoundError:
-        return None
-    except Unreadable as problem:
-        raise ErasureRefused(
-            f"{path}, the certificate of an earlier erasure, cannot be read: {problem}.",
-            fix="Restore it from a backup; or move it away, then the new one is of this erasure alone.",
-        ) from problem
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    # No failpoint: a folder: one that is there already is as good.
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    with failpoint("pii.subject_keys", "certificate"):
-        replace(path, encode(document))
+    return tuple(remains.entries), in_versions
 
 
 def _erased(

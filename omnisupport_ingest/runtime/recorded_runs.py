@@ -13,13 +13,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.runtime.sensors_seen import SensorSeen
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
+
+T = TypeVar("T")
 
 _SECONDS = 0.3
 """How long to wait for a file that somebody writes."""
@@ -124,7 +126,34 @@ def _query(file: Path, read: Callable[[_Ask], Iterator[Any]]) -> Sequence[Any]:
         return ()
 
 
+def daemon_seen(folder: Path, storage: SecretStr | None = None) -> datetime | None:
+    """When the daemon was last alive; None before its first start, or where the records cannot be read.
+
+    ``folder`` and ``storage``: as of ``recorded``.
+    """
+    if storage is None:
+        return next(iter(_query(folder / "history" / "runs.db", _heartbeat)), None)
+    return _asked_of_postgres(storage, lambda read: next(iter(read(_heartbeat)), None))
+
+
 def _of_postgres(storage: SecretStr, most: int) -> Recorded | None:
+    return _asked_of_postgres(
+        storage,
+        lambda read: Recorded(
+            runs=read(lambda each: _runs(each, most)),
+            failed_jobs=read(_failed_jobs),
+            sensors=read(_sensors),
+            checks=read(_checks),
+            daemon_at=next(iter(read(_heartbeat)), None),
+        ),
+    )
+
+
+_Read = Callable[[Callable[[_Ask], Iterator[Any]]], tuple[Any, ...]]
+"""Returns what a function finds by its queries; nothing if that cannot be read."""
+
+
+def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T | None:
     import psycopg2
 
     options = f"-c statement_timeout={_POSTGRES_SECONDS * 1000}"
@@ -145,13 +174,7 @@ def _of_postgres(storage: SecretStr, most: int) -> Recorded | None:
                 except (psycopg2.Error, *_UNREADABLE):
                     return ()
 
-            return Recorded(
-                runs=read(lambda each: _runs(each, most)),
-                failed_jobs=read(_failed_jobs),
-                sensors=read(_sensors),
-                checks=read(_checks),
-                daemon_at=next(iter(read(_heartbeat)), None),
-            )
+            return questions(read)
     except psycopg2.Error:
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 from omnisupport_ingest.durable import replace
@@ -12,6 +14,8 @@ from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.ports import answers
 
 _PORT_FILE = "dagster-webserver.port"
+_BEAT_FILE = "up.beat"
+_BEAT_SECONDS = 5.0
 _RECORD_BYTES = 256
 
 _LARGEST_PORT = 65_535
@@ -37,6 +41,29 @@ def record_service(run_folder: Path, name: str) -> None:
     assert me is not None
     with failpoint("runtime.file"):
         replace(run_folder / f"{name}.pid", f"{me.text}\n".encode())
+
+
+class Beat:
+    """Notes every few seconds that the loop which calls it goes round, for processes that watch it."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._file, self._due = run_folder / _BEAT_FILE, 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _BEAT_SECONDS
+            # A full disk is told of elsewhere.
+            with contextlib.suppress(OSError):
+                # No failpoint: a time, which the next beat renews.
+                self._file.touch(mode=0o600)
+
+
+def seconds_since_beat(run_folder: Path) -> float | None:
+    """How long ago the loop of `up` went round; None if none ever has."""
+    try:
+        return max(0.0, time.time() - (run_folder / _BEAT_FILE).stat().st_mtime)
+    except OSError:
+        return None
 
 
 def record_ui_port(run_folder: Path, port: int) -> None:

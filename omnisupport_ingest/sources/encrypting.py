@@ -14,7 +14,6 @@ A line or record is kept beside its event only where it could not be read, and i
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import (
     Split,
+    Whose,
     encrypt_divided,
     encrypt_images,
     encrypt_whole,
@@ -81,7 +81,7 @@ class EncryptedLanding:
         self, source: str, keys: SubjectKeys, contracts: Callable[[], Iterable[TableContract]]
     ) -> None:
         self._source, self._keys, self._contracts = source, keys, contracts
-        self._known: dict[tuple[str, str], SubjectKey] = {}
+        self._known: dict[tuple[str, str, str], SubjectKey] = {}
         self._known_of = keys.file_id
         self._digest_key: bytes | None = None
         self._divided: dict[str, _Table] = {}
@@ -192,7 +192,7 @@ class EncryptedLanding:
         found, done = events.select(EVENT_SCHEMA.names), dict[str, pa.BooleanArray]()
         named = pc.binary_join_element_wise(events["source_schema"], events["source_table"], ".")
         for name in _IMAGES:
-            done[name] = events.column(f"{name}_hidden").combine_chunks().is_valid()
+            done[name] = _one_chunk(events.column(f"{name}_hidden")).is_valid()
             for full_name in named.filter(done[name]).unique().to_pylist():
                 mask = pc.and_(done[name], pc.equal(named, full_name)).combine_chunks()
                 few = events.select([name, f"{name}_hidden", f"{name}_subject", "key"])
@@ -200,19 +200,15 @@ class EncryptedLanding:
                     found = _with(found, name, self._of_divided(few, full_name))
                 else:
                     encrypted = self._of_divided(few.filter(mask), full_name)
-                    images = found.column(name).combine_chunks()
+                    images = _one_chunk(found.column(name))
                     found = _with(found, name, pc.replace_with_mask(images, mask, encrypted))
         return found, done
 
     def _of_divided(self, events: pa.Table, full_name: str) -> pa.StringArray:
         """The images of one table, of which ``events`` has the parts, the subject and the key of the row."""
-        readable, hidden, subjects, rows = (each.combine_chunks() for each in events.columns)
-        whose = [
-            (True, _unescaped(subject)) if subject is not None else (False, row or "")
-            for subject, row in zip(subjects.to_pylist(), rows.to_pylist(), strict=True)
-        ]
+        readable, hidden, subjects, rows = map(_one_chunk, events.columns)
         keys_of = partial(self._keys_of, self._divided[full_name])
-        return encrypt_divided(readable, hidden, whose, full_name.encode(), keys_of)
+        return encrypt_divided(readable, hidden, Whose.said(subjects, rows), full_name.encode(), keys_of)
 
     def _encrypted(
         self, events: pa.Table, of_table: pa.ChunkedArray, table: _Table, done: dict[str, pa.BooleanArray]
@@ -221,7 +217,7 @@ class EncryptedLanding:
         with_values = pc.and_not(of_table, pc.is_in(events.column("op"), _WITHOUT_VALUES)).combine_chunks()
         for name in _IMAGES:
             index = events.schema.get_field_index(name)
-            images = events.column(index).combine_chunks()
+            images = _one_chunk(events.column(index))
             mask = pc.and_(with_values, images.is_valid())
             if name in done:
                 mask = pc.and_not(mask, done[name])
@@ -239,15 +235,16 @@ class EncryptedLanding:
         return events
 
     def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
-        own = row_subject(table.name)
-        wanted = [((table.subject if named else None) or own, text) for named, text in whose]
+        own, source = row_subject(table.name), self._source
+        subject = table.subject or own
+        wanted = [(source, subject if named else own, text) for named, text in whose]
         with self._lock:
             if self._keys.file_id != self._known_of:
                 # Lost or restored meanwhile: what is encrypted by a key that it lacks, nobody can read.
                 self._known = {}
             new = [each for each in wanted if each not in self._known]
             if new:
-                keys = self._keys.keys_of([(self._source, *each) for each in new])
+                keys = self._keys.keys_of(new)
                 if len(self._known) + len(new) > _MOST_KEYS:
                     self._known = {each: self._known[each] for each in wanted if each in self._known}
                 self._known |= dict(zip(new, keys, strict=True))
@@ -262,14 +259,14 @@ def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]
     return LandingStore(home.landing, source, as_landed=encrypting, identity_as_landed=encrypting.identity)
 
 
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """``column`` as one array, not copied where it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _with(events: pa.Table, name: str, column: pa.Array) -> pa.Table:
     index = events.schema.get_field_index(name)
     return events.set_column(index, events.schema.field(index), column)
-
-
-def _unescaped(text: str) -> str:
-    """What stands within quotes of JSON as ``text``."""
-    return str(json.loads(f'"{text}"')) if "\\" in text else text
 
 
 def _whose(event: dict[str, str | None], subject: str | None) -> tuple[bool, str]:

@@ -127,9 +127,9 @@ def workload(settings: Settings, rate: float) -> Service:
     return _own(WORKLOAD, settings, f"--rate={rate}")
 
 
-def metrics(settings: Settings) -> Service:
-    """Metrics for Prometheus on ``metrics_port``."""
-    return _own(METRICS, settings)
+def metrics(settings: Settings, listen: str) -> Service:
+    """Metrics for Prometheus, and health, on ``metrics_port`` of the address ``listen``."""
+    return _own(METRICS, settings, f"--listen={listen}")
 
 
 def alarms(settings: Settings) -> Service:

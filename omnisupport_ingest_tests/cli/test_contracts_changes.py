@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChanges, SeenTable
+from omnisupport_ingest.landing.schema_changes import (
+    Difference,
+    Look,
+    SchemaChanges,
+    SeenColumn,
+    SeenTable,
+)
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.windows import WindowSize
 from omnisupport_ingest_tests.cli.command import command
 
 TABLE = SeenTable(7, "support.tickets", (), ("ticket_id",), 1204)
+CHANGED = replace(TABLE, columns=(SeenColumn(9, "mood", "text", False, None, None, ()),))
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Difference("column_added", "mood", None, "text"),
         Difference("column_dropped", "never_contracted", "text", None),
     ]
-    record.seen(Look(1, Lsn(48), Lsn(64)), {"tickets": TABLE}, {"tickets": found})
+    record.seen(Look(1, Lsn(48), Lsn(64)), {"tickets": CHANGED}, {"tickets": found})
     record.first_rows("tickets", {"mood": "text"}, Lsn(56))
     return tmp_path / "home"
 

@@ -49,19 +49,25 @@ def recorded(home: Path) -> int:
 def test_erase_says_what_is_stale_and_what_still_holds_the_values(home: Path):
     done = erase("notes", "42", "--reason", "request 7", "--by", "ana")
     assert done.code == 0, done.err
+    (certificate,) = (home / "home" / "certificates").iterdir()
+    held = json.loads(certificate.read_text())["before"]
+    # Three values of two events stand in three tables at least.
+    assert (cells := sum(each["count"] for each in held)) >= 6
     assert done.out.splitlines() == [
         "Erasure recorded by ana: one row of public.notes, with 1 former key, 4 events in windows "
         f"{FIRST}, {SECOND}.",
         f"Stale now: windows {FIRST}, {SECOND}. Nothing runs on this home; judge them again by: "
         "omnisupport-ingest materialize",
-        "Older versions of the tables keep the values until `omnisupport-ingest sweep` deletes their files, "
-        "a day or more after those runs.",
+        f"{cells} cells above raw can be read until then. Then give this command again: it deletes former "
+        "versions of the tables.",
         "Landing and desk/raw_cdc_staging keep the values: they are the record.",
+        f"Certificate (pending): {certificate}",
     ]
     assert recorded(home) == 2
     again = erase("public.notes", "id=42", "--reason", "once more", "--by", "bo")
     assert (again.code, recorded(home)) == (0, 2)
-    first, second = again.out.splitlines()
+    first, second, *_, last = again.out.splitlines()
+    assert last == f"Certificate (pending): {certificate}"
     assert first.startswith("Recorded before by ana, ") and first.endswith(": request 7")
     assert second.startswith("Nothing new was recorded for one row of public.notes")
 
@@ -82,8 +88,10 @@ def test_json_tells_the_same_to_a_program(home: Path):
     assert (told["table"], told["keys"], told["events"], told["dry_run"]) == ("public.notes", 2, 4, False)
     assert (told["stale_windows"], told["platform_runs"]) == ([FIRST, SECOND], False)
     assert told["not_touched"] == ["landing", "raw_cdc_staging"]
+    certificate = json.loads(Path(told["certificate"]["file"]).read_text())
+    assert (certificate["state"], certificate["asked"]["by"]) == (told["certificate"]["state"], "ana")
     hashed = {hashlib.sha256(f'["{key}"]'.encode()).hexdigest() for key in (41, 42)}
-    assert {each["key_sha256"] for each in told["recorded"]} == hashed
+    assert {each["key_sha256"] for each in told["recorded"]} == hashed == {*certificate["keys_sha256"]}
     assert SECRET not in done.output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,16 @@ def test_last_lines_of_every_component_carry_its_name(home: Home) -> None:
     assert logs("--component", "capture", "--lines", "1").out == "capture | three\n"
     unknown = logs("--component", "captur")
     assert unknown.code == 2 and "There are: capture, dagster-daemon." in unknown.err
+
+
+def test_each_line_can_be_a_document(home: Home) -> None:
+    written(home, "capture", 'one "quoted"\nError: It is away.\n')
+    told = [json.loads(line) for line in logs("--json").out.splitlines()]
+    assert told == [
+        {"component": "capture", "line": 'one "quoted"'},
+        {"component": "capture", "line": "Error: It is away."},
+    ]
+    assert [json.loads(line) for line in logs("--json", "--errors").out.splitlines()] == told[1:]
 
 
 def test_errors_come_with_their_fix_and_none_is_said(home: Home) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.commands import LOOKS
 from omnisupport_ingest.runtime import spark as runtime_spark
 from omnisupport_ingest_tests.cli.command import command
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, files_in, land_another
@@ -43,6 +45,22 @@ import pyarrow as pa
 numbers = pa.table({{"number": [1, None]}}).to_pandas()
 assert pa.array(numbers["number"]).null_count == 1, "pyarrow does not know a series"
 """
+
+IMPORTED = """
+import json, sys
+import click
+from omnisupport_ingest.errors import IngestError
+import omnisupport_ingest.cli.main as program
+
+try:
+    program.cli({line!r}, standalone_mode=False)
+except (IngestError, click.ClickException) as error:
+    print(error, file=sys.stderr)
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+HEAVY = {"pandas", "dagster", "pandera", "matplotlib", "IPython"}
+MOST_MODULES = 1_600
+"""A module takes half a millisecond on the machine of the table in the documentation."""
 
 
 def contents(home: Path) -> dict[Path, str]:
@@ -93,3 +111,23 @@ def test_a_command_that_looks_leaves_out_pandas_and_whoever_wants_it_has_it(
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_command_that_looks_imports_little(sample_home: SampleHome, tmp_path: Path, name: str) -> None:
+    """Imports are most of the time of such a command, and the same on any machine, as seconds are not."""
+    (batch, *_) = json.loads(command("landing", "list", "--json").out)["listed"]
+    found = {"folder": str(tmp_path), "table": "notes", "key": "1", "batch": batch["batch_id"]}
+    line = [*name.split(), *(each.format(**found) for each in LOOKS[name])]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(line=line)],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = json.loads(done.stderr.splitlines()[-1])
+    assert HEAVY & {each.partition(".")[0] for each in modules} == set()
+    assert len(modules) <= MOST_MODULES

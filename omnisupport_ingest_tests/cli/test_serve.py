@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from pydantic import SecretStr
 
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import WEBSERVER
@@ -24,7 +24,6 @@ from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeLock, service
 from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.running import record_service, record_ui_port
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -34,17 +33,6 @@ mutation ($what: ExecutionParams!) { launchRun(executionParams: $what) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }
 """
 _STATUS = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
-
-
-@pytest.fixture
-def records(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """The address of an empty database for Dagster's records."""
-    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE records")
-    parts = psycopg2.extensions.parse_dsn(postgres.dsn("records"))
-    yield f"postgresql://{parts['user']}@/records?host={parts['host']}&port={parts['port']}"
 
 
 def ask(port: int, query: str, **variables: object) -> dict[str, Any]:
@@ -60,11 +48,10 @@ def ask(port: int, query: str, **variables: object) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_single_services_is_recorded_in_postgresql(
-    records: str, postgres: EmbeddedPostgres, tmp_path: Path
-) -> None:
+def test_a_run_of_single_services_is_recorded_in_postgresql(records: SecretStr, tmp_path: Path) -> None:
     port = free_port()
-    with environment(home=str(tmp_path / "h"), dagster_pg_url=records, webserver_port=str(port)):
+    url = records.get_secret_value()
+    with environment(home=str(tmp_path / "h"), dagster_pg_url=url, webserver_port=str(port)):
         started = {
             name: subprocess.Popen(
                 [sys.executable, "-m", "omnisupport_ingest.cli.main", "serve", name], start_new_session=True
@@ -97,14 +84,14 @@ def test_a_run_of_single_services_is_recorded_in_postgresql(
             for process in started.values():
                 process.wait(PATIENCE)
         assert command("serve", "daemon", "--check").code == 1
-    with closing(psycopg2.connect(postgres.dsn("records"))) as connection, connection.cursor() as cursor:
+    with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT status FROM runs WHERE run_id = %s", [run_id])
         assert cursor.fetchone() == ("SUCCESS",)
         cursor.execute("SELECT count(*) > 10 FROM event_logs WHERE run_id = %s", [run_id])
         assert cursor.fetchone() == (True,)
     assert not list((tmp_path / "h" / "dagster").rglob("*.db"))
     for log in (tmp_path / "h" / "dagster").glob("*.yaml"):
-        assert records not in log.read_text()
+        assert url not in log.read_text()
 
 
 def test_a_service_is_refused_on_a_home_whose_services_another_command_has(tmp_path: Path) -> None:

@@ -110,6 +110,22 @@ def test_status_tells_which_promises_are_kept_and_since_when_a_table_is_equal_to
     assert "dim_notes: equal to the source at LSN 0/14, checked 3 minutes ago" in shown
 
 
+def test_status_says_what_is_given_up_by_age_and_whether_it_goes(
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert document(status)["retention"]["gives_up"] == {}
+    assert "given up by age" not in run(status).stdout
+    file = sample_home.folder / "contracts" / "notes.json"
+    contract = json.loads(file.read_text())
+    contract["x-cdc"]["retention"] = {"history": "P400D"}
+    file.write_text(json.dumps(contract))
+    told = {"nightly": "plan", "gives_up": {SOURCE: ["history"]}, "runs_kept_days": None}
+    assert document(status)["retention"] == told
+    assert f"history of {SOURCE}: counted every night, not removed" in " ".join(run(status).stdout.split())
+    monkeypatch.setenv("OMNISUPPORT_RETENTION", "apply")
+    assert f"history of {SOURCE}: removed every night" in " ".join(run(status).stdout.split())
+
+
 def test_a_table_without_new_events_is_as_fresh_as_landing_is(sample_home: SampleHome) -> None:
     workspace = open_workspace(sample_home.folder)
     at = START + timedelta(seconds=120)

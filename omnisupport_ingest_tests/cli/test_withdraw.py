@@ -106,6 +106,16 @@ def test_nothing_is_changed_without_a_yes(folder: Path):
     assert in_force() == {f"{SOURCE}.notes", f"{SOURCE}.other", "shop.far"}
 
 
+def test_a_contract_whose_file_is_gone_already_is_put_back_first(folder: Path, tmp_path: Path):
+    """By its file alone the command knows what table of the source it was, and what is personal in it."""
+    file = folder / "contracts" / "other.json"
+    kept = file.rename(tmp_path / "other.json")
+    refused = command("contracts", "withdraw", "other", "--yes")
+    assert refused.code == 1 and f"Put the contract of other back into {file.parent}" in refused.err
+    kept.rename(file)
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",

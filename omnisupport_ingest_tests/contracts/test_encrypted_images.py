@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,12 +16,19 @@ from omnisupport_ingest.contracts.encrypted_images import (
     MARK,
     EncryptedValueDamaged,
     Split,
+    Whose,
     decrypted,
+    encrypt_divided,
     encrypt_images,
     key_id,
     without_values,
 )
-from omnisupport_ingest.contracts.subject_keys import SubjectKey, SubjectKeys, SubjectKeysUnreadable
+from omnisupport_ingest.contracts.subject_keys import (
+    SubjectKey,
+    SubjectKeys,
+    SubjectKeysUnreadable,
+    _in_base64,
+)
 from omnisupport_ingest_tests.examples import examples
 
 SPLIT = Split(frozenset(("id", "plan")), "id")
@@ -68,6 +76,59 @@ def test_an_image_comes_back_whatever_comes_with_it(rows: list[dict[str, str | N
         key = key_of(whose)  # type: ignore[arg-type]
         assert key_id(landed) == key.id
         assert json.loads(decrypted(landed, key, OF)) == row
+
+
+@given(st.lists(st.dictionaries(NAMES, TEXTS, min_size=1), min_size=1, max_size=8))
+@settings(max_examples=examples(100))
+def test_images_that_come_divided_are_encrypted_as_whole_ones(rows: list[dict[str, str | None]]) -> None:
+    keys = [f'["{number % 3}"]' for number in range(len(rows))]
+    parts = [
+        tuple(
+            {name: value for name, value in row.items() if (name in SPLIT.readable) == shown}
+            for shown in (True, False)
+        )
+        for row in rows
+    ]
+    kept = [place for place, (_, hidden) in enumerate(parts) if hidden]
+    readable, hidden = ([compact(parts[place][which]) for place in kept] for which in (0, 1))
+    subjects = [None if (it := parts[place][0].get("id")) is None else compact(it)[1:-1] for place in kept]
+    of_rows = pa.array([keys[place] for place in kept], pa.string())
+    divided = encrypt_divided(
+        pa.array(readable, pa.string()),
+        pa.array(hidden, pa.string()),
+        Whose.said(pa.array(subjects, pa.string()), of_rows),
+        OF,
+        keys_of,
+    )
+    whole = [
+        encrypt(compact(shown | rest), row=key)[0] for (shown, rest), key in zip(parts, keys, strict=True)
+    ]
+    assert divided.to_pylist() == [whole[place] for place in kept]
+
+
+def test_one_subject_in_two_spellings_is_one() -> None:
+    subjects = pa.array(["\\u0041", "A", None, "A", None], pa.string())
+    whose = Whose.said(subjects, pa.array(["1", "1", "2", "3", None]))
+    assert [whose.distinct[place] for place in whose.places] == [
+        *[(True, "A")] * 2,
+        (False, "2"),
+        (True, "A"),
+        (False, ""),
+    ]
+    assert len(set(whose.distinct)) == len(whose.distinct)
+    plain = Whose.said(subjects.slice(1), pa.array(["1", "2", "3", None]))
+    assert [plain.distinct[place] for place in plain.places] == [
+        (True, "A"),
+        (False, "2"),
+        (True, "A"),
+        (False, ""),
+    ]
+
+
+@given(st.lists(st.binary(max_size=7), max_size=9))
+@settings(max_examples=examples(100))
+def test_base64_of_many_is_that_of_each(bodies: list[bytes]) -> None:
+    assert _in_base64(bodies).to_pylist() == [b64encode(each).decode() for each in bodies]
 
 
 def test_an_image_of_another_spelling_is_encrypted_all_the_same() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from random import Random
 
 import pytest
@@ -13,7 +12,7 @@ from omnisupport_ingest.equality import bisecting
 from omnisupport_ingest.equality.bisecting import Differing, Remaining, differing
 from omnisupport_ingest.equality.checking import nothing_shown
 from omnisupport_ingest.equality.repairing import MOST_RANGES, ranges_to_read
-from omnisupport_ingest.read.verified import DIFFERS, EQUAL, PART_EQUAL, Verified
+from omnisupport_ingest.read.verified import DIFFERS, EQUAL, PART_EQUAL
 
 
 class Rows:
@@ -166,5 +165,5 @@ def test_very_many_ranges_are_read_as_one() -> None:
 def test_a_table_of_which_no_row_was_compared_is_not_called_equal(
     state: str, rows: int, moved: int, unresolved: int, why: str | None
 ) -> None:
-    found = nothing_shown(Verified("notes", state, datetime.now(UTC)), rows, moved, unresolved)
+    found = nothing_shown(state, rows, moved, unresolved)
     assert found is None if why is None else why in (found or "")

@@ -6,18 +6,36 @@ import json
 import os
 import subprocess
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.equality.checking import Checked, CheckOptions, _remove_left_behind, check_source
+from omnisupport_ingest.equality.checking import (
+    Checked,
+    CheckOptions,
+    _remove_left_behind,
+    check_source,
+    turn,
+)
 from omnisupport_ingest.equality.repairing import request_repair
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.verified import DIFFERS, EQUAL, NOT_COMPARABLE, PART_EQUAL, verified_of
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.verified import (
+    DIFFERS,
+    EQUAL,
+    NOT_COMPARABLE,
+    PART_EQUAL,
+    Moment,
+    Verified,
+    verified_of,
+)
 from omnisupport_ingest_tests.layers.story import CONTRACT
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -81,13 +99,20 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
 
     parts = [story.check(rows=10_000).note for _ in range(3)]
     assert [each.state for each in parts] == [PART_EQUAL, PART_EQUAL, EQUAL], parts
-    assert sum(each.rows for each in parts) == 20_200 and max(each.rows for each in parts) < 10_000
+    assert [each.rows for each in parts] == sorted(each.rows for each in parts), parts
+    assert sum(each.read for each in parts) <= parts[2].rows == 20_200, "no range is read twice"
+    assert 0 < min(each.read for each in parts) <= max(each.read for each in parts) < 10_000
     assert [each.through for each in parts[:2]] == [through, through]
     through = parts[2].through
-    assert through is not None and through == parts[0].round, "each part was equal there or later"
+    assert through is not None and through.lsn > parts[0].through.lsn
+
+    again = story.check(rows=10_000).note
+    assert (again.state, again.rows, again.read) == (EQUAL, 20_200, 0), again
+    through = again.through
 
     story.spoil(15_001)
-    found = story.check("UPDATE notes SET title = 'three' WHERE id % 1000 = 1 AND id < 9000")
+    found = story.check("UPDATE notes SET title = 'three' WHERE id % 1000 = 1 AND id < 9000", rows=10_000)
+    assert found.note.read < 10_000, "of ranges that have not changed only the one that differs"
     assert (found.note.state, found.note.through) == (DIFFERS, through), found.note
     assert found.differing is not None and found.differing.keys == (("15001",),)
 
@@ -109,10 +134,20 @@ def test_source_and_lake_at_one_lsn_under_traffic(source: SourceUnderTest, spark
     again = sum(each.events for each in story.workspace.landing(SOURCE).landed().epochs)
     assert again - landed <= 3, "the row that differs, the end of its snapshot, and the update above"
 
-    job = threading.Timer(1.0, story.take_in)
-    job.start()
-    made = build_definitions(story.workspace).resolve_job_def(f"verify_{SOURCE}").execute_in_process()
-    job.join()
+    over = threading.Event()
+
+    def keep_up() -> None:
+        # Whenever the job takes its LSN, landing comes to it.
+        while not over.wait(1.0):
+            story.take_in()
+
+    platform = threading.Thread(target=keep_up)
+    platform.start()
+    try:
+        made = build_definitions(story.workspace).resolve_job_def(f"verify_{SOURCE}").execute_in_process()
+    finally:
+        over.set()
+        platform.join()
     (evaluation,) = made.get_asset_check_evaluations()
     assert evaluation.passed and "Equal to the source at LSN" in (evaluation.description or ""), evaluation
     assert evaluation.metadata["rows_compared"].value == 20_200
@@ -153,3 +188,69 @@ def test_rows_of_the_source_that_a_killed_check_left_are_removed_by_the_next_one
         (each / "rows-0.parquet").touch()
     _remove_left_behind(tmp_path)
     assert not left.exists() and living.exists()
+
+
+def test_a_table_that_cannot_become_equal_takes_the_budget_from_no_other() -> None:
+    def note(state: str, minutes: int) -> Verified:
+        at = datetime(2026, 11, 26, 12, minutes, tzinfo=UTC)
+        return Verified("notes", state, at, through=Moment(1, Lsn(minutes), at))
+
+    red, waits = note(DIFFERS, 1), note(NOT_COMPARABLE, 2)
+    never = [None, Verified("notes", PART_EQUAL, datetime(2026, 11, 26, 12, tzinfo=UTC))]
+    others = [*never, note(PART_EQUAL, 3), note(EQUAL, 4)]
+    assert sorted([red, *others, waits], key=turn) == [*others, red, waits]
+
+
+class Traffic(threading.Thread):
+    """Somebody who changes rows all the time, a few in a transaction, some of which are rolled back."""
+
+    def __init__(self, source: SourceUnderTest, keys: range) -> None:
+        super().__init__(name="traffic")
+        self.source, self.keys, self.over = source, keys, threading.Event()
+        self.commits = 0
+
+    def run(self) -> None:
+        rng = Random(7)
+        with self.source.connected() as connection, connection.cursor() as cursor:
+            while not self.over.wait(0.01):
+                cursor.execute("BEGIN")
+                for _ in range(rng.randint(1, 6)):
+                    key = rng.choice(self.keys)
+                    cursor.execute(
+                        rng.choice(
+                            (
+                                f"UPDATE notes SET title = 'at {self.commits}' WHERE id = {key}",
+                                f"DELETE FROM notes WHERE id = {key}",
+                                f"INSERT INTO notes VALUES ({key}, 'new', NULL) ON CONFLICT DO NOTHING",
+                                f"UPDATE notes SET id = {key} + 100000 WHERE id = {key}"
+                                f" AND NOT EXISTS (SELECT 1 FROM notes WHERE id = {key} + 100000)",
+                            )
+                        )
+                    )
+                cursor.execute(rng.choice(("COMMIT", "COMMIT", "ROLLBACK")))
+                self.commits += 1
+
+
+@pytest.mark.slow
+def test_traffic_is_never_an_alarm_and_hides_none(source: SourceUnderTest, spark: SparkSession) -> None:
+    source.sql(
+        "CREATE TABLE notes (id bigint PRIMARY KEY, title text, body text)",
+        "INSERT INTO notes SELECT n, 'one', 'text ' || n FROM generate_series(1, 40000) n",
+    )
+    story = Story(source, spark)
+    story.take_in()
+    traffic = Traffic(source, range(1, 3000))
+    traffic.start()
+    try:
+        notes = [story.check(rows=rows).note for rows in (None, 20_000, 10_000, 10_000, 20_000)]
+        story.spoil(39_000)
+        spoiled = story.check(rows=20_000)
+    finally:
+        traffic.over.set()
+        traffic.join()
+    assert traffic.commits > 100
+    assert {each.state for each in notes} <= {EQUAL, PART_EQUAL}, notes
+    assert max(each.read for each in notes[1:]) < 20_000, "what nobody changed is not read again"
+    assert (spoiled.note.state, spoiled.differing and spoiled.differing.keys) == (DIFFERS, (("39000",),))
+    last = story.check(rows=20_000)
+    assert last.differing is not None and last.differing.keys == (("39000",),), last.note

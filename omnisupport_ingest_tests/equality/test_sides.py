@@ -7,13 +7,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import psycopg2
 import pytest
+from psycopg2.extensions import make_dsn
 
-from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, KeySpan
+from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, NO_ROWS, KeySpan, RowVersions
 from omnisupport_ingest.equality.bisecting import Remaining, differing
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+from omnisupport_ingest.sources.postgres.session.server import server_facts
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceRanges, source_at
 from omnisupport_ingest_tests.sources.postgres.conftest import source as source
@@ -155,3 +158,138 @@ def test_a_table_that_stays_locked_is_told_and_the_next_one_is_read(things: Sour
         assert isinstance(raised.value.__cause__, psycopg2.errors.LockNotAvailable)
         with source.savepoint():
             assert source.table(CONTRACT).sums([], [EVERY_KEY])[0].rows == ROWS
+
+
+def test_files_are_known_by_the_ranges_that_they_hold_and_by_what_they_are_now(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    lake_of(things, tmp_path).close()
+    whole, files = tmp_path / "lake.parquet", [str(tmp_path / f"{number}.parquet") for number in range(3)]
+    parts = ["id < 0", "id BETWEEN 0 AND 19", "id >= 10"]
+    with duckdb.connect() as connection:
+        for file, part in zip(files, parts, strict=True):
+            connection.execute(f"COPY (FROM '{whole}' WHERE {part}) TO '{file}' (FORMAT parquet)")
+    with DimensionRanges(CONTRACT, files, tmp_path) as lake:
+        assert lake.files_between(["0", "10", "100"]) == [{0}, {1}, {1, 2}, set()]
+        names = [lake.names_of({number}) for number in range(3)]
+        assert len({*names, lake.names_of({0, 1}), lake.names_of(())}) == 5
+        Path(files[1]).write_bytes(Path(files[1]).read_bytes())
+        assert [lake.names_of({number}) == name for number, name in enumerate(names)] == [True, False, True]
+        (every,) = lake.sums([], [EVERY_KEY])
+        lake.read_only({1})
+        (some,) = lake.sums([], [EVERY_KEY])
+        assert (every.rows, some.rows) == (19 + 20 + 31, 20)
+        lake.read_only(())
+        assert lake.sums([], [EVERY_KEY]) == [NO_ROWS]
+    with DimensionRanges(CONTRACT, [], tmp_path) as nothing:
+        assert nothing.files_between(["0"]) == [set(), set()]
+
+
+def versions_of(things: SourceUnderTest, *cuts: str) -> list[RowVersions] | None:
+    with source_at(things.dsn, things.slot, 20.0) as source:
+        return source.table(CONTRACT).versions(cuts, EVERY_KEY)
+
+
+def test_row_versions_change_with_any_row_of_their_range_and_with_nothing_else(
+    things: SourceUnderTest,
+) -> None:
+    cuts = ("-10", "10")
+    before = versions_of(things, *cuts)
+    assert before is not None and [each.rows for each in before] == [9, 20, ROWS - 29]
+    things.sql("VACUUM (FULL, FREEZE) things", "ANALYZE things", "SELECT * FROM things FOR UPDATE")
+    assert versions_of(things, *cuts) == before, "no row has changed"
+    things.sql("UPDATE things SET title = title WHERE id = 0")
+    updated = versions_of(things, *cuts)
+    assert updated is not None and [one == other for one, other in zip(before, updated, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
+    things.transaction("DELETE FROM things WHERE id = 11", "INSERT INTO things (id) VALUES (11)")
+    renewed = versions_of(things, *cuts)
+    assert renewed is not None and renewed[:2] == updated[:2] and renewed[2] != updated[2]
+    assert renewed[2].rows == updated[2].rows
+
+
+def test_a_partition_in_the_place_of_another_that_one_transaction_filled_has_other_row_versions(
+    things: SourceUnderTest,
+) -> None:
+    things.transaction(
+        "CREATE TABLE parted (id bigint, title text) PARTITION BY RANGE (id)",
+        "CREATE TABLE old PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE new (id bigint, title text)",
+        "INSERT INTO old SELECT n, 'old' FROM generate_series(1, 5) n",
+        "INSERT INTO new SELECT n, 'new' FROM generate_series(1, 5) n",
+    )
+    seen = []
+    for change in (
+        "SELECT 1",
+        "ALTER TABLE parted DETACH PARTITION old",
+        "ALTER TABLE parted ATTACH PARTITION new FOR VALUES FROM (0) TO (10)",
+    ):
+        things.sql(change)
+        with source_at(things.dsn, things.slot, 20.0) as source:
+            table = SourceRanges(
+                source.connection, replace(CONTRACT, table="parted"), "parted", "id", "bigint"
+            )
+            seen.append(table.versions((), EVERY_KEY))
+    assert [each and each[0].rows for each in seen] == [5, 0, 5]
+    assert seen[0] != seen[2]
+
+
+def test_a_range_within_one_open_transaction_of_the_source_has_the_versions_of_its_lsn(
+    things: SourceUnderTest,
+) -> None:
+    with source_at(things.dsn, things.slot, 20.0) as source:
+        table = source.table(CONTRACT)
+        before = table.versions((), EVERY_KEY)
+        things.sql("UPDATE things SET title = 'later'")
+        assert table.versions((), EVERY_KEY) == before
+    assert versions_of(things) != before
+
+
+def test_a_role_that_may_read_single_columns_alone_is_told_no_row_versions(things: SourceUnderTest) -> None:
+    role = f"{things.slot}_narrow"
+    listed = ", ".join(column.name for column in CONTRACT.columns)
+    things.sql(
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT USAGE ON SCHEMA public TO {role}",
+        f"GRANT SELECT ({listed}) ON things TO {role}",
+    )
+    try:
+        with source_at(make_dsn(things.dsn, user=role), things.slot, 20.0) as source:
+            table = source.table(CONTRACT)
+            assert table.versions((), EVERY_KEY) is None
+            assert table.sums([], [EVERY_KEY])[0].rows == ROWS
+    finally:
+        things.sql(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_what_a_value_may_change_by_without_its_row_is_in_the_definition(things: SourceUnderTest) -> None:
+    things.sql("CREATE TYPE mood AS ENUM ('glad', 'sad')", "ALTER TABLE things ADD COLUMN feels mood")
+    seen = []
+    for change in (
+        "SELECT 1",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'sorry'",
+        "ALTER TABLE things DROP COLUMN code",
+        "ALTER TABLE things ADD COLUMN code varchar(5) DEFAULT 'x'",
+    ):
+        things.sql(change)
+        with source_at(things.dsn, things.slot, 20.0) as source:
+            seen.append(SourceRanges(source.connection, CONTRACT, "things", "id", "bigint").definition())
+    assert len(set(seen)) == 4
+    timeline = f"{server_facts(things.dsn).timeline:08X} "
+    assert all(each.startswith(timeline) for each in seen), "after a failover nothing is known"
+
+
+def test_many_ranges_apart_have_the_checksums_that_each_has_alone(things: SourceUnderTest) -> None:
+    with source_at(things.dsn, things.slot, 20.0) as source:
+        table = source.table(CONTRACT)
+        for first in (None, "-19"):
+            starts = range(-17, ROWS - 20, 3)
+            spans = [KeySpan(first, "-18"), *(KeySpan(str(n), str(n + 2)) for n in starts[:-1])]
+            spans.append(KeySpan(str(starts[-1]), None))
+            assert len(spans) > 16
+            cuts = [bound for span in spans for bound in span if bound is not None]
+            found = [each for each in table.sums(cuts, spans) if each.rows]
+            assert found == [table.sums([], [span])[0] for span in spans]

@@ -305,7 +305,7 @@ def test_who_is_killed_while_listing_leaves_a_list_that_others_go_on_from(tmp_pa
 
 def test_a_commit_of_the_library_and_one_of_ours_on_one_version_meet(table: LakeTable) -> None:
     snapshot = table.open()
-    commit_actions(snapshot.handle, [], app_id=table.spec.app_id, note={})
+    commit_actions(snapshot.handle, [], folder=table.folder, app_id=table.spec.app_id, note={})
     with pytest.raises(CommitConflict, match="is at 1 now"):
         snapshot.commit([WindowChange(W2, (), (), state(W2, ["x"]), replaces=True)])
 

@@ -277,6 +277,15 @@ def test_whatever_shows_rows_shows_protected_ones(told: Story, spark: SparkSessi
         ["quarantine", "show", "--values"],
         ["export", "notes", "--out"],
         ["status", "--json"],
+        ["tail", "notes", "-n", "1000"],
+        ["tail", "notes", "-n", "1000", "--json"],
+        ["explain", "notes", "--key", "4"],
+        ["explain", "notes", "--key", "4", "--json"],
+        ["explain", "notes", "--key", "5", "--column", "email", "--json"],
+        ["windows", "--json"],
+        ["ledger", "--json"],
+        ["pii", "scan", "--json"],
+        ["report", "--json"],
     ],
     ids=" ".join,
 )
@@ -292,7 +301,7 @@ def test_no_command_prints_a_protected_value(told: Story, tmp_path: Path, comman
     if command[:2] == ["quarantine", "show"]:
         listed = json.loads(runner.invoke(cli, ["quarantine", "list", "--json"]).stdout)
         command = [*command, listed["sources"][0]["listed"][0]["id"]]
-    if command[0] == "export":
+    if command[-1] == "--out":
         command = [*command, str(tmp_path / "notes.csv")]
     done = runner.invoke(cli, command)
     assert done.exit_code == 0, done.output

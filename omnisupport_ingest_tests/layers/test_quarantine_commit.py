@@ -77,7 +77,9 @@ class Pair:
         """Have the log of the quarantine lose its files, as the program of before could."""
         snapshot = self.table.open()
         actions = [remove(file) for file in snapshot.all_files()]
-        commit_actions(snapshot.handle, actions, app_id=self.table.spec.app_id, note={})
+        commit_actions(
+            snapshot.handle, actions, folder=self.table.folder, app_id=self.table.spec.app_id, note={}
+        )
 
     @property
     def files(self) -> QuarantineFiles:

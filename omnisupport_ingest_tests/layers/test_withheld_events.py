@@ -239,7 +239,7 @@ def forget(story: Story) -> None:
     snapshot = table.open()
     (file,) = snapshot.all_files()
     handle = DeltaTable(str(table.folder))
-    commit_actions(handle, [remove(file)], app_id=table.spec.app_id, note={})
+    commit_actions(handle, [remove(file)], folder=table.folder, app_id=table.spec.app_id, note={})
 
 
 def sweep_all(story: Story) -> None:

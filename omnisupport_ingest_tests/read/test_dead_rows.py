@@ -29,8 +29,8 @@ from omnisupport_ingest.read.dimension_changes import _rows_of, changes_of
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.read.export import Format, write_rows
+from omnisupport_ingest.read.holdings import held_files
 from omnisupport_ingest.read.lake_keys import DimensionKeys
-from omnisupport_ingest.read.subject_traces import _held
 from omnisupport_ingest.report.facts import commits_of
 from omnisupport_ingest.targets.lake_rows import CurrentState, Difference
 from omnisupport_ingest_tests.lake.test_marked_files import first_files, marked_table, put
@@ -197,7 +197,7 @@ def table(tmp_path: Path) -> LakeTable:
 
 
 def test_who_looks_for_values_sees_dead_rows_too(table: LakeTable) -> None:
-    assert sum(pq.read_metadata(path).num_rows for _, path in _held(table)) == 6_000
+    assert sum(pq.read_metadata(path).num_rows for _, path in held_files(table)) == 6_000
 
 
 def test_marking_writes_the_vector_and_not_the_file(table: LakeTable) -> None:

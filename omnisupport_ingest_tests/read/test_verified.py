@@ -20,9 +20,7 @@ from omnisupport_ingest_tests.sources.postgres.source_under_test import contract
 
 NOTES = contract("notes", ("id",))
 AT = datetime(2026, 11, 24, 12, tzinfo=UTC)
-NOTE = Verified(
-    "notes", EQUAL, AT, 5, 1, 0, "equal", 0.5, Moment(1, Lsn(77), AT), Moment(1, Lsn(70), AT), "9"
-)
+NOTE = Verified("notes", EQUAL, AT, 5, 1, 0, "equal", 0.5, Moment(1, Lsn(77), AT), read=3)
 
 
 def home_in(folder: Path) -> Home:

@@ -1,4 +1,4 @@
-"""The job ``retention`` and its schedule, which is off until it is turned on; the disk of a young home."""
+"""The job ``retention``, which only counts by default, and ``sweep``; the disk of a young home."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.forecast import disk_forecast
-from omnisupport_ingest_tests.layers.story import START, Change, Commit, Story
+from omnisupport_ingest.settings import NightlyRetention
+from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.retention.test_story import take_all, told
 
 
@@ -27,16 +29,63 @@ def landed(tmp_path: Path) -> Story:
     return story
 
 
-def test_the_job_removes_nothing_that_no_layer_has_taken_and_its_schedule_is_off(landed: Story) -> None:
-    definitions = build_definitions(landed.workspace)
-    schedule = definitions.resolve_schedule_def("nightly_retention")
-    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    job = definitions.resolve_job_def("retention")
+def night(workspace: Workspace, **config: bool) -> dict[str, object]:
+    """What a run of the job says of itself."""
+    job = build_definitions(workspace).resolve_job_def("retention")
+    asked = {"ops": {"remove_what_is_old": {"config": config}}} if config else None
     with dg.DagsterInstance.ephemeral() as instance:
-        done = job.execute_in_process(instance=instance, resources={"workspace": landed.workspace})
+        done = job.execute_in_process(asked, instance=instance, resources={"workspace": workspace})
     assert done.success
-    data = [*(landed.store.folder / "data").rglob("*.parquet")]
-    assert len(data) == 2
+    [told] = [
+        each.step_output_data.metadata
+        for each in done.all_node_events
+        if each.event_type is dg.DagsterEventType.STEP_OUTPUT
+    ]
+    return {name: each.value for name, each in told.items()}
+
+
+def data_of(story: Story) -> set[Path]:
+    return {*(story.store.folder / "data").rglob("*.parquet")}
+
+
+def applying(story: Story) -> Workspace:
+    settings = story.workspace.settings.model_copy(update={"retention": NightlyRetention.APPLY})
+    return Workspace.open(settings)
+
+
+def test_the_job_removes_nothing_that_no_layer_has_taken(landed: Story) -> None:
+    told = night(applying(landed))
+    assert told["applied"] and told[f"{SOURCE}_refused"]
+    assert len(data_of(landed)) == 2
+
+
+def test_every_night_what_would_go_is_counted_and_it_goes_only_by_the_setting_or_a_word(
+    landed: Story,
+    spark,  # type: ignore[no-untyped-def]
+) -> None:
+    take_all(landed, spark)
+    before, removals = data_of(landed), landed.workspace.removals(SOURCE)
+    counted = night(landed.workspace)
+    assert not counted["applied"] and counted[f"{SOURCE}_landing_windows_to_go"] == 1
+    assert counted[f"{SOURCE}_landing_bytes_to_go"] and counted[f"{SOURCE}_raw_windows_to_go"] == 1
+    assert night(applying(landed), apply=False) == counted
+    assert data_of(landed) == before and not removals.exists
+    gone = night(applying(landed))
+    assert gone["applied"] and data_of(landed) < before and removals.exists
+    same = {name.removesuffix("_to_go"): value for name, value in counted.items() if name.endswith("_to_go")}
+    assert {name: gone[name] for name in same} == same
+    assert not [name for name in night(landed.workspace, apply=True) if name.endswith("_windows")]
+
+
+def test_the_schedule_runs_by_itself_where_something_is_given_up(landed: Story, tmp_path: Path) -> None:
+    silent = told(tmp_path / "silent", {"old_files": "P2D"}).workspace
+    kept = silent.settings.model_copy(update={"runs_kept_days": 90})
+    for workspace, asks in ((landed.workspace, True), (silent, False), (Workspace.open(kept), True)):
+        schedule = build_definitions(workspace).get_repository_def().get_schedule_def("nightly_retention")
+        assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+        with dg.DagsterInstance.ephemeral() as instance:
+            context = dg.build_schedule_context(instance, resources={"workspace": workspace})
+            assert bool(schedule.evaluate_tick(context).run_requests) == asks
 
 
 def test_the_job_sweep_runs_by_itself_and_deletes_what_is_old_enough(landed: Story, spark) -> None:  # type: ignore[no-untyped-def]

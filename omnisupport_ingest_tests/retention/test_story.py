@@ -28,6 +28,8 @@ from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.retention.plan import plan_retention
 from omnisupport_ingest.retention.removing import carry_out
 from omnisupport_ingest.retention.rules import Answer
+from omnisupport_ingest.review.erasing import key_text
+from omnisupport_ingest.review.row_certificate import RowCertificate, erase_row
 from omnisupport_ingest_tests.layers.story import (
     CONTRACT,
     FIRST,
@@ -229,3 +231,31 @@ def test_retention_refuses_what_waits_and_keeps_what_no_contract_gives_up(tmp_pa
     take_all(story, spark)
     (refused,) = plan_retention(story.workspace, SOURCE).refused
     assert refused.why.startswith("events of a file")
+
+
+def test_an_erased_row_is_certified_once_retention_has_removed_its_events_and_no_other_is_erased(
+    tmp_path, spark
+):
+    story = told(tmp_path, {"landing": "P7D", "raw": "P10D"})
+    story.land(put(10, 1, "first", op="c"), put(11, 2, "another", id=3, op="c"))
+    story.land(Commit(20, 61, [Change("d", 1), Change("d", 3)]))
+    take_all(story, spark)
+
+    def certificate(id: int = 1) -> RowCertificate:
+        at = Workspace.open(story.workspace.settings)
+        return erase_row(at, story.contract, key_text([str(id)]), erased_by="ana", why="request 7")[1]
+
+    assert certificate().state == "pending"
+    take_all(story, spark)
+    assert certificate().state == "incomplete", "landing and raw have the values"
+
+    story.land(put(40, 11 * DAY, "later", id=2, op="c"))
+    take_all(story, spark)
+    at = Workspace.open(story.workspace.settings)
+    carry_out(at, plan_retention(at, SOURCE), removed_by="test")
+    assert {*Removed.open(at, SOURCE).of(RAW)} == {FIRST, SECOND}
+    done = certificate()
+    assert (done.state, done.cells) == ("complete", 0)
+    assert "images in landing and raw" not in {each["what"] for each in done.remains}
+    with pytest.raises(WindowSealed, match=f"{FIRST}.*left raw"):
+        certificate(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
@@ -17,9 +18,11 @@ from pyspark.sql import SparkSession
 from omnisupport_ingest.checks import content_checks, history_checks, window_checks
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.integrity import sha256_of
 from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.erasures import ErasureLedger, ErasuresLost
 from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.read.export import Format, export
 from omnisupport_ingest.read.replay_preview import preview_replay
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.erasing import (
@@ -30,6 +33,7 @@ from omnisupport_ingest.review.erasing import (
     key_text,
     look_up,
 )
+from omnisupport_ingest.review.row_certificate import erase_row
 from omnisupport_ingest_tests.layers.story import (
     CONTRACT,
     FIRST,
@@ -202,6 +206,110 @@ def test_the_values_of_an_erased_row_are_in_no_file_that_people_query(deleted: S
         assert (state.checkpoint.changed_by, state.checkpoint.keys_changed) == (("erasure",), 1)
         judged = deleted.workspace.deduped(SOURCE).open().state(window)
         assert judged is not None and judged.checkpoint.changed_by == ("erasure",)
+
+
+def test_the_same_command_sweeps_and_certifies_what_is_gone_and_what_remains(
+    deleted: Story, spark: SparkSession, tmp_path: Path
+):
+    home, exported = deleted.workspace.home.path, tmp_path / "notes.csv"
+    export(deleted.workspace, deleted.contract, exported, Format.CSV)
+    held = {path for path in everything(home) if PERSON.encode() in content_of(path)}
+    record = {path for path in held if {"landing", "raw_cdc_staging"} & {*path.parts}}
+    tables = {"deduped_events", "net_changes/notes", "dim_notes", "history/dim_notes_history"}
+
+    path, pending = certificate(deleted)
+    assert (pending["state"], pending["asked"]["why"]) == ("pending", "request 7")
+    assert {each["place"].removeprefix(f"{SOURCE}/") for each in pending["before"]} == tables
+    assert {home / each["path"] for each in pending["before"]} == held - record
+    assert all(each["sha256"] == sha256_of(home / each["path"]) for each in pending["before"])
+    # BORN and RENAMED have three values beside the key, and so have the versions that they made.
+    counts = {each["place"].partition("/")[2]: 0 for each in pending["before"]}
+    for each in pending["before"]:
+        counts[each["place"].partition("/")[2]] += each["count"]
+    assert counts == {
+        "deduped_events": 3,
+        "net_changes/notes": 3,
+        "dim_notes": 2,
+        "history/dim_notes_history": 4,
+    }
+    assert {each["what"] for each in pending["remains"]} >= {"cells that can be read"}
+    assert on_disk(deleted)
+
+    run(deleted, spark)
+    again, done = certificate(deleted)
+    assert (again, done["state"]) == (path, "incomplete"), "landing and raw have the values"
+    assert (done["asked"], done["before"]) == (pending["asked"], pending["before"])
+    assert [(each["path"], each["sha256"], each["count"]) for each in done["after"]] == [
+        (each["path"], None, 0) for each in pending["before"]
+    ]
+    assert {f"{SOURCE}/{each}" for each in tables} <= {
+        each.rpartition("/g0")[0].partition("/window=")[0] for each in done["swept"]
+    }
+    assert {home / each["path"] for each in done["record"]} == record
+    assert all(each["sha256"] == sha256_of(home / each["path"]) for each in done["record"])
+    remains = {each["what"]: each["where"] for each in done["remains"]}
+    assert remains["images in landing and raw"] == sorted(each["path"] for each in done["record"])
+    assert remains["exports that were written before"] == [str(exported)]
+    # Every byte of the home, and every decoded value.
+    assert {path for path in everything(home) if PERSON.encode() in content_of(path)} == record
+    assert "cells that can be read" not in remains and PERSON not in path.read_text()
+    assert '["1"]' not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+    assert shown(deleted, spark)[2] == ("two", "2", False, [])
+
+    exported.write_text("edited")
+    told = {each["what"]: each["where"] for each in certificate(deleted)[1]["remains"]}
+    [changed] = told["exports that are not what was written, or not there any more"]
+    assert changed.startswith(f"{exported} (SHA-256 ") and "exports that were written before" not in told
+
+
+def test_a_contract_that_came_after_the_windows_were_judged_leaves_the_certificate_as_complete_as_it_is(
+    deleted: Story, spark: SparkSession
+):
+    erased(deleted)
+    run(deleted, spark)
+    other = copy.deepcopy(CONTRACT)
+    other["x-cdc"]["table"] = "places"
+    (deleted.contracts / "places.json").write_text(json.dumps(other))
+    deleted.workspace = open_workspace(deleted.workspace.home.path.parent)
+    run_layers(deleted.workspace, spark)
+    assert pending_windows(deleted.workspace, SOURCE).nothing
+    _, done = certificate(deleted)
+    assert "windows that wait to be judged" not in {each["what"] for each in done["remains"]}
+    assert done["state"] == "incomplete"
+
+
+def test_the_certificate_names_events_whose_key_could_not_be_read(deleted: Story, spark: SparkSession):
+    erased(deleted)
+    deleted.land(Commit(40, 63, [Change("u", None, {"title": PERSON, "body": "whose?"})]))
+    run(deleted, spark)
+    _, done = certificate(deleted)
+    [where] = [
+        each["where"]
+        for each in done["remains"]
+        if each["what"] == "events in quarantine whose key could not be read"
+    ]
+    [file] = where
+    assert file.startswith(f"lake/{SOURCE}/quarantine/")
+    assert PERSON.encode() in content_of(deleted.workspace.home.path / file)
+
+
+def certificate(story: Story) -> tuple[Path, dict[str, Any]]:
+    """Erase the row once more: the certificate, and what it says."""
+    key = key_text(["1"])
+    _, told = erase_row(story.workspace, story.contract, key, erased_by="ana", why="request 7")
+    return told.path, json.loads(told.path.read_text())
+
+
+def everything(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if path.is_file()]
+
+
+def content_of(path: Path) -> bytes:
+    """The bytes of a file, and the values that they stand for."""
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    table = pq.read_table(path, partitioning=None)
+    return path.read_bytes() + repr((table.to_pylist(), table.schema.metadata)).encode()
 
 
 def test_the_ledger_knows_who_and_why_and_no_key(deleted: Story):

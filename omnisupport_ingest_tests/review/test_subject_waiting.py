@@ -10,9 +10,8 @@ import pytest
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.versions import RulesVersions
-from omnisupport_ingest.read.subject_traces import Traced
 from omnisupport_ingest.read.window_list import window_list
-from omnisupport_ingest.review import subject_erasure
+from omnisupport_ingest.review.certificate import windows_waiting
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
 
@@ -28,8 +27,7 @@ def test_a_window_behind_a_backlog_waits_too(tmp_path: Path, monkeypatch: pytest
     # It was judged by all that is known, and something has landed in it since.
     versions = RulesVersions(story.workspace, SOURCE).of(behind)
     judged = SimpleNamespace(state=lambda _window: SimpleNamespace(versions=versions))
-    of_subject = Traced(windows={b"key": {behind}})
     # The first look is the erasure's own; the planner's looks after it see the real tables.
     look, stand_ins = LakeTable.look, iter([judged])
     monkeypatch.setattr(LakeTable, "look", lambda table: next(stand_ins, None) or look(table))
-    assert subject_erasure._waiting(story.workspace, SOURCE, of_subject) == [behind]
+    assert windows_waiting(story.workspace, SOURCE, {behind}) == [behind]

@@ -1,13 +1,9 @@
 """Runs, sensors and checks from Dagster's own files, as Dagster wrote them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlencode
 
 import dagster as dg
-import psycopg2
-import pytest
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.test_utils import instance_for_test
@@ -15,7 +11,6 @@ from pydantic import SecretStr
 
 from omnisupport_ingest.runtime.dagster_home import with_driver
 from omnisupport_ingest.runtime.recorded_runs import Recorded, recorded
-from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 
 
 @dg.asset
@@ -37,20 +32,6 @@ def breaks(context: dg.OpExecutionContext) -> None:
 @dg.job
 def brittle() -> None:
     breaks()
-
-
-@pytest.fixture
-def records(postgres: EmbeddedPostgres) -> Iterator[SecretStr]:
-    """A PostgreSQL for Dagster's records, empty."""
-    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
-        connection.autocommit = True
-        connection.cursor().execute("CREATE DATABASE records")
-    parts = psycopg2.extensions.parse_dsn(postgres.dsn("records"))
-    where = {name: parts[name] for name in ("host", "port") if name in parts}
-    yield SecretStr(f"postgresql://{parts['user']}@/records?{urlencode(where)}")
-    with closing(psycopg2.connect(postgres.dsn("postgres"))) as connection:
-        connection.autocommit = True
-        connection.cursor().execute("DROP DATABASE records WITH (FORCE)")
 
 
 def test_it_says_what_dagster_recorded_in_files(tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_a_commit_that_others_followed_before_its_answer_is_ours(s3: S3Server, t
             handle.create_write_transaction(*given, **named)
 
     ours = cast(DeltaTable, Unheard())
-    version = commit_actions(ours, [], app_id=ledger.spec.app_id, note={})
+    version = commit_actions(ours, [], folder=ledger.folder, app_id=ledger.spec.app_id, note={})
     assert version == handle.version() + 1 == open_delta(ledger.folder).version() - 1
 
 

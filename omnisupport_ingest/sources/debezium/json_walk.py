@@ -17,10 +17,18 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block, Flags, Places
 
-_QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE, _BLANK = b'"-09,[] '
+_QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE, _BLANK, _BEGIN = b'"-09,[] {'
 _MOST_DIGITS = 19
 """Of a number of 64 bits; one of as many that begins with a nine may be beyond it."""
 _MOST_ELEMENTS = 100
+_LONGEST_NUMBER = 40
+"""Letters of a number with a fraction or an exponent; a longer one is read by itself."""
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+_OF_NUMBERS = np.zeros(256, np.bool_)
+_OF_NUMBERS[list(b"0123456789+-.eE")] = True
+VARIABLE_DECIMAL = (
+    r'^\{"scale": ?(?P<scale>0|-?[1-9][0-9]{0,8}), ?"value": ?"(?P<unscaled>[A-Za-z0-9+/]*={0,2})"\}$'
+)
 
 
 def _word(text: bytes) -> int:
@@ -109,6 +117,27 @@ class Walk:
         for i in np.flatnonzero(found & (digits == _MOST_DIGITS) & (first == _NINE)):
             found[i] = -(1 << 63) <= int(self.block.content[at[i] : at[i] + count[i]]) < 1 << 63
         self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
+
+    def number(self) -> None:
+        """A number of few digits comes next, written as JSON does, or null."""
+        at = self._at
+        is_null = self._four[at] == _NULL
+        # No number behind so many letters: what follows one is no letter of one.
+        count = _OF_NUMBERS[_windows(self.block.content, _LONGEST_NUMBER + 1)[at]].argmin(axis=1)
+        texts = cut(self.block, Slot(at, at + count, count == 0))
+        found = np.asarray(pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False))
+        self._take(at + np.where(is_null, 4, count), found | is_null, is_null)
+
+    def variable(self) -> None:
+        """A decimal with a scale of its own comes next (``{"scale":2,"value":"AQ=="}``), or null."""
+        at, stops, quotes = self._at, self.block.stops[self.lines], self.block.quotes
+        is_null, is_object = self._four[at] == _NULL, self._letters[at] == _BEGIN
+        # Behind the sixth quote the object ends.
+        ends = quotes[np.minimum(self._quote + 5, len(quotes) - 1)] + 2
+        ends = np.maximum(at, np.where(is_object, np.minimum(ends, stops), at + 4))
+        found = pc.match_substring_regex(cut(self.block, Slot(at, ends, ~is_object)), VARIABLE_DECIMAL)
+        self._quote = self._quote + 6 * is_object
+        self._take(ends, np.asarray(pc.fill_null(found, False)) | is_null, is_null)
 
     def flag(self) -> None:
         """True, false or null comes next."""

@@ -39,15 +39,15 @@ class Block:
     """Lines ``starts`` to ``stops`` in ``content``, which ends with ``PADDING``.
 
     ``first_row``: the number of the first of them in its file; None of what is of no file, whose lines are
-    values and no records. ``around``: what lands before and behind each of them as what was delivered; None:
-    nothing. ``name``: of their file or topic.
+    values and no records. ``delivered``: what lands of each as what was delivered; None: the line itself.
+    ``name``: of their file or topic.
     """
 
     content: bytes
     starts: Places
     stops: Places
     first_row: int | None = None
-    around: Sequence[tuple[bytes, bytes]] | None = None
+    delivered: pa.BinaryArray | None = None
     name: str = ""
 
     @classmethod
@@ -68,13 +68,11 @@ class Block:
         return block
 
     @classmethod
-    def of_values(
-        cls, values: Sequence[bytes], around: Sequence[tuple[bytes, bytes]], name: str = ""
-    ) -> Block:
+    def of_values(cls, values: Sequence[bytes], delivered: pa.BinaryArray, name: str = "") -> Block:
         """``values``, each of which is taken for a line whatever it holds."""
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         stops = np.cumsum(lengths)
-        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, around, name)
+        return cls(b"".join([*values, PADDING]), stops - lengths, stops, None, delivered, name)
 
     def __len__(self) -> int:
         return len(self.starts)

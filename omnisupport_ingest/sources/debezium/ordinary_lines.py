@@ -299,13 +299,10 @@ class _Changes:
         return pc.fill_null(self._number(line_forms.SEQUENCE), 0)
 
     def _delivered(self) -> pa.StringArray:
+        if self.block.delivered is not None:
+            return self.block.delivered.take(pa.array(self.lines)).cast(_TEXT)
         starts, stops = self.block.starts[self.lines], self.block.stops[self.lines]
-        lines = cut(self.block, Slot(starts, stops, np.zeros(len(starts), np.bool_)))
-        if self.block.around is None:
-            return lines
-        around = [self.block.around[i] for i in self.lines.tolist()]
-        before, behind = (pa.array([each[i] for each in around], pa.binary()).cast(_TEXT) for i in range(2))
-        return pc.binary_join_element_wise(before, lines, behind, "")
+        return cut(self.block, Slot(starts, stops, np.zeros(len(starts), np.bool_)))
 
     def _key(self) -> list[Column]:
         columns = {each.name: each for each in self.form.images[self._image_of_row]}

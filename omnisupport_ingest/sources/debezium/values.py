@@ -32,12 +32,15 @@ LONGEST_BITS = 83_886_080
 """Bits of the longest bit string (PostgreSQL: ``bit(n)``)."""
 
 ZONED = "io.debezium.time.ZonedTimestamp"
+ISO_TIMESTAMP = "io.debezium.time.IsoTimestamp"
+VARIABLE_SCALE = "io.debezium.data.VariableScaleDecimal"
 MEANS_TEXT = frozenset(
     f"io.debezium.data.{each}" for each in ("Json", "Uuid", "Enum", "Xml", "Ltree", "Tsvector")
 )
 """Names of Connect schemas whose values are texts of PostgreSQL as they come."""
 
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
+_FLOATS = ("real", "double precision")
 
 
 def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> str | None:
@@ -51,8 +54,9 @@ def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> s
         return _array(value, schema, target, handling)
     if target.name == "bytea" or schema.get("type") == "bytes":
         return _bytea(value, schema, handling)
-    if schema.get("type") in ("float", "double") and target.name in ("", "real", "double precision"):
-        return floating(value, single=schema["type"] == "float")
+    single = is_single(schema, target)
+    if single is not None:
+        return floating(value, single=single)
     if target.name == "numeric":
         is_text = schema.get("type") == "string"
         return numeric(value, target, decimals="string" if is_text else handling.decimals)
@@ -65,6 +69,19 @@ def text_of(value: Any, schema: Schema, target: Target, handling: Handling) -> s
 def has_meaning(schema: Schema) -> bool:
     """Whether ``schema`` says more of its values than their type."""
     return str(schema.get("name") or "") in _BY_MEANING
+
+
+def is_single(schema: Schema, target: Target) -> bool | None:
+    """Whether values are floats of four bytes (true) or of eight (false); None if they are none."""
+    if schema.get("type") in ("float", "double") and target.name in ("", *_FLOATS):
+        return bool(schema["type"] == "float")
+    return target.name == "real" if target.name in _FLOATS else None
+
+
+def lands_as_it_comes(target: Target) -> bool:
+    """Whether a text for a column of this type is PostgreSQL's text already, without a schema that says
+    otherwise: texts, enumerations, ranges, addresses and every type that nothing is known of."""
+    return target.element is None and target.name not in (*_BY_TYPE, *_FLOATS, "bytea", "numeric")
 
 
 def _array(values: list[Any], schema: Schema, target: Target, handling: Handling) -> str:
@@ -193,8 +210,6 @@ def _hstore(value: Any, _: Target) -> str:
 _BY_TYPE: dict[str, Callable[[Any, Target], str]] = {
     "boolean": _boolean,
     **dict.fromkeys(_INTEGERS, integer),
-    "real": lambda value, _: floating(value, single=True),
-    "double precision": lambda value, _: floating(value, single=False),
     "date": lambda value, target: _date(value, {}, target),
     "timestamp": _timestamp,
     "timestamptz": lambda value, target: _zoned(value, {}, target),
@@ -225,7 +240,7 @@ _BY_MEANING: dict[str, Callable[[Any, Schema, Target], str | None]] = {
     "io.debezium.time.MicroTimestamp": _timestamps(_MICROS),
     "io.debezium.time.NanoTimestamp": _timestamps(_NANOS),
     "org.apache.kafka.connect.data.Timestamp": _timestamps(_MILLIS),
-    "io.debezium.time.IsoTimestamp": lambda value, _, target: pg_times.timestamp_of_text(
+    ISO_TIMESTAMP: lambda value, _, target: pg_times.timestamp_of_text(
         string(value), zoned=target.name == "timestamptz"
     ),
     ZONED: _zoned,
@@ -239,7 +254,7 @@ _BY_MEANING: dict[str, Callable[[Any, Schema, Target], str | None]] = {
     "io.debezium.time.NanoDuration": lambda value, _, __: pg_times.interval_of_micros(number(value) // 1000),
     "io.debezium.time.Interval": lambda value, _, target: _interval(value, target),
     "org.apache.kafka.connect.data.Decimal": connect_decimal,
-    "io.debezium.data.VariableScaleDecimal": variable_decimal,
+    VARIABLE_SCALE: variable_decimal,
     "io.debezium.data.Bits": _bits,
     "io.debezium.data.geometry.Point": _point,
     "io.debezium.data.geometry.Geometry": _geometry,

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,24 +80,18 @@ class Record(NamedTuple):
     def size(self) -> int:
         return len(self.key or b"") + len(self.value or b"")
 
-    def around(self, topic: bytes, partition: int) -> tuple[bytes, bytes]:
-        """What stands before and behind the value in the line. ``topic``: its name in JSON."""
-        headers = b"[]"
-        if self.headers:
-            headers = json.dumps(
-                [{"key": name, "value": _text(held)} for name, held in self.headers]
-            ).encode()
-        millis = b"null" if self.millis is None else b"%d" % self.millis
-        return (
-            b'{"topic":%s,"partition":%d,"offset":%d,"timestamp":%s,"key":%s,"value":'
-            % (topic, partition, self.offset, millis, _as_json(self.key)),
-            b',"headers":%s}' % headers,
-        )
+    @property
+    def told_headers(self) -> bytes:
+        """Its headers as JSON."""
+        if not self.headers:
+            return b"[]"
+        return json.dumps([{"key": name, "value": _text(held)} for name, held in self.headers]).encode()
 
     def line(self, place: Partition) -> bytes:
         """It as one line of JSON. Key and value stand as they are, or as a text where they are no JSON."""
-        before, behind = self.around(json.dumps(place[0]).encode(), place[1])
-        return before + _as_json(self.value) + behind
+        millis = b"null" if self.millis is None else b"%d" % self.millis
+        told = (self.offset, millis, _as_json(self.key), _as_json(self.value), self.told_headers)
+        return _line_start(place) + b'%d,"timestamp":%s,"key":%s,"value":%s,"headers":%s}' % told
 
     def read(self, place: Partition, handling: Handling, context: LineContext) -> Change | Passed:
         """What it tells; ``LineFault`` if that cannot be read."""
@@ -197,17 +192,20 @@ class RoundReading:
             yield from self._one(place, records[start], line, epoch, latest)
             start += 1
         records = records[start:]
-        topic = json.dumps(place[0]).encode()
-        around = [each.around(topic, place[1]) for each in records]
-        values = [b"" if each.tells_by(self._telling) else each.value or b"" for each in records]
-        tables, others = self._reader.take_ordinary(Block.of_values(values, around, place[0]), epoch)
+        if not records:
+            return
+        delivered = _lines_of(place, records)
+        values = [
+            b"" if each.headers and each.tells_by(self._telling) else each.value or b"" for each in records
+        ]
+        tables, others = self._reader.take_ordinary(Block.of_values(values, delivered, place[0]), epoch)
         lines = {i: records[i].line(place) for i in others}
-        # The value of an ordinary one stands in its line as it is.
-        self._content.update(
-            b"".join(
-                lines[i] if i in lines else each[0] + values[i] + each[1] for i, each in enumerate(around)
-            )
-        )
+        if lines:
+            is_other = np.zeros(len(records), np.bool_)
+            is_other[list(lines)] = True
+            others_lines = pa.array([lines[i] for i in sorted(lines)], pa.binary())
+            delivered = pc.replace_with_mask(delivered, pa.array(is_other), others_lines)
+        self._content.update(_content_of(delivered))
         for each in tables:
             self._note_highest(place, each)
             yield each
@@ -288,6 +286,41 @@ def _blocks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
             start, size = i, 0
     if start < len(records):
         yield records[start:]
+
+
+def _line_start(place: Partition) -> bytes:
+    """How the line of each record of a partition begins: its offset follows."""
+    return b'{"topic":%s,"partition":%d,"offset":' % (json.dumps(place[0]).encode(), place[1])
+
+
+def _lines_of(place: Partition, records: Sequence[Record]) -> pa.BinaryArray:
+    """The lines of ``records``, their values as they are: those of all that can be read many at once."""
+    offsets = pa.array([each.offset for each in records], pa.int64())
+    millis = pa.array([each.millis for each in records], pa.int64())
+    keys, values, headers = (
+        pa.array(texts, pa.binary())
+        for texts in (
+            [_as_json(each.key) for each in records],
+            [each.value or b"" for each in records],
+            [each.told_headers for each in records],
+        )
+    )
+    parts = (
+        _line_start(place), _written(offsets), b',"timestamp":', pc.fill_null(_written(millis), b"null"),
+        b',"key":', keys, b',"value":', values, b',"headers":', headers, b"}",
+    )  # fmt: skip
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def _written(numbers: pa.Int64Array) -> pa.BinaryArray:
+    return numbers.cast(pa.string()).cast(pa.binary())
+
+
+def _content_of(lines: pa.BinaryArray) -> memoryview:
+    """The bytes of all of ``lines``, one after another, where they lie."""
+    _, offsets, content = lines.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(lines) + 1, 4 * lines.offset)
+    return memoryview(content)[bounds[0] : bounds[-1]]
 
 
 def _number(place: Partition) -> int:

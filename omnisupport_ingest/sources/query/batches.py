@@ -64,9 +64,8 @@ class Batches:
         span = FileSpan(content, table.full_name, inlet.described_by, CURSOR_ORDER)
         relations = (contracted_relation(table),)
         with self._writer(batch_id) as writer:
-            for part in parts:
-                for block in blocks(part, inlet.grid, inlet.clock()):
-                    writer.add_block(block)
+            for block in blocks(pa.concat_tables(parts), inlet.grid, inlet.clock()):
+                writer.add_block(block)
             if not free_windows:
                 self._seal(writer, span, relations)
                 return

@@ -145,11 +145,13 @@ def corrected(ordinal: int) -> int:
 
 def micros_of(texts: pa.StringArray) -> pa.Int64Array:
     """Return PostgreSQL's texts of times in microseconds since 1970; null for null and for any other text."""
-    plain = pc.replace_substring_regex(texts, r"\+00(:00)?$", "")
-    try:
-        return plain.cast(pa.timestamp("us")).cast(pa.int64())
-    except pa.ArrowInvalid:
-        return pa.array([_micros(each) for each in plain.to_pylist()], pa.int64())
+    for zone in ("UTC", None):
+        # Arrow reads a column at once if all of its texts have a zone, or none has.
+        try:
+            return texts.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        except pa.ArrowInvalid:
+            continue
+    return pa.array([_micros(each) for each in texts.to_pylist()], pa.int64())
 
 
 def moment_of(micros: int) -> datetime:

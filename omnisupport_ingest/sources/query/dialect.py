@@ -74,6 +74,15 @@ class DialectReader:
             found = sa.inspect(self._open).get_indexes(table.table, schema=table.schema)
         return tuple(tuple(str(name) for name in each["column_names"]) for each in found)
 
+    def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
+        listed: list[sa.Column[Any]] = [sa.Column(each) for each in columns]
+        of = sa.Table(table.table, sa.MetaData(), *listed, schema=table.schema)
+        index = sa.Index(name, *of.columns)
+        return f"{sa.schema.CreateIndex(index).compile(dialect=self._engine.dialect)};"
+
+    def not_null_fix(self, table: TableContract, column: str, /) -> str:
+        return f"Make {column} of {table.full_name} NOT NULL;"
+
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         column: sa.ColumnClause[Any] = sa.column(cursor.name)
         with _refusals(table.full_name):

@@ -9,11 +9,13 @@ window.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +23,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
-from omnisupport_ingest.landing.writer import EventBlock
+from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS, EventBlock
 from omnisupport_ingest.sources.query.cursor import (
     END_ORDINAL,
     CursorColumn,
@@ -34,7 +36,13 @@ from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.sources.query.state import Seen
 from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, OUT_OF_RANGE, WindowGrid
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 _TIME = EVENT_SCHEMA.field("source_ts").type
+_OUT_OF_RANGE = np.iinfo(np.int64).max
+"""Stands for the window of times that are too far ahead."""
+
 
 _EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 """Times are cut to this range, which every reader of the lake supports."""
@@ -162,33 +170,56 @@ def content_hash(epoch: int, source: str, parts: Sequence[pa.Table]) -> str:
     """Return the SHA-256 of events; the same rows read again in one epoch have the same hash."""
     found = hashlib.sha256(json.dumps([epoch, source]).encode())
     for part in parts:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, part.schema) as stream:
+        # Arrow writes into the hash itself: a copy of the events would cost more than to hash them.
+        with pa.ipc.new_stream(pa.PythonFile(_Hashed(found), "w"), part.schema) as stream:
             stream.write_table(part.combine_chunks())
-        found.update(sink.getvalue())
     return found.hexdigest()
 
 
+class _Hashed(io.RawIOBase):
+    """A file that keeps nothing: what is written to it is added to ``digest``."""
+
+    def __init__(self, digest: hashlib._Hash) -> None:
+        self._digest, self._size = digest, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, content: ReadableBuffer) -> int:
+        self._digest.update(content)
+        size = memoryview(content).nbytes
+        self._size += size
+        return size
+
+
 def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
-    """Yield ``events`` as blocks of one window each, in the order of the windows."""
+    """Yield ``events`` as blocks of one window each, in the order of the windows; in each the order stays."""
     if not events.num_rows:
         return
     size = int(grid.size.length.total_seconds() * 1_000_000)
     times = np.asarray(events.column("source_ts").combine_chunks().cast(pa.int64()))
-    first = micros(grid.first) // size
     # A window begins at a multiple of its size: sizes divide the hour, or are a day, and all is UTC.
-    numbers = np.maximum(times // size, first)
-    ahead = times > micros(landed_at + MAX_AHEAD)
-    numbers = np.where(ahead, np.iinfo(np.int64).max, numbers)
-    for number in np.unique(numbers):
-        mine = numbers == number
-        table = partial(_same, events.filter(pa.array(mine)))
-        out_of_range = number == np.iinfo(np.int64).max
-        window = OUT_OF_RANGE if out_of_range else moment_of(int(number) * size).strftime(KEY_FORMAT)
-        rows = int(np.count_nonzero(mine))
-        size_of_part = events.nbytes * rows // events.num_rows
-        yield EventBlock(window, rows, size_of_part, moment_of(int(times[mine].max())), table)
-
-
-def _same(events: pa.Table) -> pa.Table:
-    return events
+    numbers = np.maximum(times // size, micros(grid.first) // size)
+    numbers[times > micros(landed_at + MAX_AHEAD)] = _OUT_OF_RANGE
+    if (numbers[1:] < numbers[:-1]).any():
+        # Windows by the cursor rise with the rows; those by another column do not.
+        order = np.argsort(numbers, kind="stable")
+        events, times, numbers = events.take(pa.array(order)), times[order], numbers[order]
+    most = max(1, min(BLOCK_ROWS, BLOCK_BYTES * events.num_rows // events.nbytes))
+    bounds = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    for first, last in zip([0, *bounds.tolist()], [*bounds.tolist(), len(numbers)], strict=True):
+        number = int(numbers[first])
+        window = OUT_OF_RANGE if number == _OUT_OF_RANGE else moment_of(number * size).strftime(KEY_FORMAT)
+        for start in range(first, last, most):
+            stop = min(start + most, last)
+            rows = stop - start
+            yield EventBlock(
+                window,
+                rows,
+                events.nbytes * rows // events.num_rows,
+                moment_of(int(times[start:stop].max())),
+                partial(events.slice, start, rows),
+            )

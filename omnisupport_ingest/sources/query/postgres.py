@@ -23,12 +23,16 @@ from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
+from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
 from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+
+BLOCK_BYTES = 6 * 1024 * 1024
+"""Bytes of rows that are made into columns at a time."""
 
 _OVERHEAD = 100
 """Estimated bytes of an event beside its line."""
@@ -49,6 +53,7 @@ class PostgresReader:
 
     def __init__(self, dsn: str, *, max_row_bytes: int | None = None) -> None:
         """Connect. Raises ``SourceUnavailable``, ``SourceRefused`` or ``BadDsn``."""
+        keep_freed_memory()
         self._connection = connect(dsn)
         self._max_row_bytes = max_row_bytes
         self._columns: dict[str, tuple[str, ...]] = {}
@@ -93,6 +98,14 @@ class PostgresReader:
         )
         return tuple(tuple(each) for each in json.loads(str(found)))
 
+    def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
+        # The table is written to meanwhile.
+        listed = ", ".join(map(identifier, columns))
+        return f"CREATE INDEX CONCURRENTLY {identifier(name)} ON {_name(table)} ({listed});"
+
+    def not_null_fix(self, table: TableContract, column: str, /) -> str:
+        return f"ALTER TABLE {_name(table)} ALTER {identifier(column)} SET NOT NULL;"
+
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         name = identifier(cursor.name)
         found = self._value(table, f"SELECT max({name})::text FROM {_name(table)}")
@@ -117,6 +130,7 @@ class PostgresReader:
                 self._connection,
                 query,
                 doing=f"reading {table.full_name}",
+                block_bytes=BLOCK_BYTES,
                 max_row_bytes=self._max_row_bytes,
                 lines=give,
             )

@@ -14,7 +14,6 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
-from omnisupport_ingest.sources.postgres.session.quoting import identifier, qualified
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.run import open_reader
@@ -43,12 +42,10 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
         return
     wanted = (cursor.name, *table.key)
     if wanted not in {each[: len(wanted)] for each in indexes}:
-        listed = ", ".join(map(identifier, wanted))
-        name = identifier(f"{table.name}_{cursor.name}_cursor")
         yield Finding(
             "cursor_index",
             f"{table.full_name} has no index on ({', '.join(wanted)}): every page reads all of the table.",
-            f"CREATE INDEX CONCURRENTLY {name} ON {qualified(table.schema, table.table)} ({listed});",
+            reader.index_sql(table, f"{table.name}_{cursor.name}_cursor", wanted),
             Severity.WARNS,
             table=table.name,
         )
@@ -56,8 +53,7 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
         yield Finding(
             "cursor_null",
             f"{cursor.name} of {table.full_name} may be NULL: such rows are read whole in every sync.",
-            f"ALTER TABLE {qualified(table.schema, table.table)} ALTER {identifier(cursor.name)} SET NOT "
-            "NULL; then list it in required of the contract.",
+            f"{reader.not_null_fix(table, cursor.name)} then list it in required of the contract.",
             Severity.WARNS,
             table=table.name,
         )

@@ -86,6 +86,12 @@ class Reader(Protocol):
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
         """Return the columns of each index by which rows can be read in order."""
 
+    def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
+        """Return the statement that adds an index called ``name`` on ``columns``."""
+
+    def not_null_fix(self, table: TableContract, column: str, /) -> str:
+        """Return how to make ``column`` refuse NULL: a statement, or a sentence; ends with a semicolon."""
+
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         """Return the highest cursor in the table; None if no row has one."""
 

@@ -44,11 +44,19 @@ COLUMNS = {
     "ta": "text[]",
     "ua": "uuid[]",
     "j": "jsonb",
+    "r": "real",
+    "f8": "double precision",
+    "tm": "time",
+    "e": "public.mood",
+    "ch": "character(5)",
+    "v": "numeric",
 }
 ROW = {
     "id": 1, "t": "x", "s": 1, "i": 1, "b": True, "n": "1.5", "nn": "1.5", "by": "AAE=",
     "tz": "2026-01-01T00:00:00.120000Z", "ts": 1_000_000, "ts3": 1000, "d": 20_000,
     "u": "00000000-0000-0000-0000-000000000005", "ta": ["a"], "ua": [None], "j": '{"a": 1}',
+    "r": 1.5, "f8": -2.25, "tm": 1_500_000, "e": "sad", "ch": "ab   ",
+    "v": {"scale": 2, "value": "AQ=="},
 }  # fmt: skip
 
 _DEBEZIUM = "io.debezium."
@@ -65,13 +73,25 @@ FIELDS: dict[str, dict[str, Any]] = {
     "d": {"type": "int32", "name": _DEBEZIUM + "time.Date", "version": 1},
     "u": {"type": "string", "name": _DEBEZIUM + "data.Uuid", "version": 1},
     "j": {"type": "string", "name": _DEBEZIUM + "data.Json", "version": 1},
+    "r": {"type": "float"}, "f8": {"type": "double"}, "ch": {"type": "string"},
+    "v": {"type": "struct", "name": _DEBEZIUM + "data.VariableScaleDecimal", "version": 1},
+    "tm": {"type": "int64", "name": _DEBEZIUM + "time.MicroTime", "version": 1},
+    "e": {"type": "string", "name": _DEBEZIUM + "data.Enum", "version": 1},
     "ta": {"type": "array", "items": {"type": "string", "optional": True}},
     "ua": {"type": "array", "items": {"type": "string", "name": _DEBEZIUM + "data.Uuid", "version": 1}},
 }  # fmt: skip
 
 _HIDDEN = sorted(DISGUISES)
 _NUMBERS = [0, -1, 32767, 32768, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63]
-_RAW_NUMBERS = ["-0", "1.0", "1e2", "01", "NaN", "9" * 40, '"5"', "true"]
+_RAW_NUMBERS = ["-0", "1.0", "1e2", "01", "NaN", "9" * 40, '"5"', "true", "1.", "-", "1e400", "1.5.5"]
+_FLOATS = [0.0, -0.0, 1e-5, 0.0001, 1e15, 3.14, 100.0, 123456.75, 1e300, 5]
+_NUMERIC = {"id", "i", "s", "d", "ts", "ts3", "r", "f8", "tm"}
+_VARIABLE: list[Any] = [
+    {"scale": 0, "value": ""}, {"value": "AQ==", "scale": 1}, {"scale": -2, "value": "AQ=="}, {"scale": 1},
+    {"scale": 3, "value": "gAAAAAAAAAA="}, {"scale": 1, "value": "AQ==", "x": 1},
+    {"scale": "1", "value": "AQ=="},
+    {"scale": 21_000, "value": "AQ=="}, {"scale": 1, "value": 'a"b'}, {},
+]  # fmt: skip
 _TEXTS = ["", " ", 'say "hi" \\', "\t\n\b\f\x1f\x7f", "\u2028\ufeff\uffff", "😀", "漢字", "null", *_HIDDEN]
 _RAW_TEXTS = [r"\ud800", r"\udc00", r"\ud83d\ude00", r"\ud83dx", r"\u0000", "\0", "\t", r"\/", r"\u00e9"]
 _TIMES = [
@@ -93,6 +113,7 @@ POOLS: dict[str, list[Any]] = {
     "id": _NUMBERS, "s": _NUMBERS, "i": _NUMBERS, "ts": [*_NUMBERS, *_TIMES], "ts3": _NUMBERS,
     "d": [*_NUMBERS, "2026-01-01"], "t": _TEXTS, "u": _TEXTS, "j": _TEXTS, "by": [*_TEXTS, *_DECIMALS],
     "n": _DECIMALS, "nn": _DECIMALS, "tz": _TIMES, "ta": _LISTS, "ua": _LISTS, "b": [True, False, "t", 1],
+    "r": _FLOATS, "f8": _FLOATS, "tm": _NUMBERS, "e": _TEXTS, "ch": _TEXTS, "v": _VARIABLE,
 }  # fmt: skip
 
 
@@ -117,7 +138,7 @@ def values(draw: st.DrawFn) -> bytes:
         pool = [None, *(each for each in POOLS[name] if kind == "any" or type(each) is type(ROW[name]))]
         row[name] = draw(st.sampled_from(pool))
         if kind == "raw":
-            row[name], raw = "@@", draw(st.sampled_from(_RAW_NUMBERS if name in "idts3" else _RAW_TEXTS))
+            row[name], raw = "@@", draw(st.sampled_from(_RAW_NUMBERS if name in _NUMERIC else _RAW_TEXTS))
     if not draw(st.integers(0, 19)):
         row = dict(reversed(row.items()))
     value = change(op, row, draw(st.sampled_from([1, 2, 16_384, 16_385])), draw(st.integers(1, 800)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.contracts.documents import program_file
 from omnisupport_ingest.sources.debezium.changes import (
     HEARTBEAT,
     MARKER,
@@ -185,6 +186,69 @@ def test_a_bare_row_may_look_like_anything(row: dict[str, Any]) -> None:
 def test_without_any_time_a_row_is_odd_and_never_of_now() -> None:
     with pytest.raises(LineFault, match="no commit time"):
         change({"id": 1, "__op": "u"}, MAPPED, LineContext("customers.jsonl"))
+
+
+_HELD = {"__op": "u", "__source_ts_ms": TS, "__source_schema": "public", "__source_table": "customers"}
+_DELETED = {"id": 1, "email": None, "__deleted": "true", **_HELD, "__op": "d"}
+_KEY = {"topic": "a.public.customers", "key": {"id": 1}}
+_TOMBSTONE = _KEY | {"value": None}
+_BY_TOMBSTONES = replace(TIMED, tombstones=DELETE)
+OPTIONS: dict[str, tuple[Any, Handling, str]] = {
+    "delete.tombstone.handling.mode=rewrite": (_DELETED, PLAIN, "d"),
+    "delete.tombstone.handling.mode=rewrite-with-tombstone, the tombstone": (_TOMBSTONE, PLAIN, ""),
+    "delete.tombstone.handling.mode=tombstone": (_TOMBSTONE, _BY_TOMBSTONES, "d"),
+    "delete.tombstone.handling.mode=delete-to-tombstone": (_TOMBSTONE, _BY_TOMBSTONES, "d"),
+    "add.fields": (customer(1) | _HELD, PLAIN, "u"),
+    "add.fields with other names": (
+        customer(1) | {"kind": "u", **{name: told for name, told in _HELD.items() if name != "__op"}},
+        Handling(fields={"op": "kind"}), "u",
+    ),
+    "add.fields.prefix": (
+        customer(1) | {name.replace("__", "meta."): told for name, told in _HELD.items()},
+        Handling(prefix="meta."), "u",
+    ),
+    "add.headers": (
+        _KEY | {"value": customer(1), "headers": [{"key": n, "value": str(v)} for n, v in _HELD.items()]},
+        PLAIN, "u",
+    ),
+    "add.headers.prefix": (
+        _KEY | {
+            "value": customer(1),
+            "headers": [{"key": n.replace("__", "meta."), "value": str(v)} for n, v in _HELD.items()],
+        },
+        Handling(prefix="meta."), "u",
+    ),
+    "replace.null.with.default=false": (customer(1, name=None) | _HELD, PLAIN, "u"),
+    "route.by.field": (
+        {"topic": "active", "key": {"id": 1}, "value": customer(1) | _HELD, "headers": []}, PLAIN, "u",
+    ),
+    "drop.fields.header.name": (
+        _KEY | {"value": {"id": 1, **_HELD}, "headers": [{"key": "dropped", "value": '["email"]'}]},
+        PLAIN, "u",
+    ),
+}  # fmt: skip
+"""Option of ``ExtractNewRecordState`` → what comes of a customer with it, how it is read, and the operation;
+empty: a tombstone, which is dropped."""
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_the_flat_form_is_read(option: str) -> None:
+    line, handling, op = OPTIONS[option]
+    context = LineContext("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
+    told = read(line, handling, context)
+    if not op:
+        assert told is TOMBSTONE
+        return
+    assert isinstance(told, Change)
+    assert (told.op, told.schema, told.table) == (op, "public", "customers")
+    image = told.after if op == "u" else told.before
+    assert image is not None and image["id"] == 1
+    assert not any(name.startswith(("__", "meta.")) or name == "kind" for name in image)
+
+
+def test_the_page_names_every_option_of_the_flat_form() -> None:
+    page = program_file("docs/debezium.md").read_text()
+    assert [each for each in OPTIONS if f"`{each.partition('=')[0].partition(' ')[0]}" not in page] == []
 
 
 def test_a_tombstone_may_be_all_that_tells_of_a_delete() -> None:

@@ -1,4 +1,4 @@
-"""What stands before a broker in a company: TLS, and users with passwords (SASL, mechanism PLAIN).
+"""What stands before a broker in a company: TLS, and users with passwords (SASL: PLAIN, SCRAM).
 
 Tansu takes no certificate and no plain users, so a front of our own takes connections for it: it decrypts,
 asks each connection who it is, by the requests of Kafka's protocol for that (SaslHandshake,
@@ -7,7 +7,11 @@ SaslAuthenticate), and hands everything else through, both ways. The broker name
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import ipaddress
+import secrets
 import socket
 import ssl
 import struct
@@ -25,18 +29,21 @@ from cryptography.x509.oid import NameOID
 
 _API_VERSIONS, _HANDSHAKE, _AUTHENTICATE = 18, 17, 36
 _REFUSED, _NO_SUCH_MECHANISM = 58, 33
+_ROUNDS = 4096
 
 
 @dataclass
 class Front:
     """``port`` of loopback, before a broker on ``behind``. ``certificate``: its own, to be trusted; None: it
-    speaks plainly. ``users``: who may, with passwords; none: everybody. ``let_in``: whom it has let in.
+    speaks plainly. ``users``: who may, with passwords; none: everybody. ``mechanisms``: by which they say who
+    they are. ``let_in``: whom it has let in.
     ``cut``, ``mend``: nobody reaches the broker, and everybody may again."""
 
     port: int
     behind: int = 0
     certificate: Path | None = None
     users: dict[str, str] = field(default_factory=dict)
+    mechanisms: tuple[str, ...] = ("PLAIN",)
     let_in: list[str] = field(default_factory=list)
     _passing: list[socket.socket] = field(default_factory=list)
     was_cut: bool = False
@@ -56,10 +63,12 @@ class Front:
 
 
 @contextmanager
-def front(folder: Path, *, tls: bool, users: dict[str, str] | None = None) -> Iterator[Front]:
+def front(
+    folder: Path, *, tls: bool, users: dict[str, str] | None = None, mechanisms: tuple[str, ...] = ("PLAIN",)
+) -> Iterator[Front]:
     """A front whose ``behind`` is to be set before anybody connects; gone with the block."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = Front(listener.getsockname()[1], users=users or {})
+        found = Front(listener.getsockname()[1], users=users or {}, mechanisms=mechanisms)
         context = None
         if tls:
             found.certificate = folder / "certificate.pem"
@@ -106,27 +115,98 @@ def _end(connection: socket.socket) -> None:
 
 def _knows(client: socket.socket, broker: socket.socket, of: Front) -> bool:
     """Whether the client says who it is, before it asks anything but what the broker can do."""
+    exchange: _Plain | _Scram | None = None
     while (request := _frame(client)) is not None:
-        api, version, number = struct.unpack_from(">hhi", request)
+        api, version, number, of_name = struct.unpack_from(">hhih", request)
+        content = request[10 + max(of_name, 0) :]
         if api == _API_VERSIONS:
             broker.sendall(struct.pack(">i", len(request)) + request)
             _answer(client, _frame(broker) or b"")
         elif api == _HANDSHAKE:
-            code = 0 if request.endswith(b"\x00\x05PLAIN") else _NO_SUCH_MECHANISM
-            _answer(client, struct.pack(">ihih", number, code, 1, 5) + b"PLAIN")
-        elif api == _AUTHENTICATE and version < 2:
-            _, user, password = request.rsplit(b"\0", 2)
-            user = user[user.rfind(b"\0") + 1 :]
-            known = of.users.get(user.decode()) == password.decode()
-            text = b"" if known else b"the user or its password is wrong"
-            told = struct.pack(">ihh", number, 0 if known else _REFUSED, len(text)) + text
-            _answer(client, told + struct.pack(">i", 0) + (struct.pack(">q", 0) if version else b""))
-            if known:
-                of.let_in.append(user.decode())
-            return known
+            mechanism = content[2:].decode()
+            if mechanism in of.mechanisms:
+                exchange = _Plain(of.users) if mechanism == "PLAIN" else _Scram(of.users, mechanism)
+            names = b"".join(struct.pack(">h", len(each)) + each.encode() for each in of.mechanisms)
+            code = 0 if exchange is not None else _NO_SUCH_MECHANISM
+            _answer(client, struct.pack(">ihi", number, code, len(of.mechanisms)) + names)
+        elif api == _AUTHENTICATE and version < 2 and exchange is not None:
+            try:
+                code, text, said = 0, b"", exchange.step(content[4:])
+            except _Wrong:
+                code, text, said = _REFUSED, b"the user or its password is wrong", b""
+            told = struct.pack(">ihh", number, code, len(text)) + text + struct.pack(">i", len(said)) + said
+            _answer(client, told + (struct.pack(">q", 0) if version else b""))
+            if code:
+                return False
+            if exchange.user is not None:
+                of.let_in.append(exchange.user)
+                return True
         else:
             return False
     return False
+
+
+class _Wrong(Exception):
+    """Raised where a client is not who it says."""
+
+
+class _Plain:
+    """Who a client is, by its user and password. ``user``: known behind the last step."""
+
+    def __init__(self, users: dict[str, str]) -> None:
+        self.user: str | None = None
+        self._users = users
+
+    def step(self, message: bytes) -> bytes:
+        _, user, password = message.decode().split("\0")
+        if self._users.get(user) != password:
+            raise _Wrong
+        self.user = user
+        return b""
+
+
+class _Scram:
+    """Who a client is, by the proof that it knows the password (RFC 5802); the server proves the same."""
+
+    def __init__(self, users: dict[str, str], mechanism: str) -> None:
+        self.user: str | None = None
+        self._users, self._hash = users, mechanism.removeprefix("SCRAM-").replace("-", "").lower()
+        self._asked: str | None = None
+        self._signed = b""
+        self._salt, self._nonce = secrets.token_bytes(16), ""
+
+    def step(self, message: bytes) -> bytes:
+        return self._ask(message) if self._asked is None else self._check(message)
+
+    def _ask(self, message: bytes) -> bytes:
+        bare = message.removeprefix(b"n,,")
+        told = _attributes(bare)
+        self._asked, self._nonce = told["n"], told["r"] + secrets.token_hex(12)
+        asked = f"r={self._nonce},s={base64.b64encode(self._salt).decode()},i={_ROUNDS}".encode()
+        self._signed = bare + b"," + asked
+        return asked
+
+    def _check(self, message: bytes) -> bytes:
+        told = _attributes(message)
+        password = self._users.get(self._asked or "")
+        if password is None or told["r"] != self._nonce or told["c"] != "biws":
+            raise _Wrong
+        salted = hashlib.pbkdf2_hmac(self._hash, password.encode(), self._salt, _ROUNDS)
+        key = self._hmac(salted, b"Client Key")
+        stored = hashlib.new(self._hash, key).digest()
+        signed = self._signed + b"," + message.rpartition(b",p=")[0]
+        proof = bytes(a ^ b for a, b in zip(key, self._hmac(stored, signed), strict=True))
+        if not hmac.compare_digest(proof, base64.b64decode(told["p"])):
+            raise _Wrong
+        self.user = self._asked
+        return b"v=" + base64.b64encode(self._hmac(self._hmac(salted, b"Server Key"), signed))
+
+    def _hmac(self, key: bytes, content: bytes) -> bytes:
+        return hmac.digest(key, content, self._hash)
+
+
+def _attributes(message: bytes) -> dict[str, str]:
+    return dict(each.split("=", 1) for each in message.decode().split(","))  # type: ignore[misc]
 
 
 def _frame(source: socket.socket) -> bytes | None:

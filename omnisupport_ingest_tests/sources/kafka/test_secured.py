@@ -91,6 +91,28 @@ def test_a_mechanism_that_the_cluster_has_not_is_told_with_those_that_it_has(
     assert "SCRAM-SHA-256" in problem and "supported mechanisms: PLAIN" in problem
 
 
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_records_land_from_a_cluster_to_which_both_sides_prove_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    (tmp_path / "broker").mkdir()
+    with (
+        front(tmp_path / "broker", tls=True, users={USER: PASSWORD}, mechanisms=(mechanism,)) as before,
+        running_broker(tmp_path / "log", before=before),
+    ):
+        settings = secured(before, sasl_mechanism=mechanism)
+        broker = Broker(before.address, {**settings, "sasl.password": PASSWORD})
+        broker.make_topic("nova", 1)
+        broker.produce("nova", changes(1, 3))
+        before.let_in.clear()
+        reader = Reader(tmp_path / "reader", before.address, "nova", secured=settings, secrets=SECRETS)
+        assert reader.sync().faults == [] and reader.keys() == [1, 2, 3]
+        assert set(before.let_in) == {USER}
+        monkeypatch.setenv("NOVA_PASSWORD", "hunter3-wrong")
+        other = Reader(tmp_path / "other", before.address, "nova", secured=settings, secrets=SECRETS)
+        assert "the user or its password is wrong" in refusal(other)
+
+
 def test_a_certificate_that_nobody_trusts_is_told(guarded: tuple[Front, Broker], tmp_path: Path) -> None:
     before, _ = guarded
     settings = secured(before)

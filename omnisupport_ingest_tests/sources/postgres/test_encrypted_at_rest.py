@@ -27,9 +27,10 @@ from omnisupport_ingest_tests.recovery.pipeline import run_layers
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SOURCE, SourceUnderTest
 
 ADA, EVE = "zebrafinch", "bullfinch"
-"""In every personal value of either."""
+"""In every personal text of either."""
 
-ADAS, EVES = 1, 2
+BADGE = "918273645"
+"""Of the first one: a number, which statistics have as their highest."""
 
 
 def document(table: str, columns: dict[str, str], personal: Sequence[str], at_rest: Any) -> dict[str, Any]:
@@ -65,10 +66,11 @@ def document(table: str, columns: dict[str, str], personal: Sequence[str], at_re
 
 CUSTOMERS = document(
     "customers",
-    {"id": "integer", "plan": "text", "email": "text", "full_name": "text"},
-    ["email", "full_name"],
+    {"id": "integer", "plan": "text", "email": "text", "full_name": "text", "badge": "integer"},
+    ["email", "full_name", "badge"],
     {"pii": "encrypted", "subject": "customer"},
 )
+CUSTOMERS["x-cdc"]["deletion_vectors"] = True
 ORDERS = document(
     "orders",
     {"id": "integer", "customer_id": "integer", "address": "text", "amount": "integer"},
@@ -130,11 +132,12 @@ class Platform:
 @pytest.fixture
 def platform(source: SourceUnderTest, tmp_path: Path, spark: SparkSession) -> Iterator[Platform]:
     source.sql(
-        "CREATE TABLE customers (id int PRIMARY KEY, plan text, email text NOT NULL, full_name text)",
+        "CREATE TABLE customers (id int PRIMARY KEY, plan text, email text NOT NULL, full_name text, "
+        "badge int)",
         "CREATE TABLE orders (id int PRIMARY KEY, customer_id int, address text, amount int)",
         "ALTER TABLE orders REPLICA IDENTITY FULL",
         # Read by the snapshot.
-        f"INSERT INTO customers VALUES (1, 'gold', '{ADA}@x.org', '{ADA} L')",
+        f"INSERT INTO customers VALUES (1, 'gold', '{ADA}@x.org', '{ADA} L', {BADGE})",
         f"INSERT INTO customers VALUES (2, 'free', '{EVE}@x.org', 'E')",
         "INSERT INTO customers SELECT n, 'free', 'c' || n || '@x.org' FROM generate_series(100, 250) n",
         f"INSERT INTO orders VALUES (10, 1, '{ADA} street', 5), (20, 2, '{EVE} street', 6)",
@@ -180,11 +183,21 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(
         "dim_customers",
         "dim_orders",
     }
+    numbered = platform.holding(BADGE)
+    assert {each.split("/")[2] for each in numbered} == {
+        "deduped_events",
+        "net_changes",
+        "history",
+        "dim_customers",
+    }
+    assert not [each for each in numbered if "_delta_log" in each], "no value is a bound in the log"
     customers, orders = platform.rows("customers"), platform.rows("orders")
     assert (customers[1]["email"], customers[1]["full_name"]) == (f"{ADA}@y.org", f"{ADA} L")
     assert (orders[13]["address"], orders[11]["address"]) == (f"{ADA} street", f"{ADA} lane")
     assert (orders[12]["address"], len(customers)) == (f"nobody {EVE}", 154)
     of_customers = next(each for each in platform.workspace.contracts if each.name == "customers")
+    marked = platform.workspace.dimension(of_customers).open().all_files()
+    assert any(each.vector is not None for each in marked), "her first address is in a dead row"
     exported = tmp_path / "customers.csv"
     export(platform.workspace, of_customers, exported, Format.CSV)
     landed = {path: sha256_of(path) for path in (home / "landing").rglob("*.parquet")}
@@ -236,15 +249,16 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(
         os.utime(path, (0, 0))
     second = erase(platform, "customers", "1", "--reason", "request 7", "--by", "bo")
     assert second.exit_code == 0 and "Certificate (complete)" in second.stdout, second.output
-    assert platform.holding(ADA) == set()
+    assert platform.holding(ADA) == platform.holding(BADGE) == set()
     platform.catch_up(replay=True)
     # The source still has the row, and its later changes land without values too.
     platform.source.sql(f"UPDATE customers SET full_name = '{ADA} again' WHERE id = 1")
     platform.catch_up()
-    assert platform.holding(ADA) == set()
+    assert platform.holding(ADA) == platform.holding(BADGE) == set()
 
     customers, orders = platform.rows("customers"), platform.rows("orders")
-    assert [customers[1][name] for name in ("plan", "email", "full_name")] == ["gold", None, None]
+    shown = [customers[1][name] for name in ("plan", "email", "full_name", "badge")]
+    assert shown == ["gold", None, None, None]
     assert not customers[1]["_cdc_unresolved"] and not customers[1]["_cdc_is_deleted"]
     assert [orders[number]["address"] for number in (11, 13)] == [None, None]
     assert (orders[20]["address"], orders[12]["address"]) == (f"{EVE} street", f"nobody {EVE}")
@@ -270,6 +284,7 @@ def test_a_subject_is_erased_from_every_byte_of_the_home(
         now = next(after for after in certificate["after"] if after["path"] == each["path"])
         assert (now["sha256"], now["count"]) in ((None, 0), (each["sha256"], 0))
     remains = {each["what"]: each["where"] for each in certificate["remains"]}
+    assert "bounds of integer columns" not in remains
     assert orders[30]["address"] == f"{EVE} road"
     assert remains["exports that were written before"] == [str(exported)]
     assert ("homes of other machines on this bucket" in remains) == (kept_in is not None)

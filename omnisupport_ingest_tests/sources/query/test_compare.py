@@ -112,6 +112,24 @@ def test_a_row_that_comes_again_after_its_delete_was_noticed_is_alive(desk: Desk
     assert alive(desk) == {"1"}
 
 
+def test_a_row_made_again_with_the_cursor_that_it_had_is_alive_by_a_full_refresh_alone(
+    desk: Desk, tmp_path: Path
+):
+    row = "INSERT INTO tickets VALUES (1, 'one', '2026-11-20 10:00+00')"
+    desk.run(row)
+    desk.sync()
+    desk.run("DELETE FROM tickets")
+    assert compared(desk, tmp_path).deleted == 1
+    desk.run(row)
+    desk.sync()
+    assert compared(desk, tmp_path).missed == 1
+    # Its version stands where it stood before the delete.
+    assert alive(desk) == set()
+    desk.refresh("made again with its old cursor")
+    desk.sync()
+    assert alive(desk) == {"1"}
+
+
 def test_nothing_is_compared_before_anything_has_landed(desk: Desk):
     reader = PostgresReader(desk.dsn)
     with pytest.raises(QueryRefused, match="nothing to compare"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tab
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.preflight import preflight
-from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, lite_contract
 
 
 def definition(**given: object) -> SourceDefinition:
@@ -89,3 +92,17 @@ def test_columns_are_proposed_with_who_sets_them(desk: Desk):
     ]
     assert cursor["field"] == "touched"
     assert len(cursor["candidates"]) == 6
+
+
+def test_the_sql_is_that_of_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SQLite knows neither CONCURRENTLY nor a column that refuses NULL later on."""
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute('CREATE TABLE "my tickets" (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)')
+    monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
+    table = replace(lite_contract(), table="my tickets")
+    daily = definition(compare_every=timedelta(days=1))
+    found = {each.check: each.fix for each in preflight(daily, [table])}
+    assert "Make updated_at of main.my tickets NOT NULL;" in found["cursor_null"]
+    base.execute(found["cursor_index"])
+    assert "cursor_index" not in {each.check for each in preflight(daily, [table])}
+    base.close()

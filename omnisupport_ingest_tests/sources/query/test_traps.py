@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 
@@ -209,3 +210,13 @@ def test_another_database_behind_the_connection_is_refused(desk: Desk, postgres)
             elsewhere.sync()
     finally:
         desk.run("DROP DATABASE other_place")
+
+
+def test_of_several_changes_between_two_readings_the_last_one_alone_is_read(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'first')")
+    desk.sync()
+    for subject in ("second", "third"):
+        desk.run(f"UPDATE tickets SET subject = '{subject}', updated_at = clock_timestamp()")
+    desk.sync()
+    landed = [json.loads(each["after"])["subject"] for each in desk.events() if each["op"] == "r"]
+    assert landed == ["first", "third"]

@@ -33,6 +33,8 @@ from omnisupport_ingest.sources.postgres.capture.parked import (
     ParkedTables,
     TableFault,
     TableFaults,
+    changed_columns,
+    followed_anyway,
     highest_read,
     left_out,
     ready_tables,
@@ -333,6 +335,7 @@ class Capture:
         if epoch is not None:
             with suppress(SourceRefused):  # As above.
                 blocked = self._blocked_by_schema(epoch, connection, wanted, requested)
+            findings = followed_anyway(findings, self._changed_while_captured(epoch, requested))
         ready, wrong = ready_tables(findings, wanted)
         ready = tuple(each for each in ready if each.name not in blocked)
         self._captured = CapturedTables(ready, (each for each in known.values() if each not in ready))
@@ -380,6 +383,15 @@ class Capture:
         # A person who requests a snapshot of a table has accepted its schema changes.
         schemas.accept([each.name for each in wanted if each.name in requested])
         return schemas.blocked(wanted)
+
+    def _changed_while_captured(self, epoch: EpochRecord, requested: Collection[str]) -> dict[str, set[str]]:
+        """Return the changed columns of the captured tables, but for tables ``requested`` to be read."""
+        known, changes = recorded_tables(self._store.folder, epoch.number), self._schemas(epoch).changes
+        return {
+            each.name: changed_columns(each, changes.open_changes(each.name))
+            for each in self._contracted
+            if each.full_name in known and each.name not in requested
+        }
 
     def _schemas(self, epoch: EpochRecord) -> SchemaWatch:
         folder, source = self._store.folder, self._settings.source

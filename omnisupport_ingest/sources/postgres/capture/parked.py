@@ -9,8 +9,9 @@ like a new table.
 
 There are four kinds of fault:
 
-- Its changes do not fit its contract, or were not sent for a time. The table is parked until a snapshot reads
-  it again. The mode ``when_needed`` requests one.
+- Its changes do not name their rows as its contract does, or were not sent for a time. The table is parked
+  until a snapshot reads it again. The mode ``when_needed`` requests one. (Columns outside of the key that
+  are dropped, renamed or retyped are no fault of a table that was captured before.)
 - It changed while a snapshot read it. The checks and the read are repeated once; often that is enough.
 - A row cannot be read, or is too large. Another read would fail in the same way, so the table is parked in
   every mode until a person has repaired the cause and requests a snapshot.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,12 +36,18 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.schema_changes import SchemaChange, gives_other_keys
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.catalog.published import PublishedTables
-from omnisupport_ingest.sources.postgres.preflight.findings import Finding, blocking, require_ready
+from omnisupport_ingest.sources.postgres.preflight.findings import (
+    Finding,
+    Severity,
+    blocking,
+    require_ready,
+)
 from omnisupport_ingest.sources.postgres.protocol.row_events import KeyNotSent
 from omnisupport_ingest.sources.postgres.session.errors import (
     ColumnsNotSent,
@@ -145,6 +152,30 @@ def ready_tables(
     if not ready:
         require_ready(problems)
     return ready, reasons
+
+
+def followed_anyway(
+    findings: Sequence[Finding], changed: Mapping[str, Collection[str]]
+) -> tuple[Finding, ...]:
+    """Return ``findings``, as warnings those that a column is gone or has another type and that come of a
+    change of the table. ``changed``: contract → columns, as of ``changed_columns``.
+
+    A capture that runs follows such a table, so the next one does too: rows that do not fit the contract are
+    quarantined, and judged again once the contract follows. What is wrong in the contract itself blocks.
+    """
+    return tuple(
+        replace(each, severity=Severity.WARNS)
+        if each.table is not None and each.column in changed.get(each.table, ())
+        else each
+        for each in findings
+    )
+
+
+def changed_columns(contract: TableContract, changes: Sequence[SchemaChange]) -> set[str]:
+    """Return the columns that ``changes`` of the table are about, and of which the values alone have changed:
+    not a column of the key by whose text the rows have other keys now."""
+    about = {each.column for each in changes if each.column is not None}
+    return about - {each.column for each in changes if each.column in contract.key and gives_other_keys(each)}
 
 
 def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:

@@ -58,6 +58,7 @@ def _no_such_column(contract: TableContract, column: Column, live: LiveColumn | 
             "column",
             f"{contract.full_name} has no column {column.name}, which {contract.path} names.",
             f"Add the column to {contract.full_name}, or take it out of the contract.",
+            column=column.name,
         )
     return Finding(
         "generated_column",
@@ -75,6 +76,7 @@ def _of_column(contract: TableContract, column: Column, live: LiveColumn) -> Ite
             "type",
             f"{about} is {live.pg_type}; {contract.path} says {column.pg_type}, which its values are not.",
             f'Write "x-pg-type": "{live.pg_type}" in {contract.path}, or change the column.',
+            column=column.name,
         )
     elif how is Fit.EXACT_TEXT:
         yield Finding(

@@ -26,7 +26,8 @@ class Finding:
     """One fact about the source. ``fix`` is SQL, or what to do besides SQL; empty for most notes.
 
     ``raises``: the error that is raised if only findings of this kind block. ``table``: the contract's name,
-    if the finding is about one table alone, so that the others can be captured.
+    if the finding is about one table alone, so that the others can be captured. ``column``: the column that
+    the contract names and the table does not have, or has with another type.
     """
 
     check: str
@@ -35,6 +36,7 @@ class Finding:
     severity: Severity = Severity.BLOCKS
     raises: type[IngestError] = PreflightFailed
     table: str | None = None
+    column: str | None = None
 
 
 def taken_slot(check: str, error: IngestError) -> Finding:

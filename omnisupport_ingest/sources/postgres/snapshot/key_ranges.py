@@ -27,6 +27,9 @@ Bound = tuple[str, ...]
 """Values of the columns that a table is cut by, as PostgreSQL's text."""
 
 CTID = "ctid"
+XMIN = "xmin"
+"""The transaction that wrote a row as it is."""
+
 _ROWS_PER_PAGE = 60
 """Assumed where the server has no statistics; only the size of chunks depends on it."""
 
@@ -142,7 +145,7 @@ def source_of_rows(table: TableName, relation: CatalogRelation) -> str:
     if relation.row_filter is None:
         return name
     # A plain subquery: the planner still reads the table by key, ctid or partition.
-    rows = f"SELECT {CTID}, tableoid, * FROM {name} WHERE ({relation.row_filter})"
+    rows = f"SELECT {CTID}, tableoid, {XMIN}, * FROM {name} WHERE ({relation.row_filter})"
     return f"({rows}) AS {identifier(table[1])}"
 
 

@@ -26,6 +26,7 @@ from omnisupport_ingest.contracts.row_checksum import (
     KeySpan,
     RowChecksum,
     RowNumbers,
+    RowVersions,
     by_number,
     checked_columns,
     living_alone,
@@ -34,12 +35,15 @@ from omnisupport_ingest.key_range import INTEGER, TEXT, UUID
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.relations import read_relation
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
-from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
+from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.slot.slot import consistent_snapshot
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import hashed, row_number, write_text_rows
-from omnisupport_ingest.sources.postgres.snapshot.key_ranges import by_bytes, kinds_of, source_of_rows
+from omnisupport_ingest.sources.postgres.snapshot.key_ranges import XMIN, by_bytes, kinds_of, source_of_rows
 
 _KEYS_AT_ONCE = 1000
+_MOST_CONDITIONS = 16
+"""With more spans, a row finds its place among their ends, which takes a few comparisons for any number."""
+
 _FORMS = {
     "bigint": re.compile(r"[+-]?[0-9]{1,19}"),
     "uuid": re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
@@ -134,7 +138,7 @@ class SourceRanges:
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
         """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans``.
 
-        The first range is below all cuts; the next begins with the first cut.
+        The first range is below all cuts; the next begins with the first cut. Spans rise.
         """
         listed = ", ".join(literal(cut) for cut in cuts)
         bucket = f"width_bucket(k, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
@@ -145,6 +149,46 @@ class SourceRanges:
         for number, *of_range in self._ask(query):
             checksums[number] = RowChecksum(*map(int, of_range))
         return checksums
+
+    def versions(self, cuts: Sequence[str], span: KeySpan) -> list[RowVersions] | None:
+        """Return the row versions of each range between ``cuts`` (ascending), of rows in ``span``.
+
+        No value is written as text for it. None if the role may read the contract's columns alone.
+        """
+        table = literal(qualified(*self.contract.table_name))
+        may_read = (f"has_column_privilege({table}, '{name}', 'SELECT')" for name in (XMIN, "tableoid"))
+        ((allowed,),) = self._ask(f"SELECT {' AND '.join(may_read)}")
+        if not allowed:
+            return None
+        listed = ", ".join(literal(cut) for cut in cuts)
+        bucket = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[])" if cuts else "0"
+        # Hashed: of two sums of the numbers themselves, one might make up for another. With the partition,
+        # as one may be attached in the place of another that the same transaction filled.
+        writers = f"sum(hashtextextended({XMIN}::text, tableoid::bigint))::text"
+        query = f"SELECT {bucket}, count(*), {writers} FROM {self.rows}{self._where([span])} GROUP BY 1"
+        found = [RowVersions(0, 0)] * (len(cuts) + 1)
+        for number, *of_range in self._ask(query):
+            found[number] = RowVersions(*map(int, of_range))
+        return found
+
+    def definition(self) -> str:
+        """Return what a value of the table may change by without a change of its row, as a text: the table
+        itself, its columns and their types, the labels of its enums; and the timeline of the server.
+
+        On another timeline a transaction may have the number of one that was lost in the failover. Capture
+        begins an epoch for it, but perhaps after this.
+        """
+        ((timeline,),) = self._ask(
+            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+        )
+        table = literal(qualified(*self.contract.table_name))
+        ((columns,),) = self._ask(
+            "SELECT jsonb_agg(jsonb_build_array(a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod,"
+            " (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e"
+            " WHERE e.enumtypid = a.atttypid)) ORDER BY a.attnum)::text FROM pg_attribute a"
+            f" WHERE a.attrelid = {table}::regclass AND a.attnum > 0 AND NOT a.attisdropped"
+        )
+        return f"{timeline} {columns} {self.rows}"
 
     def numbers(self, spans: Sequence[KeySpan]) -> dict[Key, RowNumbers]:
         """Return the numbers of every row in ``spans``, by its key."""
@@ -197,15 +241,23 @@ class SourceRanges:
         return hashed(self.connection, columns, f"{self.rows}{where}", **kept)
 
     def _where(self, spans: Sequence[KeySpan]) -> str:
-        ranges = []
-        for span in spans:
-            bounds = [
-                f"{self.column} {compared} {literal(bound)}::{self.cast}"
-                for bound, compared in ((span.start, ">="), (span.end, "<"))
-                if bound is not None
-            ]
-            ranges.append(f"({' AND '.join(bounds)})" if bounds else "true")
-        return f" WHERE ({' OR '.join(ranges)}){self._alive}"
+        if len(spans) <= _MOST_CONDITIONS:
+            return f" WHERE ({' OR '.join(map(self._inside, spans))}){self._alive}"
+        bounds = [bound for span in spans for bound in span if bound is not None]
+        listed = ", ".join(map(literal, bounds))
+        # Within a span lies what has an odd number of bounds at or below it, the open start counted.
+        odd = 0 if spans[0].start is None else 1
+        place = f"width_bucket({self._value}, ARRAY[{listed}]::{self.cast}[]) % 2 = {odd}"
+        outer = self._inside(KeySpan(spans[0].start, spans[-1].end))
+        return f" WHERE {outer} AND {place}{self._alive}"
+
+    def _inside(self, span: KeySpan) -> str:
+        bounds = [
+            f"{self.column} {compared} {literal(bound)}::{self.cast}"
+            for bound, compared in ((span.start, ">="), (span.end, "<"))
+            if bound is not None
+        ]
+        return f"({' AND '.join(bounds)})" if bounds else "true"
 
     @property
     def _alive(self) -> str:

@@ -1,0 +1,203 @@
+"""Health over HTTP: whether the platform goes on, and whether it is ready; served beside the metrics.
+
+``/livez`` answers 200 while looks at the home come to an end and, where `up` holds the home, its loop goes
+round; who starts again what hangs asks it. ``/readyz`` answers 200 while the home can be reached and has
+room, Dagster's daemon is alive, and each capture reads its slot. A service that never ran on this home is not
+asked for, as capture may be on another machine. Else both answer 503; the body says what was found.
+
+A thread looks, and an answer tells what its last look found: it comes at once, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+from omnisupport_ingest.cli import render
+from omnisupport_ingest.cli.opening import existing_home
+from omnisupport_ingest.cli.status_health import SCARCE_BYTES
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.runtime.home_lock import holder
+from omnisupport_ingest.runtime.ports import LOOPBACK
+from omnisupport_ingest.runtime.recorded_runs import daemon_seen
+from omnisupport_ingest.runtime.running import seconds_since_beat
+from omnisupport_ingest.storage import storage_of
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.settings import Settings
+
+LIVE, READY = "/livez", "/readyz"
+
+UP = "up"
+"""What the command that supervises all services is called, as the holder of a home and as a finding."""
+
+_LOOK_SECONDS = 10.0
+_LATE_SECONDS = 60.0
+"""A look that ended longer ago tells nothing of now."""
+
+_STUCK_SECONDS = 300.0
+"""What has not gone round for so long hangs: longer than the library of an object store tries again."""
+
+_HEARTBEAT_SECONDS = 180.0
+"""Dagster's daemon notes every 30 seconds that it is alive."""
+
+_SOURCE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a look found of ``name``: whether it is well, and what to tell of it."""
+
+    name: str
+    ok: bool
+    says: str
+
+
+class Health:
+    """What the last look found. ``look`` is called again and again by ``watch``, on one thread."""
+
+    def __init__(self, look: Callable[[], Iterable[Finding]]) -> None:
+        self._look = look
+        self._found: tuple[Finding, ...] = (Finding("home", ok=False, says="not looked at yet"),)
+        self._ended = time.monotonic()
+
+    def watch(self, stop: threading.Event) -> None:
+        """Look until ``stop`` is set."""
+        while not stop.is_set():
+            self.look_once()
+            stop.wait(_LOOK_SECONDS)
+
+    def look_once(self) -> None:
+        try:
+            found = tuple(self._look())
+        except Exception as problem:
+            # Whatever it is, it must be told, and the next look may go well. Its text may quote a row.
+            found = (Finding("home", ok=False, says=f"the look failed: {type(problem).__name__}"),)
+        self._found, self._ended = found, time.monotonic()
+
+    def live(self) -> tuple[Finding, ...]:
+        """Whether looks end, and the loop of `up` goes round."""
+        return (self._ended_within(_STUCK_SECONDS), *(each for each in self._found if each.name == UP))
+
+    def ready(self) -> tuple[Finding, ...]:
+        """What the last look found, and whether that was lately."""
+        return (self._ended_within(_LATE_SECONDS), *self._found)
+
+    def _ended_within(self, seconds: float) -> Finding:
+        ago = time.monotonic() - self._ended
+        return Finding("look", ago < seconds, f"the last one ended {ago:.0f} s ago")
+
+
+def look(settings: Settings) -> Iterator[Finding]:
+    """Look at the home of ``settings`` and at what runs on it."""
+    try:
+        home = existing_home(settings)
+        # A request, where landing and lake are in an object store.
+        storage_of(home.landing / "any").sources()
+        writable = os.access(home.run, os.W_OK)
+        yield Finding("home", writable, str(home.path) if writable else f"{home.run} cannot be written")
+    except (IngestError, OSError) as problem:
+        says = problem.problem if isinstance(problem, IngestError) else f"{problem.strerror}"
+        yield Finding("home", ok=False, says=says)
+        return
+    free = shutil.disk_usage(home.path).free
+    yield Finding("disk", free >= SCARCE_BYTES, f"{render.size(free)} free")
+    yield from _loop(home)
+    ran = [each for each in (_daemon(home, settings), *_captures(home, settings)) if each is not None]
+    yield from ran or [Finding("services", ok=False, says="neither capture nor the daemon ran on this home")]
+
+
+def _loop(home: Home) -> Iterator[Finding]:
+    held_by, ago = holder(home), seconds_since_beat(home.run)
+    if held_by is not None and held_by.command == UP and held_by.since is not None and ago is not None:
+        # It may be starting, and the beat that of an earlier one.
+        ago = min(ago, (datetime.now(UTC) - held_by.since).total_seconds())
+        yield Finding(UP, ago < _STUCK_SECONDS, f"its loop went round {ago:.0f} s ago")
+
+
+def _daemon(home: Home, settings: Settings) -> Finding | None:
+    held_by, seen = holder(home), daemon_seen(home.path / "dagster", settings.dagster_pg_url)
+    if seen is None:
+        if held_by is None:
+            return None
+        return Finding("daemon", ok=False, says="no heartbeat of it is known")
+    ago = (datetime.now(UTC) - seen).total_seconds()
+    return Finding("daemon", ago < _HEARTBEAT_SECONDS, f"its last heartbeat was {ago:.0f} s ago")
+
+
+def daemon_hangs(home: Home, settings: Settings) -> bool:
+    """Whether the daemon that holds ``home`` gives no heartbeat, though it began long enough ago.
+
+    Records that cannot be read tell nothing of it: starting it again would not help.
+    """
+    held_by, seen = holder(home), daemon_seen(home.path / "dagster", settings.dagster_pg_url)
+    if held_by is None or held_by.since is None or seen is None:
+        return False
+    return (datetime.now(UTC) - max(seen, held_by.since)).total_seconds() > _HEARTBEAT_SECONDS
+
+
+def _captures(home: Home, settings: Settings) -> Iterator[Finding]:
+    """Yield a finding of each log whose capture ever ran on this home."""
+    from omnisupport_ingest.cli.status import log_document, log_probes
+    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords
+
+    probes = log_probes(settings, home, contracts_in_force(settings))
+    answered_by = time.monotonic() + _SOURCE_SECONDS
+    for of_log, probe in probes:
+        if CaptureRecords(home.path / "landing" / of_log.source).read() is not None:
+            yield attached(log_document(of_log, home, probe, answered_by))
+
+
+def attached(log: dict[str, Any]) -> Finding:
+    """Whether a log is captured, by its part of the document of ``status``: the capture runs, and reads the
+    slot. A pause is what a person wants."""
+    name, state = f"capture {log['name']}", log["capture"]
+    if state == "PAUSED":
+        return Finding(name, ok=True, says=f"paused {log['paused']}")
+    if state != "RUNNING":
+        return Finding(name, ok=False, says=log["last_error"] or f"is {str(state).lower()}")
+    if not log["reachable"]:
+        return Finding(name, ok=False, says=f"runs; its source does not answer: {log['problem']}")
+    if not log["slot"]["read"]:
+        return Finding(name, ok=False, says=f"runs, and nothing reads the slot {log['slot']['name']}")
+    return Finding(name, ok=True, says="runs, and reads its slot")
+
+
+def application(health: Health, others: WSGIApplication) -> WSGIApplication:
+    """Return what answers for ``health``; every other path is for ``others``."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        looks = {LIVE: health.live, READY: health.ready}
+        if (path := environ.get("PATH_INFO")) not in looks:
+            return others(environ, start_response)
+        found = looks[path]()
+        ok = all(each.ok for each in found)
+        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
+        start_response("200 OK" if ok else "503 Service Unavailable", headers)
+        return [f"{json.dumps({'ok': ok, 'found': [asdict(each) for each in found]})}\n".encode()]
+
+    return answer
+
+
+def is_live(port: int) -> bool:
+    """Whether ``/livez`` at ``port`` of loopback answers 200."""
+    # A proxy of the environment is not for loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{LOOPBACK}:{port}{LIVE}", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, HTTPException):
+        return False

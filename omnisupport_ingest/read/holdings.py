@@ -1,0 +1,131 @@
+"""Counts personal values in files: of landing and raw, and of the tables downstream.
+
+What is looked for, the callers say (``subject_traces``, ``row_cells``); here is which files there are, and
+how one that is still being written, or is gone meanwhile, counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.integrity import sha256_of
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.storage import storage_of
+
+LANDING, RAW = "landing", "raw_cdc_staging"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A file with personal values of a subject or a row: ``count`` images in landing and raw, ``count`` cells
+    in a table.
+
+    ``place``: landing, raw, or the path of a table in the lake. ``path`` is relative to the home."""
+
+    place: str
+    path: str
+    sha256: str
+    count: int
+
+
+def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
+    """The tables that hold rows of ``contract`` alone."""
+    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
+
+
+def held_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the newest version: the path in the table, and where it can be opened."""
+    snapshot = table.look()
+    for file in snapshot.all_files() if snapshot is not None else ():
+        # What a deletion vector hides is in the file all the same.
+        yield file.path, Path(file.stored)
+
+
+def left_over_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
+    """Yield the data files in the table's folder that its newest version does not hold."""
+    storage, snapshot = storage_of(table.folder), table.look()
+    held = {file.path for file in snapshot.all_files()} if snapshot is not None else set()
+    found = {Path(folder, name) for folder, _, names in os.walk(table.folder) for name in names}
+    if not storage.is_local:
+        found |= {each.path for each in storage.listed(table.folder)}
+    for file in sorted(found):
+        path = file.relative_to(table.folder).as_posix()
+        if file.suffix == ".parquet" and path not in held and not layout.is_state(path):
+            yield path, storage.at_hand(file)
+
+
+def files_of_table(files: Iterable[tuple[str, Path]], contract: TableContract) -> Iterator[tuple[str, Path]]:
+    """Those of ``files`` with events whose partition is that of the table, or of none."""
+    for path, file in files:
+        folders = dict(part.split("=", 1) for part in PurePosixPath(path).parts[:-1] if "=" in part)
+        if unquote(folders.get("source_table", contract.table)) == contract.table:
+            yield path, file
+
+
+def count_cells(
+    workspace: Workspace,
+    table: LakeTable,
+    files: Iterable[tuple[str, Path]],
+    count_in: Callable[[Path], int],
+    *,
+    may_vanish: bool,
+) -> list[Holding]:
+    """Return the ``files`` of ``table`` in which ``count_in`` finds cells. ``may_vanish``: no version of the
+    table names them, so one may be gone, or not whole yet."""
+    found, home = [], workspace.home.path
+    for _, file in files:
+        try:
+            if count := _count(file, count_in, may_be_draft=may_vanish):
+                name = file.relative_to(home).as_posix()
+                found.append(Holding(table.spec.path, name, sha256_of(file), count))
+        except FileNotFoundError:
+            if not may_vanish:
+                raise
+    return sorted(found, key=lambda each: each.path)
+
+
+def _count(file: Path, count_in: Callable[[Path], int], *, may_be_draft: bool) -> int:
+    try:
+        return count_in(file)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowInvalid, KeyError):
+        # Not whole yet, or a task's own, of another form.
+        if not may_be_draft:
+            raise
+        return 1
+
+
+def landed_events(
+    workspace: Workspace, source: str, columns: Sequence[str], windows: Collection[str] | None = None
+) -> Iterator[tuple[str, Path, str, pa.RecordBatch]]:
+    """Yield layer, file, window and the ``columns`` of the events of every file of landing and raw that
+    exists. ``windows``: only of these."""
+    store, raw = workspace.landing(source), workspace.raw(source).look()
+    files = [
+        (LANDING, store.path_of(file), file.window) for each in store.manifests() for file in each.files
+    ] + [(RAW, Path(file.uri), file.window) for file in (raw.all_files() if raw is not None else ())]
+    for layer, path, window in files:
+        if (windows is None or window in windows) and path.exists():
+            with pq.ParquetFile(path) as parquet:
+                for batch in parquet.iter_batches(columns=list(columns)):
+                    yield layer, path, window, batch
+
+
+def holdings_of(workspace: Workspace, counts: Mapping[tuple[str, Path], int]) -> list[Holding]:
+    """Return the files of landing and raw with their ``counts`` of images."""
+    home = workspace.home.path
+    return [
+        Holding(layer, path.relative_to(home).as_posix(), sha256_of(path), count)
+        for (layer, path), count in sorted(counts.items())
+    ]

@@ -1,0 +1,236 @@
+"""The certificate of an erasure: one JSON file of the home that says what is gone, what remains, and why.
+
+The first command of an erasure writes it, and the same command later continues it: who asked, which files
+held cells and which were swept are repeated from the former one. No value and no key is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pg_types import INTEGERS
+from omnisupport_ingest.contracts.pii_policies import TOKENIZE
+from omnisupport_ingest.durable import replace
+from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.foreign import Unreadable, printable, read_file
+from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.log_files import names_bounds_of
+from omnisupport_ingest.lake.sweep import sweep_replaced
+from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.quarantine_files import named_anywhere
+from omnisupport_ingest.layers.versions import RulesVersions
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.export_ledger import ExportedFile, exported_files, still_there
+from omnisupport_ingest.read.holdings import Holding, tables_of
+from omnisupport_ingest.records import Format, encode
+from omnisupport_ingest.storage import storage_of
+
+FOLDER = "certificates"
+"""Folder of the home; a certificate is one JSON file in it, readable by its owner only."""
+
+FORMAT_VERSION = 1
+
+COMPLETE, PENDING, INCOMPLETE = "complete", "pending", "incomplete"
+"""Nothing readable is left but what ``remains`` names; cells above raw are left; only images in landing and
+raw are."""
+
+
+class CertificateUnreadable(IngestError):
+    """Raised when the certificate of an earlier erasure cannot be read; nothing was erased."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asked for the erasure, why and when (timezone-aware)."""
+
+    by: str
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a certificate repeats from the first one: who asked, what was held before, and the files that were
+    swept."""
+
+    asked: Asked
+    before: tuple[Holding, ...]
+    swept: tuple[str, ...]
+
+
+FORMAT = Format(Earlier, FORMAT_VERSION, strict=False)
+
+
+def certificate_path(workspace: Workspace, contract: TableContract, identity: bytes) -> Path:
+    """Return where the certificate is of what ``identity`` tells from all else of the source."""
+    name = hashlib.sha256(contract.source.encode() + identity).hexdigest()[:16]
+    return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
+
+
+def read_earlier(path: Path) -> Earlier | None:
+    """Return what a later certificate repeats from an earlier one; None without one.
+
+    ``CertificateUnreadable``.
+    """
+    try:
+        return FORMAT.decode(read_file(path))
+    except FileNotFoundError:
+        return None
+    except Unreadable as problem:
+        raise CertificateUnreadable(
+            f"{path}, the certificate of an earlier erasure, cannot be read: {problem}.",
+            fix="Restore it from a backup; or move it away, then the new one is of this erasure alone.",
+        ) from problem
+
+
+def write_certificate(path: Path, document: dict[str, Any]) -> None:
+    # No failpoint: a folder: one that is there already is as good.
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with failpoint("pii.subject_keys", "certificate"):
+        replace(path, encode(document))
+
+
+def what_became(
+    workspace: Workspace, before: Sequence[Holding], cells: Sequence[Holding]
+) -> tuple[dict[str, Any] | Holding, ...]:
+    """Return what became of the files that held cells ``before``, and which files hold ``cells`` now."""
+    count_of = {each.path: each.count for each in cells}
+    home = workspace.home.path
+    entries = [
+        {
+            "place": each.place,
+            "path": each.path,
+            "sha256": _sha256_of(home / each.path),
+            "count": count_of.get(each.path, 0),
+        }
+        for each in before
+    ]
+    known = {each.path for each in before}
+    return (*entries, *(each for each in cells if each.path not in known))
+
+
+def _sha256_of(path: Path) -> str | None:
+    """Of what is kept; None if it is gone."""
+    try:
+        return storage_of(path).digest(path)[1]
+    except FileNotFoundError:
+        return None
+
+
+def windows_waiting(workspace: Workspace, source: str, windows: Collection[str]) -> list[str]:
+    """Return those of ``windows`` that a layer has yet to rebuild without the erased values.
+
+    A run in progress may have read them before. What it writes is rebuilt, because the versions of its
+    windows have changed. Of the versions only those of erasures count: a window without events of a table is
+    not made again for that table's contract, and one that is made again for another reason is pending.
+    """
+    versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
+    states = {window: deduped.state(window) if deduped is not None else None for window in windows}
+    made_before = {
+        window
+        for window, state in states.items()
+        if state is None or not {*versions.of_erased(window)} <= {*state.versions}
+    }
+    # Of every batch: who runs a window by hand need not take the first ones first.
+    waits = pending_windows(workspace, source, limit=sys.maxsize)
+    return sorted({*windows} & {*made_before, *waits.windows, *waits.late_windows})
+
+
+def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableContract]) -> list[str]:
+    """Delete the former versions of the tables of ``contracts`` and of those that hold their events; return
+    the deleted files, relative to the lake."""
+    tables = [(workspace.deduped(source), frozenset[str]())]
+    tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
+    for each in contracts:
+        tables += [(table, frozenset()) for table in tables_of(workspace, each)]
+    return [
+        f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
+    ]
+
+
+@dataclass
+class Remains:
+    """What remains of what was erased: where, and why."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, what: str, where: Collection[str], why: str) -> None:
+        if where:
+            self.entries.append({"what": what, "where": sorted(where), "why": why})
+
+    def add_outside(
+        self, workspace: Workspace, source: str, erased: Sequence[tuple[TableContract, Sequence[Column]]]
+    ) -> None:
+        """Add what lies outside of the tables, or in their logs. ``erased``: the columns of each contract
+        that were erased."""
+        self.add(
+            "files as they were delivered",
+            _delivered(workspace.home, source),
+            "they may have its values, as records of a topic may; delete them",
+        )
+        of_tables = {f"{each.source}.{each.name}" for each, _ in erased}
+        exports = {each.path: each for each in exported_files(workspace.home.path) if each.table in of_tables}
+        unchanged = {path for path, each in exports.items() if still_there(each)}
+        self.add(
+            "exports that were written before",
+            unchanged,
+            "they left the lake: delete them, and what was made of them",
+        )
+        self.add(
+            "exports that are not what was written, or not there any more",
+            [_told(each) for path, each in exports.items() if path not in unchanged],
+            "if somebody changed or moved one, it may have its values still",
+        )
+        columns = [(each, column) for each, of_contract in erased for column in of_contract]
+        self.add(
+            "values in the map of tokens",
+            [f"{each.full_name}.{column.name}" for each, column in columns if column.pii == TOKENIZE],
+            "another row may have the same value: pii forget takes a token out",
+        )
+        bounded = []
+        for each, of_contract in erased:
+            numbers = [column.name for column in of_contract if column.type.kind in INTEGERS]
+            for table in tables_of(workspace, each) if numbers else ():
+                if table.exists and names_bounds_of(table.folder, numbers):
+                    bounded.append(f"{table.spec.path}/_delta_log")
+        self.add(
+            "bounds of integer columns",
+            bounded,
+            "the log of a Delta table has the lowest and highest number of each file for 30 days: of columns "
+            "that pii does not name, of others from before it did, or from an earlier version",
+        )
+        self.add(
+            "rows of targets",
+            [f"{each.target.schema}.{each.target.table}" for each, _ in erased if each.target is not None],
+            "their next sync sets the columns to NULL",
+        )
+
+    def add_of_storage(self, workspace: Workspace, source: str) -> bool:
+        """Add what an object store keeps; return whether it keeps versions of what is deleted from it."""
+        storage = storage_of(workspace.home.lake / "any")
+        if in_versions := storage.keeps_versions():
+            self.add(
+                "former versions of objects",
+                [storage.table_uri(workspace.home.lake / source)],
+                "the bucket keeps versions of what is deleted; its rule NoncurrentVersionExpiration ends "
+                "them",
+            )
+        return in_versions
+
+
+def _told(export: ExportedFile) -> str:
+    return f"{export.path} (SHA-256 {export.sha256})"
+
+
+def _delivered(home: Home, source: str) -> list[str]:
+    """Return the files in the inbox of ``source``. One whose name is not UTF-8 was refused, and is there."""
+    files = (each for each in (home.inbox / source).rglob("*") if each.is_file())
+    return [printable(each.relative_to(home.path)) for each in files]
