@@ -112,9 +112,10 @@ def test_each_change_is_followed_and_judged(
     assert (found.compatibility, found.document["x-cdc"]["version"]) == (compatibility, version)
     assert next_contract(found.document, form(*columns), (made,)).steps == (), "it follows in one go"
     before, now = (contract_of(each, Path("tickets.json")) for each in (DOCUMENT, found.document))
-    asks = judged(made, before, read_again=False)
+    table = form(*columns).seen
+    asks = judged(made, before, table, read_again=False)
     assert asks.asks and asks.compatibility == compatibility and asks.edit
-    assert not judged(made, now, read_again=False).asks, "the new version answers it"
+    assert not judged(made, now, table, read_again=False).asks, "the new version answers it"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,8 @@ def test_what_the_contract_holds_already_is_no_edit(
 ) -> None:
     found = proposed(*columns, changes=(made,))
     assert found.steps == () and found.document == DOCUMENT
-    assert not judged(made, contract_of(DOCUMENT, Path("t.json")), read_again=False).asks
+    now = contract_of(DOCUMENT, Path("t.json"))
+    assert not judged(made, now, form(*columns).seen, read_again=False).asks
 
 
 def test_an_older_column_that_the_contract_leaves_out_is_taken_in_only_when_asked_for() -> None:
@@ -205,12 +207,10 @@ def test_what_no_edit_answers_is_left_to_a_person() -> None:
     assert renamed.steps == () and any("rename the column back" in each for each in renamed.for_a_person)
     again = proposed(*COLUMNS, changes=(change("column_added_again", "size"),))
     assert any("source snapshot" in each for each in again.for_a_person)
-    assert judged(
-        change("column_added_again", "size"), contract_of(DOCUMENT, Path("t.json")), read_again=False
-    ).asks
-    assert not judged(
-        change("column_added_again", "size"), contract_of(DOCUMENT, Path("t.json")), read_again=True
-    ).asks
+    added_again = change("column_added_again", "size")
+    now, table = contract_of(DOCUMENT, Path("t.json")), form(*COLUMNS).seen
+    assert judged(added_again, now, table, read_again=False).asks
+    assert not judged(added_again, now, table, read_again=True).asks
 
 
 @pytest.mark.parametrize(
