@@ -194,7 +194,8 @@ def test_one_capture_is_killed_the_other_goes_on_and_windows_wait_for_both(shop:
     for name, table in TABLES.items():
         store = LandingStore(shop.folder / "home" / "landing", name)
         assert store.landed().gap is None
-        named = {key for each in store.landed().parts(window) for key in each.rows_per_table}
+        files = [file for each in store.batch_ids("") for file in store.read(each).files]
+        named = {key for file in files for key in file.rows_per_table}
         assert named == {f"public.{table}"}
     for name in TABLES:
         told = json.loads(shop.done("sync", name, "--verify", "full", "--json"))

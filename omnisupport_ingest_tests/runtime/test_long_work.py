@@ -130,11 +130,12 @@ def said(settings: Settings, program: str, *arguments: str) -> object:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=os.environ | settings_environment(settings),
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=_PATIENCE,
     )
+    assert done.returncode == 0, done.stderr[-4000:]
     found: object = json.loads(done.stdout)
     return found
 
