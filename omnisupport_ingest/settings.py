@@ -42,7 +42,7 @@ class SnapshotMode(StrEnum):
     ``initial``: each table once in an epoch. ``when_needed``: also after a gap, by a new epoch, unless
     it may be a mistake (``SlotMoved``, ``AnotherSource``).
 
-    ``schema_only``: no rows by itself, only the form of each table. ``never``: nothing by itself.
+    ``schema_only``: no rows by itself, only the schema of each table. ``never``: nothing by itself.
     """
 
     INITIAL = "initial"
@@ -183,7 +183,7 @@ class Settings(BaseSettings):
         SnapshotMode.INITIAL,
         description="When whole tables are read: `initial`: each once; `when_needed`: also after a gap, in "
         "a new epoch that begins by itself (not where somebody has moved the slot, or the server is "
-        "another); `schema_only`: only their form; `never`. `source snapshot` reads one in every mode.",
+        "another); `schema_only`: only their schema; `never`. `source snapshot` reads one in every mode.",
         json_schema_extra={"values": "`initial`, `when_needed`, `schema_only`, `never`"},
     )
     snapshot_threads: int = Field(

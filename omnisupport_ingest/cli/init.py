@@ -71,7 +71,8 @@ def init(folder: Path) -> None:
     \b
     Example:
       omnisupport-ingest init shop
-    Exit codes: 0; 1 if a file cannot be written.
+
+    Exit code: 0 done, 1 a file cannot be written, 2 usage.
     """
     from omnisupport_ingest.errors import IngestError
 

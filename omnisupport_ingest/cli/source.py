@@ -57,6 +57,8 @@ def grants(name: str | None, role: str | None, database: str | None) -> None:
     \b
     Example:
       omnisupport-ingest source grants --database shop | psql -d shop
+
+    Exit code: 0 printed, 2 usage, settings or a contract.
     """
     from omnisupport_ingest.sources.postgres.catalog.publication import DEFAULT_ROLE, grants_sql
     from omnisupport_ingest.sources.postgres.embedded.server import database_of
@@ -86,6 +88,9 @@ def pause(name: str | None, reason: str) -> None:
     \b
     Example:
       omnisupport-ingest source pause --reason "maintenance of the database"
+
+    Exit code: 0 paused, 2 usage or settings, 3 no home, 6 the pause is set, and the capture has not stopped
+    within 30 seconds.
     """
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -121,6 +126,8 @@ def resume(name: str | None) -> None:
     \b
     Example:
       omnisupport-ingest source resume
+
+    Exit code: 0 done, also if the source was not paused; 2 usage or settings; 3 no home.
     """
     from omnisupport_ingest.landing.store import LandingStore
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
@@ -186,6 +193,9 @@ def drop(name: str | None, yes: bool) -> None:
     \b
     Example:
       omnisupport-ingest source drop
+
+    Exit code: 0 dropped, or nothing of ours was there; 2 usage or settings; 3 no home; 4 the source does not
+    answer; 5 it refuses; 6 capture runs, somebody reads the slot, or the home is a copy.
     """
     from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
 

@@ -34,6 +34,8 @@ def list_(as_json: bool) -> None:
     \b
     Example:
       omnisupport-ingest sources list
+
+    Exit code: 0 listed, 2 usage, settings or a definition that cannot be read.
     """
     settings = open_settings()
     documents = [_facts(settings, each) for each in _sources(settings).all]
@@ -133,6 +135,8 @@ def new(wanted: _NewSource) -> None:
     Example:
       omnisupport-ingest sources new shop_replica --kind query --env SHOP_REPLICA_URL
       omnisupport-ingest sources new nova --kind kafka --servers kafka:9092 --topic '^nova\\.public\\.'
+
+    Exit code: 0 written, 2 usage, settings, or its file is there already.
     """
     from omnisupport_ingest.cli.contracts_new import own_folder
     from omnisupport_ingest.contracts.documents import document_text, program_file

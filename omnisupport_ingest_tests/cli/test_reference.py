@@ -49,6 +49,11 @@ def test_the_help_of_every_command_has_an_example_of_it(name: str, command: clic
     assert name in examples, f"the Example of `{name} --help` does not call it"
 
 
+@pytest.mark.parametrize(("name", "command"), LEAVES, ids=[name for name, _ in LEAVES])
+def test_the_help_of_every_command_says_its_exit_codes(name: str, command: click.Command) -> None:
+    assert "Exit code: " in reference.help_of(name, command), "docs/cli.md says that each help does"
+
+
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
 def test_every_option_is_explained(name: str, command: click.Command) -> None:
     options = [each for each in command.params if isinstance(each, click.Option)]
