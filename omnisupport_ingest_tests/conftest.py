@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -19,6 +18,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.runtime.spark import WORKER_DAEMON, workers_environment
 from omnisupport_ingest.runtime.spark_connect import start_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import Settings
@@ -134,6 +134,47 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest
     items[:] = [item for item in items if item in wanted]
 
 
+_LONG = {
+    "proof/test_proof.py": 1000,
+    "cli/test_up.py": 540,
+    "review/test_erasure.py": 500,
+    "proof/test_ways.py": 350,
+    "runtime/test_long_work.py": 420,
+    "sources/test_encrypted_ways.py": 390,
+    "cli/test_many_sources.py": 380,
+    "retention/test_superseded_rows.py": 310,
+    "layers/test_deletion_vectors.py": 280,
+    "sources/postgres/catalog/test_every_schema_change.py": 270,
+    "sources/postgres/test_encrypted_at_rest.py": 260,
+    "review/test_reviews.py": 240,
+    "cli/test_demo.py": 230,
+    "layers/test_marking_rows.py": 230,
+    "layers/test_privacy.py": 230,
+    "cdc/test_kernel_fold.py": 220,
+    "layers/test_delayed_merge.py": 220,
+    "recovery/test_sensor_kill.py": 210,
+    "cli/test_runbooks.py": 200,
+    "sources/debezium/test_story.py": 200,
+    "storage/test_story.py": 200,
+    "recovery/test_kill.py": 200,
+    "storage/test_two_machines.py": 200,
+    "layers/test_layers.py": 200,
+    "sources/postgres/catalog/test_lost_changes.py": 190,
+    "cli/test_sync.py": 190,
+    "cli/test_earlier_homes.py": 190,
+    "test_tutorial.py": 190,
+    "layers/test_history.py": 170,
+    "sources/kafka/test_story.py": 170,
+    "cdc/test_kernel_history_update.py": 170,
+    "cli/test_source_repair.py": 170,
+    "cli/test_windows.py": 160,
+    "sources/postgres/capture/test_parked.py": 160,
+    "cli/test_many_slots.py": 150,
+    "sources/postgres/session/test_faults_connection.py": 150,
+}
+"""Files that take longest, in seconds beside others on two busy cores: none must begin near the end."""
+
+
 def _put_in_order(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that several processes end together.
 
@@ -142,6 +183,7 @@ def _put_in_order(items: list[pytest.Item]) -> None:
     seconds: dict[Path, float] = {}
     for item in items:
         seconds[item.path] = seconds.get(item.path, 0.0) + _seconds(item)
+    seconds |= {_HERE / name: known for name, known in _LONG.items() if _HERE / name in seconds}
     turns: dict[Path, float] = {}
     for waits in (False, True):
         of_these = [file for file in seconds if (_folder(file) in _WAITING) is waits]
@@ -240,9 +282,12 @@ def records(postgres: EmbeddedPostgres) -> Iterator[SecretStr]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A classic session on two cores that keeps time and errors as the platform does; loopback, no UI."""
+    """A classic session on two cores that keeps time and errors as the platform does; loopback, no UI.
+
+    Plans are large and rows few: finding better plans on the way would take most of the time.
+    """
     make_class_archive()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ |= workers_environment(Settings(_env_file=None))
     session = (
         SparkSession.builder.master("local[2]")
         .appName("omnisupport_ingest_tests")
@@ -250,9 +295,11 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", WORKER_DAEMON)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.ansi.enabled", "true")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.constraintPropagation.enabled", "false")

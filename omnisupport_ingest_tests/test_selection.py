@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest_tests import conftest
+
 ROOT = Path(__file__).parents[1]
 QUICK = "not full and not slow and not crash and not huge"
 MANY = "sources/postgres/test_encrypting_killed.py"
@@ -94,3 +96,8 @@ def test_every_crash_test_is_one_of_those_that_make_runs() -> None:
     run = {file for each in named.split() for file in tests.glob(each.removeprefix("$(TESTS)/"))}
     marked = {file for file in tests.rglob("test_*.py") if "pytest.mark." + "crash" in file.read_text()}
     assert run == marked
+
+
+def test_every_file_that_is_said_to_take_long_is_there() -> None:
+    missing = [name for name in conftest._LONG if not (Path(__file__).parent / name).is_file()]
+    assert missing == []

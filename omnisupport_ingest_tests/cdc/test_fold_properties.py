@@ -6,7 +6,6 @@ again from the seed alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import reduce
 from random import Random
@@ -29,21 +28,6 @@ LANES = 250
 KEYS = tuple((str(number),) for number in range(1, 150))
 
 Transaction = tuple[int, int]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Plans are large and rows few: compiling the plans would take most of the time."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name, earlier in before.items():
-        if earlier is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, earlier)
 
 
 @pytest.fixture(scope="module")

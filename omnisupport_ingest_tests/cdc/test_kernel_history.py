@@ -115,6 +115,91 @@ def test_the_histories_hold_what_they_are_meant_to() -> None:
     assert {name for name, count in seen.items() if count > 5} >= opened | closed | {"doubtful"}
 
 
+LONG, OTHER, *_ = SHAPE.columns
+
+
+class TestNaming:
+    """What opens and closes each version, one key at a time."""
+
+    def versions(self, *events: Event) -> list[tuple[object, ...]]:
+        found = made(lanes.in_one_lane(events), Cut())
+        assert set(found.values()) == {1}
+        in_order = sorted(found, key=lambda version: (version.opened_at, version.key))
+        return [(each.key[1], each.opened_by, each.closed_by, dict(each.values)) for each in in_order]
+
+    def test_changes_of_one_transaction_are_versions_of_their_own(self) -> None:
+        assert self.versions(
+            event(10, "c", "1", **{LONG: "a"}),
+            event(10, "u", "1", ordinal=2, **{LONG: "b"}),
+            event(10, "d", "1", ordinal=4),
+            event(10, "c", "1", ordinal=6, **{LONG: "c"}),
+            event(20, "t", None),
+        ) == [
+            ("1", "c", "u", {LONG: "a"}),
+            ("1", "u", "d", {LONG: "b"}),
+            ("1", "c", "t", {LONG: "c"}),
+        ]
+
+    def test_an_unsent_column_comes_from_the_version_just_below_the_key_change_not_from_a_later_one(
+        self,
+    ) -> None:
+        moved = replace(event(20, "c", "2", ordinal=1, **{OTHER: "x"}), moved_from=("1",))
+        assert self.versions(
+            event(10, "c", "1", **{LONG: "first"}),
+            event(15, "u", "1", **{LONG: "second"}),
+            event(20, "d", "1"),
+            moved,
+            event(25, "c", "1", **{LONG: "of another row"}),
+            event(30, "u", "2", **{OTHER: "y"}),
+        ) == [
+            ("1", "c", "u", {LONG: "first"}),
+            ("1", "u", "moved", {LONG: "second"}),
+            ("2", "moved", "u", {LONG: "second", OTHER: "x"}),
+            ("1", "c", None, {LONG: "of another row"}),
+            ("2", "u", None, {LONG: "second", OTHER: "y"}),
+        ]
+
+    def test_a_key_change_onto_a_row_whose_delete_is_missing_closes_it_as_a_key_change(self) -> None:
+        assert self.versions(
+            event(10, "c", "1", **{LONG: "a"}),
+            event(10, "c", "2", ordinal=2, **{LONG: "b"}),
+            event(20, "d", "1"),
+            replace(event(20, "c", "2", ordinal=1, **{LONG: "a", OTHER: "x"}), moved_from=("1",)),
+        ) == [
+            ("1", "c", "moved", {LONG: "a"}),
+            ("2", "c", "moved", {LONG: "b"}),
+            ("2", "moved", None, {LONG: "a", OTHER: "x"}),
+        ]
+
+    def test_a_quarantined_update_is_a_version_that_does_not_know_what_it_carried(self) -> None:
+        withheld = replace(event(20, "u", "1", **{LONG: "b"}), quarantined=True)
+        events = [
+            event(10, "c", "1", **{LONG: "a", OTHER: "x"}),
+            withheld,
+            event(30, "u", "1", **{LONG: "c"}),
+        ]
+        assert self.versions(*events) == [
+            ("1", "c", "u", {LONG: "a", OTHER: "x"}),
+            ("1", "u", "u", {OTHER: "x"}),
+            ("1", "u", None, {LONG: "c", OTHER: "x"}),
+        ]
+        released = replace(withheld, quarantined=False)
+        assert self.versions(*events, released)[1] == ("1", "u", "u", {LONG: "b", OTHER: "x"})
+
+
+def event(lsn: int, op: str, key: str | None, *, ordinal: int = 0, **values: str) -> Event:
+    """An event that sends ``values`` alone."""
+    return Event(
+        Position(1, lsn, ordinal),
+        op,
+        SHAPE.name,
+        None if key is None else (key,),
+        START + timedelta(seconds=lsn),
+        after=None if op in "dt" else dict(values),
+        unchanged=frozenset(SHAPE.columns).difference(values) if op in "cu" else frozenset(),
+    )
+
+
 def any_events(rng: Random) -> list[Event]:
     """Draw events that no database would send, some in quarantine; none of these at the position of an
     accepted one."""

@@ -92,11 +92,6 @@ def test_what_only_looks_changes_nothing_and_starts_no_spark(
     "line",
     [
         "status",
-        "doctor",
-        "report",
-        "explain notes --key 1",
-        "tail notes",
-        "pii scan",
         "export notes --out notes.csv",
     ],
 )
@@ -113,6 +108,7 @@ def test_a_command_that_looks_leaves_out_pandas_and_whoever_wants_it_has_it(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_command_that_looks_imports_little(sample_home: SampleHome, tmp_path: Path, name: str) -> None:

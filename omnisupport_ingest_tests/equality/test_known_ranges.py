@@ -268,6 +268,7 @@ class Versioned(Rows):
         return found
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_table_is_equal_only_as_of_a_moment_at_which_each_of_its_rows_was(seed: int) -> None:
     """A table that is changed all the time, a lake that has wrong rows now and then, and small budgets."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,6 +125,16 @@ class Story:
         self.store = self.workspace.landing(SOURCE)
         self.clock = START + timedelta(minutes=5)
         self._ends: dict[int, Lsn] = {}
+
+    def copied(self, folder: Path) -> Story:
+        """Return a copy of this home and its stream, made in ``folder``, to be gone on with."""
+        shutil.copytree(self.contracts.parent, folder)
+        other = copy(self)
+        other.contracts = folder / "contracts"
+        of_folder = {"home": folder / "home", "contracts_dir": other.contracts}
+        other.workspace = Workspace.open(self.workspace.settings.model_copy(update=of_folder))
+        other.store, other._ends = other.workspace.landing(SOURCE), dict(self._ends)
+        return other
 
     def write_contract(self, contract: object) -> None:
         (self.contracts / "notes.json").write_text(json.dumps(contract))

@@ -59,14 +59,21 @@ def told(folder: Path, contract: dict) -> Story:
     return story
 
 
-@pytest.fixture
-def story(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Story:
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Story:
     """Forty rows in ten files, by a contract that lets net changes wait."""
-    monkeypatch.setattr(dimensions, "ROWS_PER_FILE", 4)
-    story = told(tmp_path / "told", document())
+    story = told(tmp_path_factory.mktemp("delayed") / "told", document())
     story.land(MANY)
-    run(story, spark, FIRST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dimensions, "ROWS_PER_FILE", 4)
+        run(story, spark, FIRST)
     return story
+
+
+@pytest.fixture
+def story(waiting: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(dimensions, "ROWS_PER_FILE", 4)
+    return waiting.copied(tmp_path / "told")
 
 
 def run(story: Story, spark: SparkSession, *windows: str, replay: bool = False) -> None:

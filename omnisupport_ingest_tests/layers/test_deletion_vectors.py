@@ -56,6 +56,14 @@ class Two:
             story.land(MANY)
         self.run()
 
+    def copied(self, folder: Path) -> Two:
+        """Both homes, copied to ``folder`` to be gone on with."""
+        other = copy.copy(self)
+        other.marking, other.plain = (
+            story.copied(folder / name) for name, story in (("marking", self.marking), ("plain", self.plain))
+        )
+        return other
+
     def contract_of(self, story: Story) -> TableContract:
         vectors = self.vectors and story is self.marking
         contract: TableContract = replace(story.contract, rows_per_file=100, deletion_vectors=vectors)
@@ -124,9 +132,14 @@ def test_a_setting_that_is_neither_true_nor_false_is_refused_by_name(tmp_path: P
         contract_of(document(value), tmp_path / "notes.json")
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Two:
+    return Two(tmp_path_factory.mktemp("two"), spark)
+
+
 @pytest.fixture
-def two(tmp_path: Path, spark: SparkSession) -> Two:
-    return Two(tmp_path, spark)
+def two(filled: Two, tmp_path: Path) -> Two:
+    return filled.copied(tmp_path)
 
 
 def update(*numbers: int, title: str = "new") -> list[Change]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,25 @@ MANY = Commit(10, 1, [Change("c", number, {"title": f"t{number}", "body": "b"}) 
 Version = tuple[int, str | None, str | None, str, str | None]
 
 
-@pytest.fixture
-def story(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Story:
+@pytest.fixture(scope="module", autouse=True)
+def small_files() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "ROWS_PER_FILE", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Story:
     """Forty versions in files of four to eight."""
-    monkeypatch.setattr(history, "ROWS_PER_FILE", 4)
-    story = Story(tmp_path)
+    story = Story(tmp_path_factory.mktemp("in_place") / "told")
     story.land(MANY)
     run(story, spark, FIRST)
     return story
+
+
+@pytest.fixture
+def story(told: Story, tmp_path: Path) -> Story:
+    return told.copied(tmp_path / "told")
 
 
 def run(story: Story, spark: SparkSession, *windows: str) -> Checkpoint:

@@ -57,7 +57,10 @@ def shown(story: Story, spark) -> dict[int, bool]:
     return {row["id"]: row["_cdc_is_deleted"] for row in rows}
 
 
-def purged(story: Story, spark) -> None:
+@pytest.fixture(scope="module")
+def without_first(tmp_path_factory: pytest.TempPathFactory, spark) -> Story:
+    """A home whose first key was deleted and purged."""
+    story = told(tmp_path_factory.mktemp("purged") / "told", policy("P30D"))
     story.land(INSERT, DELETE)
     run(story, spark, FIRST)
     assert shown(story, spark) == {1: True, 2: False, 3: False}
@@ -68,38 +71,38 @@ def purged(story: Story, spark) -> None:
     story.land(PAST_IT)
     run(story, spark, AFTER)
     assert shown(story, spark) == {2: False, 3: False}
+    return story
+
+
+@pytest.fixture
+def purged(without_first: Story, tmp_path: Path) -> Story:
+    return without_first.copied(tmp_path / "told")
 
 
 @pytest.mark.slow
-def test_a_purged_key_stays_gone_when_events_below_its_delete_come_late_or_again(tmp_path, spark):
-    story = told(tmp_path / "told", policy("P30D"))
-    purged(story, spark)
-    story.land_again(HELD_BACK)
-    run(story, spark, FIRST)
-    assert shown(story, spark) == {2: False, 3: False}
-    story.land_again(INSERT)
-    run(story, spark, FIRST, MONTH_END, AFTER, replay=True)
-    assert shown(story, spark) == {2: False, 3: False}
-    assert pending_windows(story.workspace, SOURCE).windows == ()
+def test_a_purged_key_stays_gone_when_events_below_its_delete_come_late_or_again(purged, spark):
+    purged.land_again(HELD_BACK)
+    run(purged, spark, FIRST)
+    assert shown(purged, spark) == {2: False, 3: False}
+    purged.land_again(INSERT)
+    run(purged, spark, FIRST, MONTH_END, AFTER, replay=True)
+    assert shown(purged, spark) == {2: False, 3: False}
+    assert pending_windows(purged.workspace, SOURCE).windows == ()
 
 
 @pytest.mark.slow
-def test_a_purged_key_that_is_inserted_again_comes_back(tmp_path, spark):
-    story = told(tmp_path / "told", policy("P30D"))
-    purged(story, spark)
-    story.land(Commit(3000, 32 * DAY + 1, [Change("c", 1, {"title": "back", "body": None})]))
-    run(story, spark, AFTER)
-    assert shown(story, spark) == {1: False, 2: False, 3: False}
+def test_a_purged_key_that_is_inserted_again_comes_back(purged, spark):
+    purged.land(Commit(3000, 32 * DAY + 1, [Change("c", 1, {"title": "back", "body": None})]))
+    run(purged, spark, AFTER)
+    assert shown(purged, spark) == {1: False, 2: False, 3: False}
 
 
 @pytest.mark.slow
-def test_a_rebuild_purges_the_same_rows(tmp_path, spark):
-    story = told(tmp_path / "told", policy("P30D"))
-    purged(story, spark)
+def test_a_rebuild_purges_the_same_rows(purged, tmp_path, spark):
     whole = told(tmp_path / "whole", policy("P30D"))
-    shutil.copytree(story.store.folder, whole.store.folder, dirs_exist_ok=True)
+    shutil.copytree(purged.store.folder, whole.store.folder, dirs_exist_ok=True)
     run(whole, spark, FIRST, MONTH_END, AFTER)
-    assert contents(whole.workspace) == contents(story.workspace)
+    assert contents(whole.workspace) == contents(purged.workspace)
 
 
 def test_no_row_goes_before_what_may_still_be_judged_in_time_has_arrived(tmp_path, spark):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +37,7 @@ from omnisupport_ingest_tests.layers.story import (
     Story,
     events,
 )
-from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 BORN = Commit(10, 1, [Change("c", 1, {"title": "one", "body": "text"})])
 TOO_LONG = Commit(20, 2, [Change("u", 1, {"title": "x" * 21}, unchanged=("body",))])
@@ -79,13 +78,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Story
 @pytest.fixture
 def story(told: Story, tmp_path: Path) -> Iterator[Story]:
     """A copy of ``told``: a window with one accepted and one quarantined event, in every layer."""
-    folder = tmp_path / "told"
-    shutil.copytree(told.workspace.home.path.parent, folder)
-    copy = Story.__new__(Story)
-    copy.__dict__.update(told.__dict__, _ends=dict(told._ends), contracts=folder / "contracts")
-    copy.workspace = open_workspace(folder)
-    copy.store = copy.workspace.landing(SOURCE)
-    yield copy
+    yield told.copied(tmp_path / "told")
     failpoints._armed = None
 
 

@@ -24,7 +24,7 @@ from omnisupport_ingest_tests.proof.story import Story, draw
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS
 from omnisupport_ingest_tests.proof.versions import versions
 
-FILES, STREAM, SMALL = range(4108, 4120), range(1149, 1159), range(3053, 3059)
+FILES, STREAM = range(4108, 4120), range(1149, 1159)
 STEPS = (
     "stop between layers",
     "overlapping replays",
@@ -33,31 +33,7 @@ STEPS = (
     "another decision table",
     "run some windows",
 )
-_BROUGHT = (
-    "late events",
-    "key changes",
-    "truncates",
-    "boundaries of ranges",
-    "exact texts",
-    "keys that are NULL in part",
-    "columns that are not there",
-    "events of a third epoch",
-    "rows purged",
-    "windows folded",
-    "frames in several partitions",
-)
-"""What the quick story must have held; the long ones hold everything."""
-
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def plain(spark: SparkSession) -> Iterator[SparkSession]:
-    """Plans are large and rows few: finding better plans on the way would take most of the time."""
-    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
-    yield spark
-    spark.conf.set("spark.sql.adaptive.enabled", str(adaptive))
 
 
 def a_stream(seeds: range, slots: int, steps: int) -> Story:
@@ -66,29 +42,23 @@ def a_stream(seeds: range, slots: int, steps: int) -> Story:
 
 
 @pytest.fixture(scope="module")
-def small(plain: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Proved:
-    """A small home, proved; its layers are there to be read."""
-    return prove(a_stream(SMALL, 2, 0), tmp_path_factory.mktemp("small"), plain, say=lambda _: None)
-
-
-def test_every_layer_is_what_the_oracle_comes_to(small: Proved) -> None:
-    seen = small.tally
-    assert seen.comparisons >= 4
-    for thing in _BROUGHT:
-        assert seen.things[thing], thing
+def followed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Proved:
+    """The home of a stream, proved; its layers are there to be read."""
+    story = replace(a_stream(STREAM, 3, 1), gaps=())
+    return prove(story, tmp_path_factory.mktemp("proved") / "stream", spark, say=lambda _: None)
 
 
 @pytest.mark.slow
 def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happened(
-    plain: SparkSession, tmp_path: Path
+    followed: Proved, spark: SparkSession, tmp_path: Path
 ) -> None:
     story = draw(FILES, slots=3, steps=2, kinds=STEPS)
-    seen = prove(story, tmp_path / "files", plain, say=lambda _: None).tally
-    story = replace(a_stream(STREAM, 3, 1), gaps=())
-    seen.add(prove(story, tmp_path / "stream", plain, say=lambda _: None).tally)
-    # Once more with a gap in its chain for a while, which has windows wait that are folded without it.
-    story = replace(story, gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0))
-    seen.add(prove(story, tmp_path / "gap", plain, say=lambda _: None).tally)
+    seen = prove(story, tmp_path / "files", spark, say=lambda _: None).tally
+    assert followed.tally.comparisons >= 4
+    seen.add(followed.tally)
+    # The stream once more, with a gap in its chain for a while: windows wait that are folded without it.
+    story = replace(a_stream(STREAM, 3, 1), gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0))
+    seen.add(prove(story, tmp_path / "gap", spark, say=lambda _: None).tally)
     assert seen.never == []
 
 
@@ -273,20 +243,22 @@ _LOOKS: Mapping[str, Callable[..., Iterator[Difference]]] = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_that_is_right_is_said_to_be_right(layer: str, small: Proved) -> None:
-    assert list(_LOOKS[layer](small.workspace, small.expected)) == []
+def test_a_layer_that_is_right_is_said_to_be_right(layer: str, followed: Proved) -> None:
+    assert list(_LOOKS[layer](followed.workspace, followed.expected)) == []
 
 
 def test_a_quarantine_file_that_no_state_names_is_found(
-    small: Proved, monkeypatch: pytest.MonkeyPatch
+    followed: Proved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = compare._named_files(small.workspace)
+    named = compare._named_files(followed.workspace)
     forgotten = min(named)
     monkeypatch.setattr(compare, "_named_files", lambda _: named - {forgotten})
-    told = [each for each in compare._quarantine(small.workspace, small.expected) if "file" in each.subject]
+    told = [
+        each for each in compare._quarantine(followed.workspace, followed.expected) if "file" in each.subject
+    ]
     assert any(each.found == [forgotten] for each in told)
     monkeypatch.setattr(compare, "_named_files", lambda _: named | {"not/there.parquet"})
-    told = list(compare._files_of_nobody(small.workspace))
+    told = list(compare._files_of_nobody(followed.workspace))
     assert any(each.expected == ["not/there.parquet"] for each in told)
 
 
@@ -299,7 +271,7 @@ def test_a_quarantine_file_that_no_state_names_is_found(
     ],
 )
 def test_whatever_is_wrong_with_a_row_is_found(
-    spoiling: Spoiling, small: Proved, read: Read, monkeypatch: pytest.MonkeyPatch
+    spoiling: Spoiling, followed: Proved, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layers are right; then one thing of one row is not what it was."""
     looked: list[str] = []
@@ -313,7 +285,7 @@ def test_whatever_is_wrong_with_a_row_is_found(
         return spoiling.done(rows)
 
     monkeypatch.setattr(compare, "_read", spoilt)
-    found = next(_LOOKS[spoiling.layer](small.workspace, small.expected), None)
+    found = next(_LOOKS[spoiling.layer](followed.workspace, followed.expected), None)
     assert looked and found is not None
 
 

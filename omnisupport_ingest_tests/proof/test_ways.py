@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from omnisupport_ingest_tests.oracle.model import Event
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.proof import ways
 from omnisupport_ingest_tests.proof.run import ProofFailed
 from omnisupport_ingest_tests.proof.ways import WAYS, by_debezium, prove_ways, record_of, tellable
 
 SEEDS = range(40, 42)
+FILES = ways.files.__name__
 
 
 @pytest.fixture(scope="module")
-def plain(spark: SparkSession) -> Iterator[SparkSession]:
-    """Plans are large and rows few: finding better plans on the way would take most of the time."""
-    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
-    yield spark
-    spark.conf.set("spark.sql.adaptive.enabled", str(adaptive))
+def filed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The home that the histories have come into as files."""
+    parts = ways.delivered(SEEDS, by_debezium(tellable(SEEDS)))
+    return ways.brought_in(ways.files, parts, tmp_path_factory.mktemp("ways") / FILES, spark)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_a_way_in_ends_in_the_dimensions_of_the_oracle(way: str, plain: SparkSession, tmp_path: Path) -> None:
-    assert prove_ways(SEEDS, tmp_path, plain, (way,)) > 40
+@pytest.mark.parametrize("way", [each for each in WAYS if each != FILES])
+def test_a_way_in_ends_in_the_dimensions_of_the_oracle(way: str, spark: SparkSession, tmp_path: Path) -> None:
+    assert prove_ways(SEEDS, tmp_path, spark, (way,)) > 40
+
+
+@pytest.fixture
+def by_files(filed: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have been brought in already."""
+    monkeypatch.setattr(ways, "brought_in", lambda *_: filed)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("by_files")
+def test_files_end_in_the_dimensions_of_the_oracle(spark: SparkSession, tmp_path: Path) -> None:
+    assert prove_ways(SEEDS, tmp_path, spark, (FILES,)) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("by_files")
 def test_an_event_that_a_way_changes_is_found(
-    plain: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last update of a row says something else in its file than the oracle was told."""
+    """The oracle is told something else of the last update of a row than its file says."""
     told = by_debezium(tellable(SEEDS))
     last = {(each.table, each.key): each for each in told if each.key is not None}
     spoilt = next(
@@ -45,15 +56,10 @@ def test_an_event_that_a_way_changes_is_found(
         for each in reversed(told)
         if each in last.values() and each.op == "u" and "body" in (each.after or {})
     )
-
-    def other(event: Event) -> ways.Record:
-        if event != spoilt:
-            return record_of(event)
-        return record_of(replace(event, after={**(event.after or {}), "body": "another"}))
-
-    monkeypatch.setattr(ways, "record_of", other)
+    other = replace(spoilt, after={**(spoilt.after or {}), "body": "another"})
+    monkeypatch.setattr(ways, "by_debezium", lambda _: [other if each == spoilt else each for each in told])
     with pytest.raises(ProofFailed, match="By the way files") as found:
-        prove_ways(SEEDS, tmp_path, plain, ("files",))
+        prove_ways(SEEDS, tmp_path, spark, (FILES,))
     assert str(spoilt.key) in str(found.value)
 
 

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.debezium.land import Inlet, land
 from omnisupport_ingest.sources.debezium.positions import packed
 from omnisupport_ingest.sources.kafka.run import KafkaSource
@@ -312,39 +313,44 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
     for name in ways:
         told = events if name in (CURSOR, log.__name__) else by_debezium(events)
         if name == CURSOR:
-            differing = prove_by_cursor(told, folder / name, spark)
+            found = list(islice(prove_by_cursor(told, folder / name, spark), _SHOWN))
         else:
-            rng = Random(f"ways {seeds.start} {len(seeds)}")
-            differing = _by_events(OF_EVENTS[name], told, _deliveries(rng, told), folder / name, spark)
-        found = list(islice(differing, _SHOWN))
+            workspace = brought_in(OF_EVENTS[name], delivered(seeds, told), folder / name, spark)
+            found = list(islice(differing(workspace, told), _SHOWN))
         if found:
             lanes = sorted({each.lane for each in found if each.lane is not None})[:1]
             raise ProofFailed(f"By the way {name}", found, [line for n in lanes for line in _of(told, n)])
     return len(events)
 
 
-def _by_events(
-    way: Way, told: Sequence[Event], deliveries: list[list[Event]], folder: Path, spark: SparkSession
-) -> Iterator[Difference]:
-    """Bring ``deliveries`` of ``told`` in; what net changes, dimensions and histories differ in."""
+def brought_in(
+    way: Way, deliveries: Sequence[Sequence[Event]], folder: Path, spark: SparkSession
+) -> Workspace:
+    """Bring ``deliveries`` in by ``way``; the home in which they are in every layer."""
     with ExitStack() as resources:
         platform = Platform(folder, spark, TERMS, {})
         for _ in way(Home(folder, platform, resources), deliveries):
             platform.catch_up()
         platform.make_histories()
+    return platform.workspace
+
+
+def differing(workspace: Workspace, told: Sequence[Event]) -> Iterator[Difference]:
+    """What net changes, dimensions and histories differ in from what the oracle makes of ``told``."""
     expected = Known(told, shapes_of(TERMS))
     for shape in expected.shapes:
-        yield from compare._net_changes(platform.workspace, expected, shape)
-        yield from compare._dimension(platform.workspace, expected, shape)
-        yield from compare._history(platform.workspace, expected, shape)
+        yield from compare._net_changes(workspace, expected, shape)
+        yield from compare._dimension(workspace, expected, shape)
+        yield from compare._history(workspace, expected, shape)
 
 
 def _of(events: Sequence[Event], seed: int) -> Iterator[str]:
     yield from (repr(event) for event in events if event.key is None or event.key[0] == str(seed))
 
 
-def _deliveries(rng: Random, events: Sequence[Event]) -> list[list[Event]]:
+def delivered(seeds: range, events: Sequence[Event]) -> list[list[Event]]:
     """Three or four parts: mostly in log order, some of each again in a later one, some after its turn."""
+    rng = Random(f"ways {seeds.start} {len(seeds)}")
     count = rng.randint(3, 4)
     parts: list[list[Event]] = [[] for _ in range(count)]
     for number, event in enumerate(events):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import Settings
-from omnisupport_ingest_tests.recovery.pipeline import run_layers_as_a_run
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 
 def main() -> None:
     settings = Settings(_env_file=None)
     workspace = Workspace.open(settings)
     if windows := pending_windows(workspace, settings.source).windows:
-        run_layers_as_a_run(workspace, windows, settings.source)
+        run_layers(workspace, session(settings), windows, settings.source)
 
 
 if __name__ == "__main__":

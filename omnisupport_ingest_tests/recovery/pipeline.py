@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -51,22 +52,16 @@ def run_layers(
     replay: bool = False,
     judge: bool = False,
 ) -> None:
-    """Take ``windows`` from landing to the dimensions, as one run of the ingest job does.
+    """Take ``windows`` from landing to the dimensions, as one run of the ingest job does: its small works are
+    done by the task that stays, but those of a replay.
 
     ``judge``: as a replay that does not begin at landing, but has raw's events judged again.
     """
-    raw.materialize(workspace, spark, source, windows, "run", replay=replay)
-    deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
-    for contract in workspace.contracts.of_source(source):
-        dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
-
-
-def run_layers_as_a_run(workspace: Workspace, windows: Sequence[str] = WINDOWS, source: str = SOURCE) -> None:
-    """Take what is new of ``windows`` through the layers as a process of a run does: its small works are done
-    by the task that stays."""
-    spark = session(workspace.settings)
-    with standing_task(spark):
-        run_layers(workspace, spark, windows, source)
+    with nullcontext() if replay or judge else standing_task(spark):
+        raw.materialize(workspace, spark, source, windows, "run", replay=replay)
+        deduped.materialize(workspace, spark, source, windows, "run", replay=replay or judge)
+        for contract in workspace.contracts.of_source(source):
+            dimensions.materialize(workspace, spark, contract, windows, "run", replay=replay)
 
 
 def start(
@@ -114,7 +109,5 @@ def kill_when(process: subprocess.Popen[str], seen: Callable[[], bool]) -> int:
 
 if __name__ == "__main__":
     opened = open_workspace(Path(sys.argv[1]))
-    if asked := sys.argv[2:]:
-        run_layers(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)
-    else:
-        run_layers_as_a_run(opened)
+    asked = sys.argv[2:]
+    run_layers(opened, session(opened.settings), replay="replay" in asked, judge="judge" in asked)

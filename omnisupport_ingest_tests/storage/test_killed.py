@@ -121,6 +121,7 @@ def test_a_decision_whose_commit_did_not_come_is_none_and_its_file_is_swept(
     assert ledger.entries().num_rows == committed + 1
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("fault", [BUSY, CUT, LOST, SLOW])
 @pytest.mark.parametrize("entry", [0, 1, 2], ids=["table", "first", "second"])
 def test_a_commit_that_the_store_answers_badly_counts_once(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omnisupport_ingest import failpoints
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract
 
 
-def main() -> int:
-    dsn, slot, home, until, tables, overrides = sys.argv[1:]
+def main(arguments: Sequence[str]) -> int:
+    dsn, slot, home, until, tables, overrides = arguments
     contracts = [contract(table, columns, key) for table, columns, key in json.loads(tables)]
     source = SourceUnderTest(dsn, slot, Path(home), contracts, json.loads(overrides))
     stop = threading.Event()
@@ -30,5 +33,15 @@ def main() -> int:
     return 0
 
 
+def in_fork(arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> None:
+    """Do the same in a process that was forked, not started; its standard error is the file ``errors``."""
+    os.environ.clear()
+    os.environ.update(environment)
+    failpoints._armed = failpoints._armed_by(environment.get(failpoints.VARIABLE, ""))
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    sys.exit(main(arguments))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

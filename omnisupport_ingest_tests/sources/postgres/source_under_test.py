@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -33,6 +34,11 @@ from omnisupport_ingest.sources.postgres.session.server import current_wal_lsn
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SOURCE = "support_desk"
+
+_FORKS = multiprocessing.get_context("forkserver")
+"""Of processes that have imported the program already: to start Python for each takes a second of a core."""
+
+_FORKS.set_forkserver_preload(["omnisupport_ingest_tests.sources.postgres.capture_process"])
 
 
 def contract(table: str, columns: Sequence[str], key: Sequence[str] = ("id",)) -> TableContract:
@@ -139,24 +145,33 @@ class SourceUnderTest:
         """Start capture as a process of its own; it dies by SIGKILL at ``failpoint``.
 
         ``program``: in Python, what to run in place of ``capture_process``."""
-        tables = [(table.table, table.column_names, table.key) for table in self.tables]
-        arguments = [self.dsn, self.slot, str(self.home_folder), str(until or "")]
-        arguments += [json.dumps(tables), json.dumps(self.overrides | (overrides or {}), default=str)]
         environment = os.environ | ({failpoints.VARIABLE: failpoint} if failpoint else {})
         module = "omnisupport_ingest_tests.sources.postgres.capture_process"
         run = ["-m", module] if program is None else ["-c", program]
         return subprocess.Popen(
-            [sys.executable, *run, *arguments],
+            [sys.executable, *run, *self._arguments(until, overrides or {})],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
 
+    def _arguments(self, until: Lsn | None, overrides: Mapping[str, Any]) -> list[str]:
+        """What ``capture_process`` is told."""
+        tables = [(table.table, table.column_names, table.key) for table in self.tables]
+        told = json.dumps(tables), json.dumps(self.overrides | overrides, default=str)
+        return [self.dsn, self.slot, str(self.home_folder), str(until or ""), *told]
+
     def killed_at(self, failpoint: str) -> None:
         """Capture up to now in a process that dies at ``failpoint``."""
-        process = self.capture_process(until=current_wal_lsn(self.dsn), failpoint=failpoint)
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == -signal.SIGKILL, errors
+        from omnisupport_ingest_tests.sources.postgres.capture_process import in_fork
+
+        errors = self.home_folder.parent / "capture.log"
+        environment = os.environ | {failpoints.VARIABLE: failpoint}
+        arguments = (self._arguments(current_wal_lsn(self.dsn), {}), environment, errors)
+        process = _FORKS.Process(target=in_fork, args=arguments, daemon=True)
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == -signal.SIGKILL, errors.read_text()
 
     def manifests(self) -> list[Manifest]:
         return landed_batches(self.store)
