@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,11 +69,19 @@ class StagedFiles:
 
     def of(self, window: str) -> tuple[StagedFile, ...]:
         """Return the files of ``window``, sorted by path."""
-        return tuple(file for file in self.files if file.window == window)
+        return tuple(self._by_window.get(window, ()))
 
     def windows(self) -> list[str]:
         """Return the windows that have rows, sorted."""
-        return sorted({file.window for file in self.files})
+        return sorted(self._by_window)
+
+    @cached_property
+    def _by_window(self) -> Mapping[str, Sequence[StagedFile]]:
+        # Each window of a run asks for its own, and a run may have thousands.
+        found: dict[str, list[StagedFile]] = {}
+        for file in self.files:
+            found.setdefault(file.window, []).append(file)
+        return found
 
 
 def stage_frame(

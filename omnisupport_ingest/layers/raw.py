@@ -169,6 +169,7 @@ class _Landing:
         self._store, self._landed = store, store.landed()
         self._known: dict[str, dict[str, list[LandedPart]]] = {}
         self._gone: dict[str, frozenset[str]] = {}
+        self._files: dict[str, dict[str, list[DataFile]]] = {}
         self._present = Present(store, removed)
         self.trimmed = removed.trimmed
 
@@ -200,7 +201,15 @@ class _Landing:
         """The same as their manifests have them."""
         here = self.of(window)
         manifests = [self._store.read(name) for name in sorted(batches) if name in here]
-        return [(each, file) for each in manifests for file in each.files if file.window == window]
+        return [(each, file) for each in manifests for file in self._by_window(each).get(window, ())]
+
+    def _by_window(self, batch: Manifest) -> Mapping[str, Sequence[DataFile]]:
+        """The data files of ``batch``; each of the windows of a run asks, and these may be thousands."""
+        if batch.batch_id not in self._files:
+            found = self._files[batch.batch_id] = {}
+            for file in batch.files:
+                found.setdefault(file.window, []).append(file)
+        return self._files[batch.batch_id]
 
 
 def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC
 from functools import partial
@@ -23,8 +23,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 from omnisupport_ingest.lake import staging
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks
+from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import FrameMismatch, place_files, spilled, stage_frame
+from omnisupport_ingest.lake.staging import FrameMismatch, StagedFiles, place_files, spilled, stage_frame
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import (
     NOON,
@@ -286,3 +287,23 @@ def test_what_an_attempt_that_spark_gave_up_writes_late_is_in_no_place(
     placed = place_files(table, draft, ["part-told.parquet"], unit="u1", generation=1)
     assert [Path(path).name for path in placed] == ["part-told.parquet"]
     assert not [path for path in placed if not (table.folder / path).is_file()]
+
+
+def test_the_files_of_many_windows_are_looked_through_once() -> None:
+    looks = []
+
+    class Files(tuple[StagedFile, ...]):
+        def __iter__(self) -> Iterator[StagedFile]:
+            looks.append(len(self))
+            return super().__iter__()
+
+    windows = [f"2026-01-31T{hour:02d}00" for hour in range(24)]
+    files = [
+        StagedFile(f"{window}/{number}", window, (), 1, 1, "") for number in range(2) for window in windows
+    ]
+    staged = StagedFiles(Files(files))
+    assert [[file.path for file in staged.of(window)] for window in windows] == [
+        [f"{window}/0", f"{window}/1"] for window in windows
+    ]
+    assert (staged.of("2026-02-01T0000"), staged.windows()) == ((), windows)
+    assert looks == [48]

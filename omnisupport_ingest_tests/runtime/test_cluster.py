@@ -66,11 +66,7 @@ def test_the_result_is_the_same_whatever_happens_to_tasks_workers_and_driver(
 
         # A worker with its executor is killed in the middle of a task.
         attempt, *_ = until(lambda: ended(first) or said(tmp_path, WORKER_LOST, "attempt-3-*"))
-        executor = executor_of(int(attempt.name.rpartition("-")[2]))
-        work_folder = executor.cwd()
-        [name] = [each for each in map(WORKER.format, (1, 2)) if each in work_folder]
-        os.kill(running_services(home.run)[name], signal.SIGKILL)
-        executor.kill()
+        kill_worker_of(home, int(attempt.name.rpartition("-")[2]))
         (tmp_path / f"said-{WORKER_LOST}" / GO_ON).touch()
         until(lambda: ended(first) or said(tmp_path, WORKER_LOST, "committed"))
         assert_whole(tmp_path, WORKER_LOST)
@@ -108,9 +104,13 @@ def said(root: Path, job: str, pattern: str) -> list[Path]:
     return sorted((root / f"said-{job}").glob(pattern))
 
 
-def executor_of(task: int) -> psutil.Process:
-    """The JVM whose Python worker is the process ``task``."""
-    return next(each for each in psutil.Process(task).parents() if "java" in each.name())
+def kill_worker_of(home: Home, task: int) -> None:
+    """Kill the worker whose executor runs the process ``task``, and the executor; the process goes on."""
+    executor = next(each for each in psutil.Process(task).parents() if "java" in each.name())
+    work_folder = executor.cwd()
+    [name] = [each for each in map(WORKER.format, (1, 2)) if each in work_folder]
+    os.kill(running_services(home.run)[name], signal.SIGKILL)
+    executor.kill()
 
 
 def output_of(root: Path) -> str:
