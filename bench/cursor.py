@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from bench.processes import peak_memory_mb
-from bench.report import Run, alternate, conclude
+from bench.report import Run, alternate, conclude, cost
 from bench.source import Source, add_tickets, client_program, source
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import TableContract
@@ -48,6 +48,7 @@ def main(rows: int, repeats: int) -> None:
             rows, repeats, "COPY to /dev/null", lambda: _copy(server), lambda: _ours(server, table, rows)
         )
     conclude("cursor", "First reading by cursor", result, floor=FLOOR, memory_limit=None)
+    click.echo(cost(result))
 
 
 def tickets() -> TableContract:
@@ -59,24 +60,28 @@ def tickets() -> TableContract:
 
 def _copy(server: Source) -> Run:
     server.settle()
-    return server.program("psql", "--no-psqlrc", "--command", "COPY support.tickets TO STDOUT")
+    with server.processor() as spent:
+        run = server.program("psql", "--no-psqlrc", "--command", "COPY support.tickets TO STDOUT")
+    return Run(run.seconds, {**run.seen, "server_cpu_seconds": spent.seconds})
 
 
 def _ours(server: Source, table: TableContract, rows: int) -> Run:
     server.settle()
     folder = server.folder / "landing"
     folder.mkdir()
-    began = time.perf_counter()
     grid = WindowGrid(WindowSize(60), datetime(2026, 1, 1, tzinfo=UTC))
-    store = LandingStore(folder, table.source)
-    with closing(PostgresReader(server.dsn)) as reader, QueryState(store.folder) as state:
-        report = sync(Inlet(store, grid, (table,), "bench"), reader, state)
-    seconds = time.perf_counter() - began
+    with server.processor() as spent:
+        began, before = time.perf_counter(), time.process_time()
+        store = LandingStore(folder, table.source)
+        with closing(PostgresReader(server.dsn)) as reader, QueryState(store.folder) as state:
+            report = sync(Inlet(store, grid, (table,), "bench"), reader, state)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - before
     shutil.rmtree(folder)
     (read,) = report.tables
     if read.landed != rows:
         raise click.ClickException(f"{read.landed:,} rows landed of {rows:,}")
-    return Run(seconds, {"peak_mb": peak_memory_mb()})
+    seen = {"peak_mb": peak_memory_mb(), "cpu_seconds": cpu, "server_cpu_seconds": spent.seconds}
+    return Run(seconds, seen)
 
 
 if __name__ == "__main__":

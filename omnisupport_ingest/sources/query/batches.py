@@ -19,7 +19,7 @@ from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.query.events import blocks, content_hash
+from omnisupport_ingest.sources.query.events import ContentHash, blocks
 from omnisupport_ingest.windows import WindowGrid
 
 PAGE_ROWS = 500_000
@@ -43,6 +43,24 @@ class Inlet:
 
 
 @dataclass
+class EventParts:
+    """Events of one batch as they come, tables of ``EVENT_SCHEMA``. ``bytes``: their size.
+
+    They are hashed as they come: while one batch is written, the next is hashed.
+    """
+
+    content: ContentHash
+    tables: list[pa.Table] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, events: pa.Table) -> None:
+        """Take in one or more events."""
+        self.content.add(events)
+        self.tables.append(events)
+        self.bytes += events.nbytes
+
+
+@dataclass
 class Batches:
     """Lands batches of ``inlet`` in one epoch. ``names``: the ids of the batches landed here."""
 
@@ -50,21 +68,25 @@ class Batches:
     epoch: int
     names: list[str] = field(default_factory=list)
 
-    def land(self, table: TableContract, parts: Sequence[pa.Table], *, free_windows: bool) -> None:
-        """Land ``parts``, tables of events of ``table``, as one batch, unless the same have landed.
+    def parts(self) -> EventParts:
+        """Return the empty parts of the next batch."""
+        return EventParts(ContentHash(self.epoch, self.inlet.store.source))
+
+    def land(self, table: TableContract, parts: EventParts, *, free_windows: bool) -> None:
+        """Land ``parts``, events of ``table``, as one batch, unless the same have landed.
 
         ``free_windows``: the window of an event does not follow from its position. Then an event gets the
         window in which its position landed first.
         """
         inlet = self.inlet
-        content = content_hash(self.epoch, inlet.store.source, parts)
+        content = parts.content.hexdigest()
         batch_id = file_batch_id(content)
         if inlet.store.exists(batch_id):
             return
         span = FileSpan(content, table.full_name, inlet.described_by, CURSOR_ORDER)
         relations = (contracted_relation(table),)
         with self._writer(batch_id) as writer:
-            for block in blocks(pa.concat_tables(parts), inlet.grid, inlet.clock()):
+            for block in blocks(pa.concat_tables(parts.tables), inlet.grid, inlet.clock()):
                 writer.add_block(block)
             if not free_windows:
                 self._seal(writer, span, relations)
@@ -75,7 +97,7 @@ class Batches:
                     return
                 writer.abandon()
                 with self._writer(batch_id) as second:
-                    for event in (event for part in parts for event in _events(part)):
+                    for event in (event for part in parts.tables for event in _events(part)):
                         window = first_windows.window_of(event)
                         second.add_to(window or _window(inlet.grid, event, inlet.clock()), event)
                     self._seal(second, span, relations)
@@ -85,7 +107,7 @@ class Batches:
         unknown).
         """
         source = self.inlet.store.source
-        content = content_hash(self.epoch, f"{source} {list(map(tuple, events))} {complete}", ())
+        content = ContentHash(self.epoch, f"{source} {list(map(tuple, events))} {complete}").hexdigest()
         batch_id = file_batch_id(content)
         if self.inlet.store.exists(batch_id):
             return

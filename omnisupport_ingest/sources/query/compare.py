@@ -18,8 +18,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
-import pyarrow as pa
-
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.sources.query.batches import Batches, Inlet
@@ -160,20 +158,22 @@ class _OneTable:
                 for key in gone
             ]
             # The window of a delete is that of the time at which it was found, not of its position.
-            self.batches.land(table, [events_table(deletes)], free_windows=True)
+            parts = self.batches.parts()
+            parts.add(events_table(deletes))
+            self.batches.land(table, parts, free_windows=True)
         result.deleted += len(gone)
         self._read(missed)
         result.missed += len(missed)
 
     def _read(self, keys: Sequence[str]) -> None:
         table, cursor = self.events.table, self.events.cursor
-        parts: list[pa.Table] = []
+        parts = self.batches.parts()
 
         def take(rows: Rows) -> None:
-            parts.append(self.events.of(rows, {}, Known(), 1 << 62))
+            parts.add(self.events.of(rows, {}, Known(), 1 << 62))
 
         for start in range(0, len(keys), LEAF_ROWS):
             self.reader.rows_of(table, cursor, keys[start : start + LEAF_ROWS], take)
-            if parts:
+            if parts.tables:
                 self.batches.land(table, parts, free_windows=cursor.event_time is not None)
-            parts.clear()
+            parts = self.batches.parts()

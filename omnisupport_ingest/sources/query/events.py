@@ -166,14 +166,21 @@ def image_hash(image: str) -> int:
     return int.from_bytes(hashlib.blake2b(image.encode(), digest_size=8).digest(), signed=True)
 
 
-def content_hash(epoch: int, source: str, parts: Sequence[pa.Table]) -> str:
-    """Return the SHA-256 of events; the same rows read again in one epoch have the same hash."""
-    found = hashlib.sha256(json.dumps([epoch, source]).encode())
-    for part in parts:
+class ContentHash:
+    """The SHA-256 of events, part by part; the same rows read again in one epoch have the same hash."""
+
+    def __init__(self, epoch: int, source: str) -> None:
+        self._found = hashlib.sha256(json.dumps([epoch, source]).encode())
+
+    def add(self, part: pa.Table) -> None:
+        """Take in some events."""
         # Arrow writes into the hash itself: a copy of the events would cost more than to hash them.
-        with pa.ipc.new_stream(pa.PythonFile(_Hashed(found), "w"), part.schema) as stream:
+        with pa.ipc.new_stream(pa.PythonFile(_Hashed(self._found), "w"), part.schema) as stream:
             stream.write_table(part.combine_chunks())
-    return found.hexdigest()
+
+    def hexdigest(self) -> str:
+        """Return the hash of the events so far, as hexadecimal digits."""
+        return self._found.hexdigest()
 
 
 class _Hashed(io.RawIOBase):

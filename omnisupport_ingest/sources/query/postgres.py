@@ -298,7 +298,7 @@ def _rows(
     copied = copied_rows(lines, columns, key)
     # Texts of cursors and times have no characters that JSON escapes.
     cursors, times = copied.texts(at), copied.texts(time) if time is not None else None
-    last = parse_row(lines[lines[:-1].rfind(b"\n") + 1 : -1].decode())
+    last = parse_row(lines[lines.rfind(b"\n", 0, -1) + 1 : -1].decode())
     keys = copied.keys
     return Rows(
         keys,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
-from omnisupport_ingest.sources.query.batches import Batches, Inlet
+from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
     CursorColumn,
@@ -223,7 +223,11 @@ class _Sync:
             self._state.save(table.full_name, done, below=below)
             next(each for each in self.report.tables if each.table == table.full_name).cursor = until
 
-    def land(self, table: TableContract, cursor: CursorColumn, parts: Sequence[pa.Table]) -> Future[None]:
+    def parts(self) -> EventParts:
+        """Return the empty parts of the next batch."""
+        return self._batches.parts()
+
+    def land(self, table: TableContract, cursor: CursorColumn, parts: EventParts) -> Future[None]:
         """Land events of ``table`` as one batch, after the batches before, unless the same have landed."""
         # A window by the cursor follows from the position, so no version can be in two windows.
         return self._pool.submit(self._batches.land, table, parts, free_windows=cursor.event_time is not None)
@@ -309,7 +313,7 @@ class _Page:
         self.progress, self.reading = progress, progress.reading
         self._one, self._table, self._cursor, self._told = one, table, cursor, told
         self._makes = RowEvents(table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed)
-        self._parts: list[pa.Table] = []
+        self._parts = one.parts()
         self._known = Known()
         self._last: KeysetPosition | None = None
         self._landing: _Landing | None = None
@@ -324,9 +328,9 @@ class _Page:
         self._told.read += len(rows)
         self._told.landed += events.num_rows
         if events.num_rows:
-            self._parts.append(events)
+            self._parts.add(events)
         self._last = rows.last
-        if sum(part.nbytes for part in self._parts) >= _BATCH_BYTES:
+        if self._parts.bytes >= _BATCH_BYTES:
             self._land()
             if self._one.is_stopped():
                 self.land_all()
@@ -356,9 +360,9 @@ class _Page:
         self._landed()
         if self._last is None:
             return
-        done = self._one.land(self._table, self._cursor, self._parts) if self._parts else None
+        done = self._one.land(self._table, self._cursor, self._parts) if self._parts.tables else None
         self._landing = _Landing(done, self._last, self._known)
-        self._parts, self._known, self._last = [], Known(), None
+        self._parts, self._known, self._last = self._one.parts(), Known(), None
 
     def _landed(self) -> None:
         """Wait for the rows that are landing, then save the position of the reading."""

@@ -25,22 +25,29 @@ COLUMNS = {
         ("paid", "number", "numeric(12,2)"),
         ("done", "boolean", "boolean"),
         ("due", "string", "date"),
+        ("note", "string", "text"),
     )
 }
 _TIMES = st.datetimes(datetime(2026, 1, 1), datetime(2026, 11, 20)) | st.sampled_from(
     [datetime(2026, 3, 1, 10), datetime(2026, 3, 1, 10, 0, 0, 1)]
 )
+_TEXTS = st.none() | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    | st.sampled_from('""\\\\\t\n\r\v\x01\x1f\x7fvnN'),
+    max_size=20,
+)
 _ROWS = st.lists(
     st.tuples(
-        st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
+        _TEXTS,
         st.none() | _TIMES.map(lambda each: each.replace(tzinfo=UTC)),
         st.none() | st.decimals(-(10**9), 10**9, places=2),
         st.none() | st.booleans(),
         st.none() | st.dates(date(1, 1, 1), date(9999, 12, 31)),
+        _TEXTS,
     ),
     max_size=12,
 )
-Row = tuple[str | None, datetime | None, Decimal | None, bool | None, date | None]
+Row = tuple[str | None, datetime | None, Decimal | None, bool | None, date | None, str | None]
 
 
 def landed(desk: Desk, reader: Reader) -> tuple[set[str], list[dict[str, Any]]]:
@@ -67,12 +74,12 @@ def test_both_ways_land_the_same_batches(
     desk.run("DROP TABLE tickets")
     desk.run(
         "CREATE TABLE tickets (id bigint PRIMARY KEY, subject text, updated_at timestamptz,"
-        " paid numeric(12,2), done boolean, due date)"
+        " paid numeric(12,2), done boolean, due date, note text)"
     )
     assert desk.connection is not None
     with desk.connection.cursor() as cursor:
         for number, row in enumerate(rows):
-            cursor.execute("INSERT INTO tickets VALUES (%s, %s, %s, %s, %s, %s)", (number * 7 % 13, *row))
+            cursor.execute("INSERT INTO tickets VALUES (%s, %s, %s, %s, %s, %s, %s)", (number * 7 % 13, *row))
     table, told = contract(**COLUMNS), parse_dsn(desk.dsn)
     url = f"postgresql+psycopg2://{told['user']}@/{told['dbname']}?host={told['host']}&port={told['port']}"
     found = []

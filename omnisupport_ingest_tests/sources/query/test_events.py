@@ -15,7 +15,7 @@ from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.sources.query import events as of_rows
 from omnisupport_ingest.sources.query.cursor import HIGHEST, micros, micros_of
-from omnisupport_ingest.sources.query.events import blocks, content_hash
+from omnisupport_ingest.sources.query.events import ContentHash, blocks
 from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.sources.query.tickets import GRID
 
@@ -88,5 +88,8 @@ def test_a_batch_has_the_name_that_the_stream_of_its_events_has() -> None:
         with pa.ipc.new_stream(sink, part.schema) as stream:
             stream.write_table(part)
         told.update(sink.getvalue())
-    assert content_hash(3, "desk", parts) == told.hexdigest()
-    assert content_hash(3, "desk", parts[:1]) != told.hexdigest()
+    found = ContentHash(3, "desk")
+    found.add(parts[0])
+    assert found.hexdigest() != told.hexdigest()
+    found.add(parts[1])
+    assert found.hexdigest() == told.hexdigest()

@@ -1,7 +1,9 @@
 """Reads rows of a table by COPY, as the exact texts that the stream would send.
 
 COPY's text format (PostgreSQL manual, COPY, "Text Format") writes values with the same output
-functions as logical decoding, and distinguishes NULL (``\\N``) from the empty text.
+functions as logical decoding, and distinguishes NULL (``\\N``) from the empty text. The delimiter is the
+quote: the server then escapes the quotes within values as JSON does, and a value with the delimiter behind it
+is the end of a JSON string as it stands.
 """
 
 from __future__ import annotations
@@ -11,20 +13,23 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg2.extensions import connection as Connection
 
-from omnisupport_ingest.sources.postgres.protocol.json_texts import JsonTexts, Literals, Members
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
-    PIECE_BYTES,
+    Flags,
     Irregular,
+    Letters,
     Positions,
     escape,
-    pieces,
 )
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import RowTooLarge
@@ -36,17 +41,24 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 6 * 1024 * 1024
 """Bytes that are passed on at a time: about the rows that a row group should have."""
 
+_VALUE = re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_TAB, _LINE_END, _FIRST_PRINTABLE = ord("\t"), ord("\n"), ord(" ")
+_QUOTE, _BACKSLASH, _LINE_END, _FIRST_PRINTABLE = ord('"'), ord("\\"), ord("\n"), ord(" ")
 _NULL, _VERTICAL_TAB = b"\\N", int.from_bytes(b"\\v", "little")
+
+_MOST_BACKSLASHES = 64
+"""The most backslashes before a quote that are counted for all quotes at once."""
+
+_SEARCHED_BYTES = 128 * 1024
+"""Bytes that are searched at a time: few enough that all that is made of them stays in the cache."""
+
+_MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 def parse_row(line: str) -> list[str | None]:
-    """Return the values of one line of COPY's text format, without its line end."""
-    values = line.split("\t")
-    if "\\" not in line:
-        return values  # type: ignore[return-value]  # no NULL among them
+    """Return the values of one line of COPY, without its line end."""
+    values = _VALUE.findall(line + '"')
     return [None if value == "\\N" else _unescaped(value) for value in values]
 
 
@@ -74,7 +86,7 @@ def copy_lines(
 
         with closing(_WholeLines(take, max_row_bytes)) as whole, connection.cursor() as cursor:
             buffer = io.BufferedWriter(whole, block_bytes)
-            cursor.copy_expert(f"COPY ({query}) TO STDOUT", buffer)
+            cursor.copy_expert(f"COPY ({query}) TO STDOUT (DELIMITER '\"')", buffer)
             buffer.flush()
 
 
@@ -118,36 +130,120 @@ def one_by_one(lines: bytes, names: Sequence[str], key: Sequence[int]) -> Copied
 
 
 def _all_at_once(lines: bytes, names: Sequence[str], key: Sequence[int]) -> CopiedRows:
-    block, ends = _escaped_for_json(lines)
-    letters, count = np.frombuffer(block, np.uint8), len(names)
-    rows, rest = divmod(len(ends), count)
-    is_line_end = letters[ends] == _LINE_END
-    if (
-        rest
-        or ends[-1] != len(block) - 1
-        or np.count_nonzero(is_line_end) != rows
-        or not is_line_end[count - 1 :: count].all()
-    ):
-        raise Irregular(f"lines that have not {count} columns")
-    starts = np.empty_like(ends)
-    starts[0], starts[1:] = 0, ends[:-1] + 1
-    short = np.flatnonzero(ends - starts == len(_NULL))
-    is_text = np.ones(len(ends), np.bool_)
-    is_text[short[(letters[starts[short]] == _NULL[0]) & (letters[starts[short] + 1] == _NULL[1])]] = False
-    del letters
-    texts = JsonTexts.of(block, starts, ends, [Literals.of_objects(names)])
-    row_starts = np.arange(0, len(ends), count)
-
-    def members(columns: Sequence[int]) -> Members:
-        """Return the values of ``columns`` of every row."""
-        numbers = (row_starts[:, np.newaxis] + np.array(columns)).reshape(-1)
-        row_of = np.repeat(np.arange(rows), len(columns))
-        return Members(row_of, np.tile(columns, rows), is_text[numbers], numbers)
-
-    images = texts.objects(members(range(count)), rows)
+    literals = _literals(tuple(names))
+    values = _Values.of(lines, len(names), literals)
     return CopiedRows(
-        texts.arrays(members(key), rows), images, lambda column: texts.values(members([column]))
+        values.joined(np.array(key, np.int64), np.minimum(np.arange(len(key)), 1) * 2, _CLOSE_ARRAY),
+        values.joined(slice(None), literals.of_columns, _CLOSE_OBJECT),
+        values.texts,
     )
+
+
+_IN_ARRAYS = ['["', "[null", ',"', ",null"]
+_CLOSE_ARRAY, _CLOSE_OBJECT, _OF_COLUMNS = 4, 5, 6
+"""Numbers of literals: those that close, and the first one of the columns' names."""
+
+
+class _Literals(NamedTuple):
+    """What stands before and behind values in JSON, in ``content``; ``starts``: where each begins.
+
+    Before a value there are two: for a text, and behind it for NULL. ``of_columns``: the number of the first,
+    for the members of an object.
+    """
+
+    content: bytes
+    starts: npt.NDArray[np.int32]
+    of_columns: Positions
+
+
+@lru_cache(64)
+def _literals(names: tuple[str, ...]) -> _Literals:
+    members = [("," if number else "{") + orjson.dumps(name).decode() for number, name in enumerate(names)]
+    texts = [*_IN_ARRAYS, "]", "}", *(f"{each}:{value}" for each in members for value in ('"', "null"))]
+    content = [each.encode() for each in texts]
+    ends = np.cumsum([len(each) for each in content])
+    starts = np.concatenate(([0], ends[:-1])).astype(np.int32)
+    return _Literals(b"".join(content), starts, _OF_COLUMNS + 2 * np.arange(len(names)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values of rows, escaped for JSON, in ``block``; behind each text stands a quote.
+
+    ``starts``, ``ends`` and ``is_null``: rows × columns, as is ``numbers``, their numbers among ``pieces``.
+    The first of these are literals; the piece of a text has its quote too, that of NULL is empty.
+    """
+
+    block: bytearray
+    starts: Positions
+    ends: Positions
+    is_null: Flags
+    pieces: pa.StringArray
+    numbers: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, lines: bytes, columns: int, literals: _Literals) -> _Values:
+        """Cut COPY's ``lines``, of so many ``columns``; ``Irregular`` if they have others."""
+        block, ends, is_line_end = _escaped_for_json(lines, literals.content)
+        letters, first = np.frombuffer(block, np.uint8), len(literals.starts)
+        rows, rest = divmod(len(ends), columns)
+        line_ends = ends[columns - 1 :: columns]
+        if (
+            rest
+            or np.count_nonzero(is_line_end) != rows
+            or not is_line_end[columns - 1 :: columns].all()
+            or ends[-1] != len(block) - 1
+        ):
+            raise Irregular(f"lines that have not {columns} columns")
+        letters[line_ends] = _QUOTE
+        starts = np.empty_like(ends)
+        starts[0], starts[1:] = len(literals.content), ends[:-1] + 1
+        short = np.flatnonzero(ends - starts == len(_NULL))
+        nulls = short[(letters[starts[short]] == _NULL[0]) & (letters[starts[short] + 1] == _NULL[1])]
+        is_null = np.zeros(len(ends), np.bool_)
+        is_null[nulls] = True
+        # One piece per value, and one for the bytes up to the next.
+        offsets = np.empty(first + 2 * len(ends) + 1, np.int32)
+        offsets[:first] = literals.starts
+        offsets[first:-1:2], offsets[first + 1 : -1 : 2] = starts, ends + 1
+        offsets[first + 1 + 2 * nulls] = starts[nulls]
+        offsets[-1] = len(block)
+        numbers = np.arange(first, len(offsets) - 1, 2, dtype=np.int32)
+        shape = rows, columns
+        return cls(
+            block,
+            starts.reshape(shape),
+            ends.reshape(shape),
+            is_null.reshape(shape),
+            pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(block)),
+            numbers.reshape(shape),
+        )
+
+    def joined(self, columns: Positions | slice, literals: Positions, closing: int) -> pa.StringArray:
+        """Return the JSON of each row: its values in ``columns``, each behind its literal, and ``closing``.
+
+        Literals are given by their numbers. ``pa.ArrowInvalid`` unless all is UTF-8.
+        """
+        width = 2 * len(literals) + 1
+        found = np.empty((len(self.numbers), width), np.int32)
+        found[:, 0:-1:2] = literals
+        found[:, 0:-1:2] += self.is_null[:, columns]
+        found[:, 1::2] = self.numbers[:, columns]
+        found[:, -1] = closing
+        joined = pc.take(self.pieces, pa.array(found.reshape(-1)), boundscheck=False)
+        offsets = np.frombuffer(joined.buffers()[1], np.int32, found.size + 1)[::width].copy()
+        texts = pa.StringArray.from_buffers(len(found), pa.py_buffer(offsets), joined.buffers()[2])
+        texts.validate(full=True)
+        return texts
+
+    def texts(self, column: int) -> pa.StringArray:
+        """Return the values of ``column``; null for NULL."""
+        rows, is_null = len(self.starts), self.is_null[:, column]
+        offsets = np.empty(2 * rows + 1, np.int32)
+        offsets[0:-1:2], offsets[1::2] = self.starts[:, column], self.ends[:, column]
+        offsets[-1] = len(self.block)
+        cut = pa.StringArray.from_buffers(2 * rows, pa.py_buffer(offsets), pa.py_buffer(self.block))
+        return cut.take(pa.array(np.arange(0, 2 * rows, 2), mask=is_null if is_null.any() else None))
 
 
 class _WholeLines(io.RawIOBase):
@@ -182,27 +278,30 @@ class _WholeLines(io.RawIOBase):
             raise RowTooLarge(longest, self._longest)
 
 
-def _escaped_for_json(block: bytes) -> tuple[bytearray, Positions]:
-    """Return lines of COPY with JSON's escapes instead of COPY's, and the positions where values end.
+def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions, Flags]:
+    """Return ``before`` and lines of COPY with JSON's escapes, where values end, and which end their line.
 
-    Both formats write most escapes alike. Tabs and line ends, which separate values, and ``\\N`` stay.
+    Both formats write most escapes alike. The letters that end values, and ``\\N``, stay.
     """
-    escaped = bytearray(block.replace(b'"', b'\\"'))
-    if _has_vertical_tab(escaped):
+    if _has_vertical_tab(lines):
         # No text of PostgreSQL has a NUL, so two NULs can stand for an escaped backslash.
-        escaped = escaped.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
+        lines = lines.replace(b"\\\\", b"\0\0").replace(b"\\v", b"\\u000b").replace(b"\0\0", b"\\\\")
     while True:
-        # Neither separator occurs within a value, because COPY escapes both.
-        ends = _control_letters(escaped)
-        letters = np.frombuffer(escaped, np.uint8)[ends]
-        others = letters[(letters != _TAB) & (letters != _LINE_END)]
-        if not len(others):
-            return escaped, ends
-        for letter in np.unique(others).tolist():
-            escaped = escaped.replace(bytes([letter]), escape(chr(letter)).encode())
+        block = bytearray(before)
+        block += lines
+        if len(block) > _MOST_BYTES:
+            raise Irregular("a block that is too large")
+        letters = np.frombuffer(block, np.uint8)
+        ends = _ends(letters, len(before))
+        found = letters[ends]
+        is_line_end = found == _LINE_END
+        if np.count_nonzero(is_line_end) + np.count_nonzero(found == _QUOTE) == len(ends):
+            return block, ends, is_line_end
+        for letter in np.unique(found[~is_line_end & (found != _QUOTE)]).tolist():
+            lines = lines.replace(bytes([letter]), escape(chr(letter)).encode())
 
 
-def _has_vertical_tab(block: bytearray) -> bool:
+def _has_vertical_tab(block: bytes) -> bool:
     """Whether ``block`` contains ``\\v``. Compares two letters at a time, from even and from odd offsets."""
     return any(
         bool((np.frombuffer(block, "<u2", (len(block) - first) // 2, first) == _VERTICAL_TAB).any())
@@ -211,10 +310,38 @@ def _has_vertical_tab(block: bytearray) -> bool:
     )
 
 
-def _control_letters(block: bytearray) -> Positions:
-    letters = np.frombuffer(block, np.uint8)
-    found = [np.flatnonzero(piece < _FIRST_PRINTABLE) for piece in pieces(letters)]
-    return np.concatenate([each + number * PIECE_BYTES for number, each in enumerate(found)])
+def _ends(letters: Letters, first: int) -> Positions:
+    """Return the positions from ``first`` on of quotes that are not escaped, and of control letters.
+
+    COPY escapes the quotes and the line ends within values. ``Irregular`` for very many backslashes.
+    """
+    found = []
+    for start in range(first, len(letters), _SEARCHED_BYTES):
+        piece = letters[start : start + _SEARCHED_BYTES]
+        is_quote = piece == _QUOTE
+        escaped = letters[start - 1 : start - 1 + len(piece)] == _BACKSLASH
+        escaped &= is_quote
+        doubtful = letters[start - 2 : start - 2 + len(piece)] == _BACKSLASH
+        doubtful &= escaped
+        if doubtful.any():
+            _count_backslashes(letters, start, escaped, np.flatnonzero(doubtful))
+        ends = is_quote > escaped
+        ends |= piece < _FIRST_PRINTABLE
+        found.append(np.flatnonzero(ends) + start)
+    return np.concatenate(found)
+
+
+def _count_backslashes(letters: Letters, start: int, escaped: Flags, quotes: Positions) -> None:
+    """Correct ``escaped`` for ``quotes``, which two backslashes or more precede; both begin at ``start``.
+
+    An escaped backslash escapes nothing: a quote is escaped by an odd number of them.
+    """
+    for count in range(2, _MOST_BACKSLASHES + 1):
+        escaped[quotes] ^= True
+        quotes = quotes[letters[start + quotes - count - 1] == _BACKSLASH]
+        if not len(quotes):
+            return
+    raise Irregular("very many backslashes before a quote")
 
 
 def _unescaped(value: str) -> str:

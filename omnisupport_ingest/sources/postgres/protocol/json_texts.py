@@ -114,11 +114,6 @@ class JsonTexts:
         columns = np.full(len(members.rows), self._literals // _VARIANTS - 1)
         return self._joined(members._replace(columns=columns), count, 2)
 
-    def values(self, members: Members) -> pa.StringArray:
-        """Return the texts of ``members``, which has one value per row; null for null."""
-        numbers = pa.array(2 * members.numbers, mask=None if members.is_text.all() else ~members.is_text)
-        return self._pieces.take(numbers)
-
     def values_by_row(self, members: Members, count: int) -> pa.StringArray:
         """Return the text of each of ``count`` rows, of which ``members`` has one at most; null for none."""
         numbers, missing = np.zeros(count, np.int64), np.ones(count, np.bool_)

@@ -13,7 +13,6 @@ from omnisupport_ingest.sources.postgres.protocol import copy_rows
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.protocol.pgoutput import Decoder
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.postgres.protocol.text_columns import PIECE_BYTES
 from omnisupport_ingest.sources.postgres.session.errors import ProtocolViolation
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 
@@ -35,14 +34,22 @@ def test_message_outside_the_protocol_is_refused(message: bytes, named: str) -> 
 
 
 def test_copy_text_tells_null_from_empty_and_undoes_escapes() -> None:
-    assert parse_row("a\t\t\\N\t\\\\N\tx\\ty\\nz") == ["a", "", None, "\\N", "x\ty\nz"]
+    assert parse_row(r'a""\N"\\N"x\ty\nz"say \"no\" \\') == [
+        "a",
+        "",
+        None,
+        "\\N",
+        "x\ty\nz",
+        'say "no" \\',
+    ]
+    assert parse_row('a"') == ["a", ""]
 
 
 def copied(value: str | None) -> str:
     """``value`` as COPY's text format writes it (PostgreSQL manual, COPY, "Text Format")."""
     if value is None:
         return "\\N"
-    for plain, escape in zip("\\\b\f\n\r\t\v", "\\bfnrtv", strict=True):
+    for plain, escape in zip('\\\b\f\n\r\t\v"', '\\bfnrtv"', strict=True):
         value = value.replace(plain, "\\" + escape)
     return value
 
@@ -57,7 +64,7 @@ COPIED = st.none() | st.text(
 @given(st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8))
 def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | None, ...]]) -> None:
     names = ("id", 'a "b"', "größe")
-    lines = ["\t".join(map(copied, row)).encode() + b"\n" for row in rows]
+    lines = ['"'.join(map(copied, row)).encode() + b"\n" for row in rows]
     assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
     found = copied_rows(b"".join(lines), names, [2, 0])
     keys, images = found.keys, found.images
@@ -67,6 +74,32 @@ def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | 
     assert (alone.keys, alone.images) == (keys, images)
     for column in range(3):
         assert [escape(value) for value in alone.texts(column).to_pylist()] == found.texts(column).to_pylist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31])
+def test_backslashes_before_a_quote_say_whether_it_ends_a_value(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, names, row = rows_with_backslashes(count)
+    with monkeypatch.context() as patch:
+        patch.delattr(copy_rows, "one_by_one")
+        found = copied_rows(lines, names, [1])
+    assert found.images.to_pylist() == [row_image(names, row)] * 2
+    assert found.keys.to_pylist() == [row_key(row[1:2])] * 2
+
+
+@pytest.mark.parametrize("count", [32, 33, 500])
+def test_lines_with_very_many_backslashes_are_read_one_by_one(count: int) -> None:
+    lines, names, row = rows_with_backslashes(count)
+    found = copied_rows(lines, names, [1])
+    assert found.images.to_pylist() == [row_image(names, row)] * 2
+
+
+def rows_with_backslashes(count: int) -> tuple[bytes, tuple[str, ...], list[str | None]]:
+    """Two lines of the same row, the names of its columns, and the row."""
+    many = "\\" * count
+    row: list[str | None] = [many, f'{many}"', f'"{many}', None, f'{many}"{many}N']
+    return ('"'.join(map(copied, row)).encode() + b"\n") * 2, ("a", "b", "c", "d", "e"), row
 
 
 def escape(value: str | None) -> str | None:
@@ -79,8 +112,8 @@ def test_lines_of_more_than_a_piece_are_read_all_at_once(
 ) -> None:
     rows: list[list[str | None]] = [[f'{n}\n"\v', None, "\x01"] for n in range(7)]
     for n, row in enumerate(rows):
-        row[column] = chr(ord("a") + n) * (PIECE_BYTES // 3 + n)
-    lines = b"".join("\t".join(map(copied, row)).encode() + b"\n" for row in rows)
+        row[column] = chr(ord("a") + n) * (copy_rows._SEARCHED_BYTES // 3 + n)
+    lines = b"".join('"'.join(map(copied, row)).encode() + b"\n" for row in rows)
     with monkeypatch.context() as patch:
         patch.delattr(copy_rows, "one_by_one")
         found = copied_rows(lines, ("a", "b", "c"), [0])
@@ -88,7 +121,7 @@ def test_lines_of_more_than_a_piece_are_read_all_at_once(
     assert found.keys.to_pylist() == [row_key(row[:1]) for row in rows]
 
 
-@pytest.mark.parametrize("lines", [b"a\tb\nc\n", b"a\nb\tc\td\n", b"a\tb\tc\td\n"])
+@pytest.mark.parametrize("lines", [b'a"b\nc\n', b'a\nb"c"d\n', b'a"b"c"d\n'])
 def test_lines_of_other_columns_are_not_taken_all_at_once(lines: bytes) -> None:
     with pytest.raises(ValueError, match=r"zip|index|columns"):
         copied_rows(lines, ("a", "b"), [0])
@@ -118,7 +151,7 @@ def test_a_copy_that_is_given_up_hands_on_nothing_more(
         copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=give_up)
     gc.collect()
     (only,) = seen
-    assert only.startswith(b"1\tx\n") and only.endswith(b"\n")
+    assert only.startswith(b'1"x\n') and only.endswith(b"\n")
 
 
 def test_copied_lines_are_handed_on_whole_and_all_of_them(
@@ -133,6 +166,6 @@ def test_copied_lines_are_handed_on_whole_and_all_of_them(
         copy_lines(connection, QUERY, doing="reading words", block_bytes=100, lines=seen.append)
     assert len(seen) > 10
     assert all(block.endswith(b"\n") for block in seen)
-    rows = [line.split("\t") for line in b"".join(seen).decode().splitlines()]
+    rows = [line.split('"') for line in b"".join(seen).decode().splitlines()]
     expected = [(i, i * 7 % 250) for i in range(1, 301)]
     assert sorted((int(number), len(word)) for number, word in rows) == expected
