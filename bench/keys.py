@@ -27,6 +27,7 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.state import QueryState
 from omnisupport_ingest.windows import WindowGrid, WindowSize
 
 MOST_SECONDS = 20.0
@@ -69,9 +70,10 @@ def _compared(server: Source, store: LandingStore, files: list[str]) -> tuple[fl
     with (
         closing(PostgresReader(server.dsn)) as reader,
         closing(DimensionKeys(table, files)) as keys,
+        QueryState(store.folder) as state,
     ):
         theirs = processor_seconds(postmaster)
-        (found,) = compare(inlet, reader, {table.full_name: keys}).tables
+        (found,) = compare(inlet, reader, state, {table.full_name: keys}).tables
         of_server = spent(theirs, processor_seconds(postmaster))
     seconds = time.perf_counter() - began
     if (found.deleted, found.missed, found.checksums) != (0, 0, 1):

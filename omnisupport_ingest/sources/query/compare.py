@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import KeyBounds, Reader, Rows
+from omnisupport_ingest.sources.query.state import QueryState
 
 LEAF_ROWS = 20_000
 """Keys of a range that is not cut further."""
@@ -79,7 +80,7 @@ class Comparison:
     batches: list[str] = field(default_factory=list)
 
 
-def compare(inlet: Inlet, reader: Reader, lake: Mapping[str, LakeKeys]) -> Comparison:
+def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, LakeKeys]) -> Comparison:
     """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
     The caller holds the lease of the source. ``QueryRefused`` for a table whose keys cannot be compared.
@@ -95,7 +96,10 @@ def compare(inlet: Inlet, reader: Reader, lake: Mapping[str, LakeKeys]) -> Compa
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:
-            events = RowEvents(table, CursorColumn.of(table), inlet.grid, epoch.number, inlet.as_landed)
+            # Where a sync would have them stand.
+            schema = state.schema_number(table.full_name, reader.columns(table))
+            cursor = CursorColumn.of(table)
+            events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
             one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock)
             found.tables.append(one.compare())
         return found

@@ -2,8 +2,10 @@
 
 Of a source without a log, only the cursor column orders the versions of a row. So its value is the position:
 an event has the position ``(epoch, 0, ordinal)``, and the ordinal is the cursor as a number, times
-``GENERATIONS``, which leaves numbers for corrections by later comparisons. Rows with one cursor value differ
-by the key in the event's identity.
+``GENERATIONS``. The numbers between are for later readings of one version: where the schema of its table
+changed, its image is another one and no contradiction, so each change of the schema raises the ordinals of
+what is read from then on by one. What a comparison corrects stands one above the version. Rows with one
+cursor value differ by the key in the event's identity.
 
 A time is counted in microseconds since 1970; ``infinity`` of PostgreSQL, and times before 2600 BC or after
 6500, count as the highest or lowest number. A number counts as itself.
@@ -24,7 +26,11 @@ from omnisupport_ingest.sources.query.errors import QueryRefused
 
 _GENERATION_BITS = 6
 GENERATIONS = 1 << _GENERATION_BITS
-"""Ordinals per cursor value: how many times comparisons may correct one version of a row, plus one."""
+"""Ordinals per cursor value: for readings after changes of the schema, and for corrections by comparisons."""
+
+MOST_SCHEMAS = GENERATIONS // 2
+"""Ordinals per cursor value for schemas of the table, one after the other; the last one is for all later ones
+too."""
 
 HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 """The largest cursor as a number."""
@@ -127,17 +133,20 @@ def cursor_kind(kind: Kind) -> CursorKind | None:
     return CursorKind.NUMBER if kind in INTEGERS else None
 
 
-def ordinals(numbers: pa.Int64Array) -> pa.Int64Array:
-    """Return the ordinals of rows with these cursors."""
-    return pc.multiply(pc.fill_null(numbers, NO_CURSOR), GENERATIONS)
+def ordinals(numbers: pa.Int64Array, schema_number: int = 0) -> pa.Int64Array:
+    """Return the ordinals of rows with these cursors. ``schema_number``: how often the schema of their table
+    had changed when they were read.
+    """
+    first = pc.multiply(pc.fill_null(numbers, NO_CURSOR), GENERATIONS)
+    return pc.add(first, min(schema_number, MOST_SCHEMAS - 1))
 
 
 def corrected(ordinal: int) -> int:
     """Return the next ordinal for the version at ``ordinal``; ``QueryRefused`` if none is left."""
     if (ordinal + 1) % GENERATIONS == 0:
         raise QueryRefused(
-            f"One version of a row has been corrected {GENERATIONS - 1} times by comparisons: its cursor "
-            "column does not change when the row does.",
+            "One version of a row has been corrected so often by comparisons that no position is left: its "
+            "cursor column does not change when the row does.",
             fix="Have the column set by a trigger, or read the tables anew: sync NAME --full-refresh REASON",
         )
     return ordinal + 1

@@ -69,6 +69,14 @@ class DialectReader:
             fix="Correct the contract, or give the column back.",
         )
 
+    def columns(self, table: TableContract, /) -> str:
+        with _refusals(table.full_name):
+            columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
+        # The contract's type says in which form a value is written.
+        kinds = {each.name: each.type.kind.name for each in table.source_columns}
+        found = [(each["name"], repr(each["type"]), kinds.get(each["name"])) for each in columns]
+        return json.dumps(found, ensure_ascii=False)
+
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
         with _refusals(table.full_name):
             found = sa.inspect(self._open).get_indexes(table.table, schema=table.schema)

@@ -62,13 +62,15 @@ class Known:
 @dataclass(frozen=True)
 class RowEvents:
     """Makes the events of one table in one epoch. ``as_landed``: makes of events (a table of
-    ``EVENT_SCHEMA``) what is written of them; what a lookback knows again is that."""
+    ``EVENT_SCHEMA``) what is written of them; what a lookback knows again is that. ``schema_number``: as of
+    ``cursor.ordinals``."""
 
     table: TableContract
     cursor: CursorColumn
     grid: WindowGrid
     epoch: int
     as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
+    schema_number: int = 0
 
     def of(self, rows: Rows, known: Mapping[str, Sequence[Seen]], tally: Known, remember: int) -> pa.Table:
         """Events of ``rows``, as a table of ``EVENT_SCHEMA``, without those that are in ``known`` already.
@@ -76,7 +78,7 @@ class RowEvents:
         ``tally`` is added to; versions with a cursor of ``remember`` or above are to be remembered.
         """
         of_each = {
-            "ordinal": ordinals(rows.cursors),
+            "ordinal": ordinals(rows.cursors, self.schema_number),
             "source_ts": self._times(rows).cast(_TIME),
             "key": rows.keys,
             "after": rows.images,

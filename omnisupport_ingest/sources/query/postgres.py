@@ -57,6 +57,7 @@ class PostgresReader:
         self._connection = connect(dsn)
         self._max_row_bytes = max_row_bytes
         self._columns: dict[str, tuple[str, ...]] = {}
+        self._types: dict[str, list[tuple[int, ...]]] = {}
 
     def begin(self) -> Moment:
         database = self._identity()
@@ -85,6 +86,18 @@ class PostgresReader:
                 'NAME --full-refresh "type of the cursor changed"',
             )
         return found
+
+    def columns(self, table: TableContract, /) -> str:
+        names = self._columns_of(table)
+        # A number tells a column from one that had its name before. The catalog may still show what was
+        # before an ALTER beside this transaction: names and types are those of the rows that are read.
+        catalog = self._value(
+            table,
+            "SELECT coalesce(jsonb_agg(jsonb_build_array(attnum, atttypmod) ORDER BY attnum), '[]')::text"
+            f" FROM pg_attribute WHERE attrelid = {literal(_name(table))}::regclass AND attnum > 0"
+            " AND NOT attisdropped",
+        )
+        return json.dumps([names, self._types[table.full_name], json.loads(str(catalog))], ensure_ascii=False)
 
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
         found = self._value(
@@ -213,6 +226,9 @@ class PostgresReader:
             ):
                 cursor.execute(f"SELECT * FROM {_name(table)} LIMIT 0")
                 found = tuple(column.name for column in cursor.description)
+                types: list[tuple[int, ...]] = [
+                    (each.type_code, each.precision, each.scale) for each in cursor.description
+                ]
             missing = [each.name for each in table.source_columns if each.name not in found]
             if missing:
                 raise QueryRefused(
@@ -220,6 +236,7 @@ class PostgresReader:
                     fix="Correct the contract, or give the column back: contracts diff shows what differs.",
                 )
             self._columns[table.full_name] = found
+            self._types[table.full_name] = types
         return self._columns[table.full_name]
 
     def _value(self, table: TableContract, query: str) -> object:

@@ -83,6 +83,11 @@ class Reader(Protocol):
         another kind.
         """
 
+    def columns(self, table: TableContract, /) -> str:
+        """Return names and types of the table's columns as one text. While that stays the same, a row that
+        nobody changes has the same image in every reading.
+        """
+
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
         """Return the columns of each index by which rows can be read in order."""
 

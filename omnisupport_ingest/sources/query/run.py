@@ -116,8 +116,9 @@ class QuerySource:
         with (
             take_lease(self.run, self.definition.name),
             closing(open_reader(self.definition.connection_text())) as reader,
+            QueryState(self.store.folder) as state,
         ):
-            return compare(self.inlet(), reader, lake)
+            return compare(self.inlet(), reader, state, lake)
 
 
 def open_reader(connection: str) -> Reader:

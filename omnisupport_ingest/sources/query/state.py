@@ -1,8 +1,8 @@
 """How far each table of a source has been read, and the row versions within the lookback.
 
-A small SQLite file in the landing folder. It is written only after the rows have landed. A process that dies
-in between reads and lands those rows again, and the copies are dropped as duplicates. If the file is lost,
-every table is read whole once more.
+A small SQLite file in the landing folder. How far a table was read is written only after the rows have
+landed. A process that dies in between reads and lands those rows again, and the copies are dropped as
+duplicates. If the file is lost, every table is read whole once more.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ class QueryState:
                     "CREATE TABLE IF NOT EXISTS source"
                     " (one INTEGER PRIMARY KEY CHECK (one = 1), database TEXT)"
                 )
+                self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS schemas"
+                    " (name TEXT PRIMARY KEY, number INTEGER NOT NULL, columns TEXT NOT NULL)"
+                )
         except sqlite3.DatabaseError as error:
             raise self._unreadable(error) from None
 
@@ -113,6 +117,21 @@ class QueryState:
         """Record the identity of the database of the cursors."""
         with failpoint("query.state"):
             self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
+
+    def schema_number(self, table: str, columns: str) -> int:
+        """Return how often the schema of ``table`` has changed by now. ``columns``: the present one, as text.
+
+        Durable on return, so that rows which land by it are never read again by a lower number.
+        """
+        found = self._base.execute("SELECT number, columns FROM schemas WHERE name = ?", (table,)).fetchone()
+        number = 0 if found is None else int(found[0])
+        if found is None or found[1] != columns:
+            number += found is not None
+            with failpoint("query.state", table):
+                self._base.execute(
+                    "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)", (table, number, columns)
+                )
+        return number
 
     def save(
         self,
@@ -172,6 +191,7 @@ class QueryState:
             self._base.execute("BEGIN IMMEDIATE")
             self._base.execute("DELETE FROM progress WHERE name = ?", (table,))
             self._base.execute("DELETE FROM seen WHERE name = ?", (table,))
+            self._base.execute("DELETE FROM schemas WHERE name = ?", (table,))
             self._base.execute("COMMIT")
 
     def rewind(self, table: str, cursor: str | None) -> None:

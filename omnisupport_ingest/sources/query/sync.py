@@ -312,7 +312,10 @@ class _Page:
         assert progress.reading is not None
         self.progress, self.reading = progress, progress.reading
         self._one, self._table, self._cursor, self._told = one, table, cursor, told
-        self._makes = RowEvents(table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed)
+        schema = one._state.schema_number(table.full_name, one._reader.columns(table))
+        self._makes = RowEvents(
+            table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed, schema
+        )
         self._parts = one.parts()
         self._known = Known()
         self._last: KeysetPosition | None = None

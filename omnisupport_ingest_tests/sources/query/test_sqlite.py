@@ -118,3 +118,17 @@ def test_keys_are_given_by_range(lite: Lite):
     found = [key for keys in reader.keys(lite.desk.table, KeyBounds(("9",), ("12",))) for key in keys]
     assert sorted(found) == ['["10"]', '["11"]', '["12"]']
     reader.close()
+
+
+def test_a_row_that_is_read_again_is_no_contradiction_after_its_table_or_contract_has_changed(lite: Lite):
+    lite.base.execute("INSERT INTO tickets (id, done) VALUES (1, 1)")
+    assert lite.sync().landed == 1
+    lite.base.execute("ALTER TABLE tickets ADD priority TEXT")
+    assert lite.sync().landed == 1
+    # Without a type in the contract the value has another text.
+    lite.desk.table = lite_contract()
+    assert lite.sync().landed == 1
+    assert lite.sync().landed == 0
+    rows = sorted((each["ordinal"], each["after"]) for each in lite.desk.events() if each["op"] == "r")
+    assert [json.loads(after)["done"] for _, after in rows] == ["t", "t", "1"]
+    assert len({ordinal for ordinal, _ in rows}) == 3

@@ -6,11 +6,15 @@ import json
 from contextlib import closing
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query import sync as query_sync
+from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected, ordinals
 from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import rewind
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 
 NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
@@ -220,3 +224,81 @@ def test_of_several_changes_between_two_readings_the_last_one_alone_is_read(desk
     desk.sync()
     landed = [json.loads(each["after"])["subject"] for each in desk.events() if each["op"] == "r"]
     assert landed == ["first", "third"]
+
+
+ADDED = "ALTER TABLE tickets ADD priority text"
+
+
+def positions(desk: Desk) -> dict[tuple[int, int, str], set[str]]:
+    """The images that landed at each position of a row."""
+    found: dict[tuple[int, int, str], set[str]] = {}
+    for each in desk.events():
+        if each["op"] == "r":
+            found.setdefault((each["epoch"], each["ordinal"], each["identity"]), set()).add(each["after"])
+    return found
+
+
+def newest(desk: Desk, key: str) -> dict[str, str | None]:
+    rows = [each for each in desk.events() if each["key"] == key and each["op"] == "r"]
+    image: dict[str, str | None] = json.loads(max(rows, key=lambda each: each["ordinal"])["after"])
+    return image
+
+
+@pytest.mark.parametrize(
+    ("altered", "shown"),
+    [
+        (ADDED, {"priority": None}),
+        ("ALTER TABLE tickets ADD priority text DEFAULT 'low'", {"priority": "low"}),
+        (f"{ADDED}; UPDATE tickets SET priority = 'high'", {"priority": "high"}),
+        ("ALTER TABLE tickets DROP note", {"note": None}),
+        ("ALTER TABLE tickets DROP note, ADD note text", {"note": None}),
+        ("ALTER TABLE tickets ALTER note TYPE numeric(12,4) USING note::numeric", {"note": "7.0000"}),
+    ],
+)
+def test_a_version_within_the_lookback_is_no_contradiction_after_its_table_was_altered(
+    desk: Desk, altered: str, shown: dict[str, str | None]
+):
+    desk.run("ALTER TABLE tickets ADD note text")
+    desk.run("INSERT INTO tickets VALUES (1, 'one', now(), '7'), (2, 'no cursor', NULL, '7')")
+    desk.sync()
+    desk.run(altered)
+    desk.run("INSERT INTO tickets (id, subject) VALUES (3, 'after it')")
+    desk.sync()
+    assert all(len(images) == 1 for images in positions(desk).values())
+    for key in ('["1"]', '["2"]'):
+        # What was read later stands above, so nobody has to decide.
+        assert {name: newest(desk, key).get(name) for name in shown} == shown
+    assert desk.sync().tables[0].landed == 1, "the row without a cursor, whose page is known"
+    assert len([each for each in desk.events() if each["op"] == "r"]) == 5
+
+
+def test_what_is_read_again_from_a_lower_cursor_is_no_contradiction_after_an_alter(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'old', now() - interval '1 day'), (2, 'new', now())")
+    desk.sync()
+    desk.run(ADDED)
+    desk.sync()
+    assert "priority" not in newest(desk, '["1"]')
+    with QueryState(desk.store.folder) as state:
+        assert rewind(desk.table, state, None)
+    desk.sync()
+    assert newest(desk, '["1"]')["priority"] is None
+    assert all(len(images) == 1 for images in positions(desk).values())
+
+
+def test_a_contradiction_stays_one_after_an_alter(desk: Desk):
+    desk.run(f"INSERT INTO tickets VALUES (1, 'one', now()); {ADDED}")
+    desk.sync()
+    desk.run("UPDATE tickets SET subject = 'changed'")
+    desk.sync()
+    assert [len(images) for images in positions(desk).values()] == [2]
+
+
+def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_and_leave_room_to_correct():
+    last = 0
+    for number in range(3 * GENERATIONS):
+        (ordinal,) = ordinals(pa.array([7]), number).to_pylist()
+        assert 7 * GENERATIONS <= ordinal < 8 * GENERATIONS and ordinal >= last
+        last = ordinal
+    for _ in range(GENERATIONS // 2):
+        last = corrected(last)
+    assert last < 8 * GENERATIONS
