@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dagster._core.test_utils import instance_for_test
+from dagster._daemon.types import DaemonHeartbeat
 
 from omnisupport_ingest.cli import metrics, probes
 from omnisupport_ingest.cli.opening import open_settings
 from omnisupport_ingest.cli.probes import LIVE, READY, Finding, Health, attached, look
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.home_lock import HomeLock
+from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeLock
 from omnisupport_ingest.runtime.ports import LOOPBACK, PortTaken, free_port
 from omnisupport_ingest.runtime.running import Beat
 from omnisupport_ingest.settings import Settings
@@ -150,6 +152,28 @@ def test_the_loop_of_up_that_does_not_go_round_is_not_live(
         assert [each.name for each in health.live() if each.ok] == ["look", "up"]
         monkeypatch.setattr(probes, "_STUCK_SECONDS", 0.0)
         assert not found(settings)["up"].ok
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_daemon_is_there_while_it_gives_heartbeats(
+    beats: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(home=tmp_path / "h", _env_file=None)
+    home = Home.open(settings.home, settings.window_size)
+    (home.path / "dagster").mkdir()
+    with (
+        environment(home=str(home.path)),
+        instance_for_test(temp_dir=str(home.path / "dagster")) as instance,
+    ):
+        assert command("serve", "daemon", "--check").code == 1, "nobody holds the home"
+        with HomeLock(home, DAEMON_HOLDS):
+            instance.add_daemon_heartbeat(DaemonHeartbeat(0.0, "SENSOR", "an earlier one", []))
+            assert command("serve", "daemon", "--check").code == 0, "it has just begun"
+            monkeypatch.setattr(probes, "_HEARTBEAT_SECONDS", 0.0)
+            if beats:
+                soon = time.time() + 60
+                instance.add_daemon_heartbeat(DaemonHeartbeat(soon, "SENSOR", "this one", []))
+            assert command("serve", "daemon", "--check").code == (0 if beats else 1)
 
 
 LOG = {
