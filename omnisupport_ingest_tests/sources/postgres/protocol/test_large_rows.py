@@ -119,7 +119,7 @@ def peak_of_capture(source: SourceUnderTest) -> int:
         "import sys\n"
         "from pathlib import Path\n"
         "from omnisupport_ingest_tests.sources.postgres.capture_process import main\n"
-        "code = main()\n"
+        "code = main(sys.argv[1:])\n"
         "status = Path('/proc/self/status').read_text()\n"
         "print('peak', status.partition('VmHWM:')[2].split()[0], file=sys.stderr)\n"
         "sys.exit(code)\n"
