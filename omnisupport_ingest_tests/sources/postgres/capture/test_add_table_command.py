@@ -153,7 +153,7 @@ def test_capture_killed_while_a_table_joins_has_it_after_its_next_start(shop: Sh
         capture.says("snapshot of orders")
         make_late(shop)
         publish(shop)
-        assert capture.process.poll() is None
+        # It may have seen the publication already, and be dead.
         assert shop.run(*ASK).code == 0
         assert capture.process.wait(PATIENCE) == -signal.SIGKILL
     finally:
