@@ -76,7 +76,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)
         log_checks = build_log_checks(source, contracts)
-        content_checks = [check for contract in contracts for check in build_content_checks(contract)]
+        content_checks = build_content_checks(contracts)
         definition = sources.find(source)
         captured = definition.kind is SourceKind.LOG
         # It asks the server, which an ingest run does not need.

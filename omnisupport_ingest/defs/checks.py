@@ -7,6 +7,7 @@ tables therefore depend on the deduped events alone, and wait until the run has 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -19,13 +20,18 @@ from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts import quality
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.spark import LONG_ROWS, has_session, session_apart
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 FRESH = "fresh"
 """The check that the service level of a dimension is kept."""
 
 _CheckKeys = Set[dg.AssetCheckKey]
+
+_Session = Callable[[Workspace, LazyPySparkResource], SparkSession]
+"""Gives the session by which a check reads rows."""
 
 _WARN = dg.AssetCheckSeverity.WARN
 _ERROR = dg.AssetCheckSeverity.ERROR
@@ -85,8 +91,30 @@ def build_log_checks(source: str, contracts: Sequence[TableContract]) -> list[dg
     ]
 
 
-def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of one dimension that read its rows with Spark."""
+def build_content_checks(contracts: Sequence[TableContract]) -> list[dg.AssetChecksDefinition]:
+    """Return the checks of the dimensions of one source that read their rows with Spark.
+
+    ``contracts``: all of the source.
+    """
+
+    def session(workspace: Workspace, pyspark: LazyPySparkResource) -> SparkSession:
+        # All dimensions of the source: the first check of an audit chooses the session for the others.
+        if not has_session() and any(_rows(workspace, each) >= LONG_ROWS for each in contracts):
+            return session_apart(workspace.settings)
+        spark: SparkSession = pyspark.spark_session
+        return spark
+
+    return [check for contract in contracts for check in _content_checks(contract, session)]
+
+
+def _rows(workspace: Workspace, contract: TableContract) -> int:
+    # A dimension that cannot be read fails its own checks, which say why, and no other.
+    with suppress(Exception):
+        return sum(file.rows for file in workspace.dimension(contract).open().files(WHOLE_TABLE))
+    return 0
+
+
+def _content_checks(contract: TableContract, session: _Session) -> list[dg.AssetChecksDefinition]:
     listed = [
         ("keys_unique", content_checks.keys_unique),
         ("no_unresolved_cells", content_checks.no_unresolved_cells),
@@ -94,7 +122,10 @@ def build_content_checks(contract: TableContract) -> list[dg.AssetChecksDefiniti
     ]
     if contract.quality.references:
         listed.append(("references_kept", quality_checks.references_kept))
-    return [_content_check(contract=contract, name=name, finding=finding) for name, finding in listed]
+    return [
+        _content_check(contract=contract, name=name, finding=finding, session=session)
+        for name, finding in listed
+    ]
 
 
 def _log_check(
@@ -252,11 +283,12 @@ def _content_check(
     contract: TableContract,
     name: str,
     finding: Callable[[Workspace, SparkSession, TableContract], CheckFinding],
+    session: _Session,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=keys.dimension_key(contract), name=name, description=_description(finding))
     def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
         with named_spark_errors(workspace.settings):
-            return _result(finding(workspace, pyspark.spark_session, contract), _ERROR)
+            return _result(finding(workspace, session(workspace, pyspark), contract), _ERROR)
 
     return check
 

@@ -19,6 +19,7 @@ from omnisupport_ingest.equality.standing import protected_key
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import verified_in_words
 from omnisupport_ingest.read.verified import DIFFERS, write_verified
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SourceUnavailable
 
@@ -54,7 +55,7 @@ def build_equality(
         description=f"Compares the dimensions of {definition.name} with their source at one LSN, by "
         "checksums of key ranges.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: definition.name, keys.BESIDE_TAG: "true"},
+        tags={keys.SOURCE_TAG: definition.name, BESIDE_TAG: "true"},
     )
     return dg.Definitions(
         asset_checks=[checks], jobs=[job], schedules=[_schedule(settings, definition.name, job.name)]

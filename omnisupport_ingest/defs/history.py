@@ -19,11 +19,9 @@ from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.tables import source_lineage
 from omnisupport_ingest.layers import history
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.runtime.spark import LONG_ROWS
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
-
-LONG_ROWS = 1_000_000
-"""From so many rows on that an update of one history of the source reads or writes, the run has a Spark of
-its own: it would hold slots of the shared one for seconds each. Opening one takes as long as some 100,000."""
 
 
 def build_history(workspace: Workspace, source: str) -> dg.Definitions:
@@ -41,7 +39,7 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         | dg.AssetSelection.checks(*checks),
         description=f"The history of every table of {source}, brought up to date with its events.",
         executor_def=run_executor,
-        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source, keys.BESIDE_TAG: "true"},
+        tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source, BESIDE_TAG: "true"},
     )
     hourly = dg.ScheduleDefinition(
         name=f"hourly_{job.name}",

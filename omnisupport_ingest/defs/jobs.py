@@ -14,6 +14,7 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.lost_runs import run_executor
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 
 
 def table_keys(contracts: Contracts, source: str) -> list[dg.AssetKey]:
@@ -89,7 +90,7 @@ def build_jobs(
         selection=dg.AssetSelection.checks(*log_checks, *audit_checks),
         description=f"Every check of {source}: the logs, the rows of the dimensions, the server.",
         executor_def=run_executor,
-        tags={keys.SOURCE_TAG: source, keys.BESIDE_TAG: "true"},
+        tags={keys.SOURCE_TAG: source, BESIDE_TAG: "true"},
     )
     hourly = dg.ScheduleDefinition(
         name=f"hourly_{audit.name}",

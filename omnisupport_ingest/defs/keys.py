@@ -15,9 +15,6 @@ TAKE_NEW_TAG = "omnisupport/take-new"
 MERGE_NOW_TAG = "omnisupport/merge-now"
 """Run tag: merge all net changes now, whatever delay the contracts allow: no run may follow this one."""
 
-BESIDE_TAG = "omnisupport/beside"
-"""Run tag: the run holds no pool that an ingest run needs, so ingest runs are launched beside it at once."""
-
 SOURCE_TAG = "omnisupport/source"
 CURSOR_TAG = "omnisupport/cursor"
 ATTEMPT_TAG = "omnisupport/attempt"

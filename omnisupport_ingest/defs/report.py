@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from omnisupport_ingest.defs.keys import BESIDE_TAG
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.metadata import docs_metadata
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import page
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 
 
 @dg.asset(

@@ -29,11 +29,13 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.interrupts import capture_interrupts
+from dagster._utils.tags import TagConcurrencyLimitsCounter
 
-from omnisupport_ingest.defs.keys import BESIDE_TAG, PROCESS_TAG, TAKE_NEW_TAG
+from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 from omnisupport_ingest.runtime.fork_server import ask
 
 _SOCKET = "socket"
@@ -104,7 +106,8 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
 
     Ingest runs and those that are tagged ``BESIDE_TAG`` cannot; behind any other the queue holds it back. The
     latter take no place from ingest runs: a few of them begin at the same minute, and the queue is read only
-    every few seconds. They take places from one another: a history skips the queue only while there is one.
+    every few seconds. They take places from one another: a history skips the queue only while there is one,
+    and no more of them run than ``dagster.yaml`` allows for their tag.
     """
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
@@ -115,9 +118,12 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
         running = self._instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES))
         queue = self._instance.get_concurrency_config().run_queue_config
         most = queue.max_concurrent_runs if queue is not None else -1
+        limits = TagConcurrencyLimitsCounter(
+            queue.tag_concurrency_limits if queue is not None else [], running
+        )
         others = [each for each in running if BESIDE_TAG not in each.tags]
         full = 0 <= most <= len(running if BESIDE_TAG in run.tags else others)
-        if full or not all(TAKE_NEW_TAG in each.tags for each in others):
+        if full or limits.is_blocked(run) or not all(TAKE_NEW_TAG in each.tags for each in others):
             return super().submit_run(context)
         launched: dg.DagsterRun = self._instance.launch_run(run.run_id, context.workspace)
         return launched

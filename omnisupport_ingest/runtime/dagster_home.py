@@ -33,6 +33,12 @@ LAUNCHING = "omnisupport_ingest.defs.run_launcher"
 STORING = "omnisupport_ingest.defs.dagster_storage"
 """The module whose classes keep Dagster's records, where no PostgreSQL does."""
 
+BESIDE_TAG = "omnisupport/beside"
+"""Run tag: the run holds no pool that an ingest run needs, so ingest runs are launched beside it at once."""
+
+_BESIDE_AT_ONCE = 2
+"""How many such runs there may be at once: a long one, say a large history, and a short one."""
+
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 
 
@@ -99,7 +105,11 @@ def _instance(settings: Settings, home: Home) -> dict[str, Any]:
         # backfill runs write one table when its pool is used for the first time.
         "concurrency": {
             "pools": {"granularity": "op", "default_limit": 1},
-            "runs": {"max_concurrent_runs": 4},
+            "runs": {
+                "max_concurrent_runs": 4,
+                # All sources begin theirs at the same minute; ingest runs need the cores meanwhile.
+                "tag_concurrency_limits": [{"key": BESIDE_TAG, "limit": _BESIDE_AT_ONCE}],
+            },
         },
         # A sensor's tick waits for news, so sensors must not wait for one another.
         "sensors": {"use_threads": True, "num_workers": 32},

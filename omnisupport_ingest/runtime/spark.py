@@ -201,6 +201,10 @@ _KEPT_MEMORY = {"MIMALLOC_PURGE_DELAY": "10000"}
 clears every page of it again: a seventh of a task's processor time. So it waits 10 seconds."""
 
 
+LONG_ROWS = 1_000_000
+"""From so many rows of one table on that it reads or writes, a run that nobody waits for has a Spark of its
+own: it would hold slots of the shared one for seconds each. Opening one takes as long as some 100,000."""
+
 _NICENESS = 10
 """How much later than other processes those of ``session_apart`` get a core (``nice``)."""
 

@@ -18,11 +18,12 @@ import pytest
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.run_coordinator.base import SubmitRunContext
 
-from omnisupport_ingest.defs.keys import BESIDE_TAG, PROCESS_TAG, TAKE_NEW_TAG
+from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_launcher import PromptRunCoordinator, ReadyRunLauncher
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 from omnisupport_ingest_tests.defs import waiting_job
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -99,7 +100,10 @@ def launching(tmp_path: Path) -> Iterator[Launching]:
         "telemetry": {"enabled": False},
         "concurrency": {
             "pools": {"granularity": "op", "default_limit": 1},
-            "runs": {"max_concurrent_runs": 2},
+            "runs": {
+                "max_concurrent_runs": 3,
+                "tag_concurrency_limits": [{"key": BESIDE_TAG, "limit": 2}],
+            },
         },
         "run_launcher": {
             **ours,
@@ -209,15 +213,15 @@ def test_an_ingest_run_is_launched_at_once_beside_others_and_queued_behind_any_o
 
     with launching.standing():
         assert submitted({}) is Status.QUEUED
-        # Audits and histories, say, which the queue has let go: as many as there may be.
-        for _ in range(2):
-            launching.instance.launch_run(launching.made({BESIDE_TAG: "true"}).run_id, None)
+        # An audit that the queue has let go, and a history: as many of these as there may be.
+        launching.instance.launch_run(launching.made({BESIDE_TAG: "true"}).run_id, None)
         until(lambda: launching.reached)
+        assert submitted(take_new | {BESIDE_TAG: "true"}) is Status.STARTING
         # One more history: those that many sources begin at the same minute are not all launched.
         assert submitted(take_new | {BESIDE_TAG: "true"}) is Status.QUEUED
-        assert submitted(take_new) is Status.STARTING
-        assert submitted(take_new) is Status.STARTING
-        # Two are in progress, which is as many as there may be.
+        for _ in range(3):
+            assert submitted(take_new) is Status.STARTING
+        # Three are in progress, which is as many as there may be.
         assert submitted(take_new) is Status.QUEUED
     for run in launching.instance.get_runs():
         if not run.is_finished:

@@ -99,16 +99,16 @@ begun.join()
 """
 
 
-_HISTORIES = """
+_LONG = """
 import json, sys
 import dagster as dg
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.defs import history
+from omnisupport_ingest.defs import checks, history
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import is_apart
 from omnisupport_ingest.settings import Settings
-history.LONG_ROWS = int(sys.argv[1])
-job = build_definitions(Workspace.open(Settings())).resolve_job_def("history_support_desk")
+checks.LONG_ROWS = history.LONG_ROWS = int(sys.argv[2])
+job = build_definitions(Workspace.open(Settings())).resolve_job_def(sys.argv[1])
 with dg.DagsterInstance.ephemeral() as instance:
     made = job.execute_in_process(instance=instance)
 print(json.dumps([made.success, is_apart()]))
@@ -149,11 +149,14 @@ def test_a_process_keeps_the_session_that_it_has_opened_first(settings: Settings
     assert said(settings, _KEPT) == [True, False, os.nice(0)]
 
 
-@pytest.mark.parametrize(("limit", "apart"), [(0, True), (1, False)])
-def test_a_run_over_histories_stays_apart_if_it_has_as_many_rows_to_make_as_the_limit(
-    settings: Settings, limit: int, apart: bool
+@pytest.mark.parametrize(
+    ("job", "limit", "apart"),
+    [("history_support_desk", 0, True), ("audit_support_desk", 0, True), ("history_support_desk", 1, False)],
+)
+def test_a_run_that_nobody_waits_for_stays_apart_if_its_rows_are_as_many_as_the_limit(
+    settings: Settings, job: str, limit: int, apart: bool
 ) -> None:
-    assert said(settings, _HISTORIES, str(limit)) == [True, apart]
+    assert said(settings, _LONG, job, str(limit)) == [True, apart]
 
 
 def test_without_a_server_there_is_nothing_to_stay_apart_from(tmp_path: Path) -> None:
