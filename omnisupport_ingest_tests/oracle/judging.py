@@ -134,7 +134,10 @@ class Verdict:
     @property
     def kept(self) -> Event:
         """The event as it is kept: of one that was erased, only that it was there."""
-        event = self.delivery.event
+        return self.left_of(self.delivery.event)
+
+    def left_of(self, event: Event) -> Event:
+        """What is kept of ``event``: the delivered one, or what policies for personal data leave of it."""
         if not self.erased:
             return event
         gone = frozenset(event.after or ()) if self.delivery.unreadable is None else frozenset[str]()

@@ -74,6 +74,10 @@ class Event:
             _numbers(key[: len(last)]) <= _numbers(last)
         )
 
+    def sends(self, column: str) -> bool:
+        """Whether a value of ``column`` stands in the event."""
+        return column in (self.after or {}) or column in self.carried_before
+
     @property
     def carried_before(self) -> Image:
         """The columns that were not sent anew and stand in the old image."""
@@ -91,11 +95,23 @@ def _numbers(key: Key) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns of a table beside its key, and the one that marks soft deletes, if any."""
+    """The columns of a table beside its key, and the one that marks soft deletes, if any.
+
+    ``defaults``: what rows have in columns that the table got later, from before it had them.
+    """
 
     name: str
     columns: tuple[str, ...]
     soft_delete_column: str | None = None
+    defaults: tuple[tuple[str, str | None], ...] = ()
+
+    def carried(self, event: Event) -> Image:
+        """The columns that ``event`` says: those that were sent, those of the old image that were not, and of
+        a row that begins without a column, because its table had none, the default."""
+        image = {**event.carried_before, **(event.after or {})}
+        if event.op in "cr" and event.after is not None:
+            image = {name: text for name, text in self.defaults if name not in event.unchanged} | image
+        return {name: image[name] for name in self.columns if name in image}
 
 
 class Cell(NamedTuple):

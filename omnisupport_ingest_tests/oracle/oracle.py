@@ -147,8 +147,7 @@ class _Replay:
 
     def _carried(self, event: Event) -> dict[str, Cell]:
         # An unsent column may stand in the old image (replica identity full).
-        image = {**event.carried_before, **(event.after or {})}
-        return {column: Cell(image[column], event) for column in self._shape.columns if column in image}
+        return {column: Cell(text, event) for column, text in self._shape.carried(event).items()}
 
     def _moved_along(
         self, column: str, old_key: Key, key: Key, event: Event

@@ -116,7 +116,8 @@ def _hindered(story: Story) -> str:
     gaps = ["a gap" if each.back is None else "a gap for a while" for each in story.gaps] or ["no gap"]
     parts = "partitions as usual" if story.cut.rows_of_a_part is None else "several partitions"
     kernels = "one event after the other" if story.cut.few else "by whole columns"
-    return f"{gaps[0]}, {parts}, Arrow batches of {story.cut.rows_of_a_batch}, {kernels}"
+    said = f"policies {story.protecting}, {parts}"
+    return f"{gaps[0]}, {said}, Arrow batches of {story.cut.rows_of_a_batch}, {kernels}"
 
 
 def _failure(error: Exception, seeds: range, asked: argparse.Namespace) -> str:

@@ -8,14 +8,17 @@ must hold exactly what the tables do, and have every other row that was read as 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
 from pyspark.sql import SparkSession
 
+from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_paths, load_contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
 from omnisupport_ingest.layers.workspace import Workspace
@@ -27,7 +30,19 @@ from omnisupport_ingest_tests.oracle.oracle import current_state
 from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.platform import Platform
-from omnisupport_ingest_tests.proof.tables import KEY, SHAPES, SOURCE, TYPES, Terms, held, shapes_of
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.privacy import exposed, hidden_by
+from omnisupport_ingest_tests.proof.tables import (
+    KEY,
+    LEARNABLE,
+    SHAPES,
+    SOURCE,
+    TYPES,
+    ContractShape,
+    Terms,
+    held,
+    shapes_of,
+)
 
 CURSOR = "changed"
 TERMS = {
@@ -36,25 +51,51 @@ TERMS = {
 }
 PARTS = 4
 
+ADDED, ADDED_BEFORE = "note_2", 1
+"""A column that the tables get by a real ALTER before a part, from 0, while rows of theirs have been read."""
+
+LOOKBACKS: Mapping[str, str] = {"tickets": "PT10M", "agents": "PT0S"}
+"""By table. In the one all rows are read again in every part, in the other only those that changed."""
+
 Rows = Mapping[Key, Image]
 
+Older = dict[str, set[Key]]
+"""By table, the rows that have not changed since it got the column, so that they may be known without it."""
 
-def prove_by_cursor(events: Sequence[Event], folder: Path, spark: SparkSession) -> Iterator[Difference]:
-    """Tell ``events`` to tables in parts; what differs after one of them."""
+
+def prove_by_cursor(
+    events: Sequence[Event], folder: Path, spark: SparkSession, turn: tuple[int, int]
+) -> Iterator[Difference]:
+    """Tell ``events`` to tables in parts; what differs after one of them.
+
+    ``turn``: before which part, from 0, contracts say of personal data what ``PROTECTIONS`` has under which
+    number; the part after it they learn the column that the tables have got.
+    """
     platform = Platform(folder, spark, TERMS, {})
-    _name_cursors(platform)
     with ExitStack() as resources:
         server = EmbeddedPostgres(folder / "server")
         resources.callback(server.destroy)
         server.start()
         tables = resources.enter_context(closing(psycopg2.connect(server.dsn())))
         _make(tables)
-        source = _source(platform.workspace, folder, server.dsn())
         told: dict[str, Rows] = {shape.name: {} for shape in SHAPES}
-        for part in range(1, PARTS + 1):
+        older: Older = {shape.name: set() for shape in SHAPES}
+        for part in range(PARTS):
+            if part == turn[0] + 1:
+                for shape in SHAPES:
+                    platform.learn(shape.name, ADDED)
+            terms = _terms(part, turn)
+            platform.change_law(terms, {})
+            _name_cursors(platform)
+            if part == ADDED_BEFORE:
+                told = {name: _add_column(tables, name, rows) for name, rows in told.items()}
+                older = {name: set(rows) for name, rows in told.items()}
+            source = _source(platform.workspace, folder, server.dsn())
             for shape in SHAPES:
-                rows = _rows(events[: len(events) * part // PARTS], shape)
-                _tell(tables, shape, told[shape.name], rows)
+                whole, before = shape if part < ADDED_BEFORE else _with_column(shape), told[shape.name]
+                rows = _rows(events[: len(events) * (part + 1) // PARTS], whole)
+                _tell(tables, whole, before, rows)
+                older[shape.name] = {key for key in older[shape.name] if rows.get(key) == before[key]}
                 told[shape.name] = rows
             assert source.sync().finished
             platform.catch_up()
@@ -63,8 +104,36 @@ def prove_by_cursor(events: Sequence[Event], folder: Path, spark: SparkSession) 
             for each in lake.values():
                 each.close()
             platform.catch_up()
-            for shape in shapes_of(TERMS):
-                yield from _differences(platform.workspace, shape, told[shape.name])
+            shapes = shapes_of(terms, platform.tokens)
+            for shape in shapes:
+                name = shape.name
+                yield from _differences(platform.workspace, shape, told[name], older[name])
+            values = hidden_by(terms, shapes).values((event, None) for event in events)
+            for table, found in exposed(platform.workspace, values, compare._rows):
+                yield Difference(table, "values that a policy hides", found, [])
+
+
+def _terms(part: int, turn: tuple[int, int]) -> Mapping[str, Terms]:
+    before, number = turn
+    protecting = PROTECTIONS[number if part >= before else 0]
+    learned = {table: {ADDED: LEARNABLE[table][ADDED]} if part > before else {} for table in TERMS}
+    return {table: each.under(protecting, table, learned[table]) for table, each in TERMS.items()}
+
+
+def _with_column(shape: TableShape) -> TableShape:
+    """The table with the column that it gets; a row that no event gives a value has the default in it."""
+    default = LEARNABLE[shape.name][ADDED]
+    return replace(shape, columns=(*shape.columns, ADDED), defaults=((ADDED, default),))
+
+
+def _add_column(connection: Connection, table: str, rows: Rows) -> Rows:
+    """Give the table a column, with what the contract says of older rows; its ``rows`` then."""
+    default = LEARNABLE[table][ADDED]
+    with connection, connection.cursor() as cursor:
+        # A default that is a constant changes no row, and no cursor of one.
+        cursor.execute(f"ALTER TABLE {table} ADD {ADDED} text DEFAULT %s", (default,))
+        cursor.execute(f"ALTER TABLE {table} ALTER {ADDED} DROP DEFAULT")
+    return {key: {**row, ADDED: default} for key, row in rows.items()}
 
 
 def _name_cursors(platform: Platform) -> None:
@@ -74,9 +143,10 @@ def _name_cursors(platform: Platform) -> None:
     assert folder is not None
     for path in contract_paths(folder):
         document = json.loads(path.read_text())
-        document["x-cdc"]["cursor"] = {"field": CURSOR}
+        table = document["x-cdc"]["table"]
+        document["x-cdc"]["cursor"] = {"field": CURSOR, "lookback": LOOKBACKS[table]}
         path.write_text(json.dumps(document))
-    contracts = load_contracts(folder)
+    contracts = load_contracts(folder, partial(with_learned, workspace.home.path))
     platform.workspace = Workspace(workspace.settings, workspace.home, contracts, workspace.decisions)
 
 
@@ -129,7 +199,9 @@ def _tell(connection: Connection, shape: TableShape, before: Rows, rows: Rows) -
                 )
 
 
-def _differences(workspace: Workspace, shape: TableShape, rows: Rows) -> Iterator[Difference]:
+def _differences(
+    workspace: Workspace, shape: ContractShape, rows: Rows, older: Collection[Key]
+) -> Iterator[Difference]:
     contract = compare._contract(workspace, shape)
     found = {compare._key(row): row for row in compare._rows(workspace.dimension(contract))}
     mark = shape.soft_delete_column or ""
@@ -141,10 +213,13 @@ def _differences(workspace: Workspace, shape: TableShape, rows: Rows) -> Iterato
             if not here["_cdc_is_deleted"]:
                 yield Difference(layer, str(key), here, "a deleted row", lane)
             continue
-        due = {name: held(shape, name, text) for name, text in rows[key].items()}
+        due = {name: held(shape, name, text) for name, text in rows[key].items() if name in shape.columns}
         wanted = (rows[key][mark] is not None, due)
         values = {} if here is None else dict(compare._values(here, shape))
         values.pop(CURSOR, None)
+        if key in older and ADDED not in values and ADDED not in dict(shape.defaults):
+            # A policy leaves nothing of a default, and no event has said the value.
+            due.pop(ADDED, None)
         told = None if here is None else (here["_cdc_is_deleted"], values)
         if told != wanted:
             yield Difference(layer, str(key), told, wanted, lane)

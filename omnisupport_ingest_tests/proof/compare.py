@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,7 @@ from omnisupport_ingest_tests.proof.expected import (
 )
 from omnisupport_ingest_tests.proof.history import tx_id_of
 from omnisupport_ingest_tests.proof.landed import Copy
+from omnisupport_ingest_tests.proof.privacy import as_received, exposed, readable_members
 from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, from_lake
 from omnisupport_ingest_tests.proof.versions import Version
 
@@ -62,6 +63,7 @@ class Difference:
 
 def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
     """Layer by layer, in the order the data takes."""
+    yield from _landing(workspace, expected)
     yield from _raw(workspace, expected)
     yield from _deduped(workspace, expected)
     yield from _quarantine(workspace, expected)
@@ -71,6 +73,7 @@ def differences(workspace: Workspace, expected: Expected) -> Iterator[Difference
         yield from _dimension(workspace, expected, shape)
         yield from _history(workspace, expected, shape)
     yield from _hashes(workspace)
+    yield from _exposed(workspace, expected)
 
 
 def quarantined(workspace: Workspace) -> Rows:
@@ -113,6 +116,8 @@ def _read(files: Iterable[LakeFile]) -> Rows:
 
 def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
     rows = _rows(workspace.raw(SOURCE))
+    yield from at_rest("raw_cdc_staging", rows, expected.readable)
+    rows = as_received(rows, workspace.subjects)
     held: dict[int, object] = {row["lsn"]: (*_fact(row), *_of_copy(row)) for row in rows}
     if len(held) != len(rows):
         yield Difference("raw_cdc_staging", "copies", len(rows), len(held))
@@ -125,22 +130,67 @@ def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
             yield Difference("raw_cdc_staging", f"copy {number}", found, due, _lane(key))
 
 
+ReadableOf = Callable[[Mapping[str, Any]], frozenset[str] | None]
+"""The columns of a landed row that land as they are; null: all of them."""
+
+
+def at_rest(layer: str, rows: Iterable[Mapping[str, Any]], readable: ReadableOf) -> Iterator[Difference]:
+    """Rows as they landed that show what is to be encrypted."""
+    for row in rows:
+        allowed = readable(row)
+        if allowed is not None and not (shown := readable_members(row)) <= allowed:
+            place = row["source_table"], row["key"], row["commit_lsn"], row["ordinal"]
+            yield Difference(layer, f"{place} at rest", sorted(shown), sorted(allowed))
+
+
+def landed_rows(workspace: Workspace) -> Iterator[dict[str, Any]]:
+    """The rows of the files of landing, each with its batch."""
+    store = workspace.landing(SOURCE)
+    for batch in store.landed().batches:
+        for file in batch.files:
+            for row in pq.read_table(store.path_of(file), partitioning=None).to_pylist():
+                yield {**row, "batch_id": batch.batch_id}
+
+
+def _landing(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
+    yield from at_rest("landing", landed_rows(workspace), expected.readable)
+
+
+def _exposed(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
+    """Values above raw that a policy hides, wherever they stand in a row."""
+    for table, found in exposed(workspace, expected.under_policies, _rows):
+        yield Difference(table, "values that a policy hides", found, [])
+
+
 def _raw_row(expected: Expected, number: int) -> tuple[object, ...]:
-    verdict = replace(expected.verdicts[number], erased=False)
-    return (*_told(verdict), *_of_landing(expected.copies[number], number))
+    delivery = expected.verdicts[number].delivery
+    as_landed = _told(delivery, delivery.event, delivery.unreadable)
+    return (*as_landed, *_of_landing(expected.copies[number], number))
 
 
 def _kept_row(expected: Expected, number: int) -> tuple[object, ...]:
-    """As ``_raw_row``, without the values that were erased; raw keeps them."""
+    """As ``_raw_row``, without the values that were erased or that policies hide; raw keeps them."""
     verdict, copy = expected.verdicts[number], expected.copies[number]
-    return (*_told(verdict), *_of_landing(copy, number, erased=verdict.erased))
+    return (*_stored(expected, verdict), *_of_landing(copy, number, whole=_is_whole(expected, verdict)))
+
+
+def _stored(expected: Expected, verdict: Verdict) -> tuple[object, ...]:
+    unreadable = verdict.delivery.unreadable if _is_whole(expected, verdict) else None
+    return _told(verdict.delivery, expected.stored(verdict), unreadable)
+
+
+def _is_whole(expected: Expected, verdict: Verdict) -> bool:
+    """Whether texts that cannot be told apart into values are kept of a copy."""
+    return not verdict.erased and not expected.hidden.images_of(verdict.delivery.event.table)
 
 
 def _deduped(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
     rows = _rows(workspace.deduped(SOURCE))
     wanted = expected.of(ACCEPTED)
     yield from _unequal(
-        "deduped_events", Counter(map(_fact, rows)), Counter(_told(each) for each in wanted.values())
+        "deduped_events",
+        Counter(map(_fact, rows)),
+        Counter(_stored(expected, each) for each in wanted.values()),
     )
     yield from _other_copies("deduped_events", rows, expected, _first_copies(expected, wanted.values()))
 
@@ -162,7 +212,13 @@ def _quarantine(workspace: Workspace, expected: Expected) -> Iterator[Difference
         "quarantine",
         held,
         Counter(
-            (*_told(each), each.reason, FOUND_BY[str(each.reason)], each.state, tuple(sorted(each.rules)))
+            (
+                *_stored(expected, each),
+                each.reason,
+                FOUND_BY[str(each.reason)],
+                each.state,
+                tuple(sorted(each.rules)),
+            )
             for each in wanted.values()
         ),
     )
@@ -253,22 +309,23 @@ def _of_copy(row: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(row[name] for name in names)
 
 
-def _of_landing(copy: Copy, number: int, *, erased: bool = False) -> tuple[object, ...]:
+def _of_landing(copy: Copy, number: int, *, whole: bool = True) -> tuple[object, ...]:
     from_file = copy.file_row is not None
+    delivered = from_file and whole and copy.readable is None
     return (
         number,
         copy.batch_id,
         copy.landed_at,
         None,
         copy.file_row,
-        f"line {number}" if from_file and not erased else None,
+        f"line {number}" if delivered else None,
         f"{copy.batch_id}.jsonl" if from_file else None,
     )
 
 
-def _told(verdict: Verdict) -> tuple[object, ...]:
-    delivery = verdict.delivery
-    event, arrival = verdict.kept, delivery.arrival
+def _told(delivery: Delivery, event: Event, unreadable: str | None) -> tuple[object, ...]:
+    """A delivery as a layer has it that has ``event`` of it, and ``unreadable`` in place of an image."""
+    arrival = delivery.arrival
     return (
         delivery.window,
         tuple(event.at),
@@ -280,7 +337,7 @@ def _told(verdict: Verdict) -> tuple[object, ...]:
         tx_id_of(event),
         event.identity,
         _image(event.before, event.moved_from or event.key),
-        (not verdict.erased and delivery.unreadable) or _after(event),
+        unreadable or _after(event),
         tuple(sorted(event.unchanged)),
         event.moved_from,
         delivery.misplaced,

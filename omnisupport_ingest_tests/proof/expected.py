@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.judging import (
@@ -18,7 +19,8 @@ from omnisupport_ingest_tests.oracle.judging import (
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
 from omnisupport_ingest_tests.oracle.oracle import AT_ONE_POSITION, current_state
 from omnisupport_ingest_tests.proof.landed import Copy, Landed
-from omnisupport_ingest_tests.proof.tables import Held, held, marked_at
+from omnisupport_ingest_tests.proof.privacy import Hidden, Sought
+from omnisupport_ingest_tests.proof.tables import ContractShape, Held, held, marked_at
 from omnisupport_ingest_tests.proof.versions import Version, versions
 
 Values = tuple[tuple[str, Held], ...]
@@ -78,8 +80,8 @@ class Current:
 class Expected:
     """What the layers must hold once everything of ``landed`` that may be taken is judged.
 
-    ``shapes``: the tables as their contracts have them. ``shown_since``: by table, when a row must have been
-    deleted at the earliest to be shown; null: any row is.
+    ``shapes``: the tables as the lake has them. ``shown_since``: by table, when a row must have been deleted
+    at the earliest to be shown; null: any row is. ``hidden``: what policies hide.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Expected:
         judging_rules: JudgingRules,
         shapes: Sequence[TableShape],
         shown_since: Mapping[str, datetime | None],
+        hidden: Hidden,
     ) -> None:
-        self.shapes = shapes
+        self.shapes, self.hidden = shapes, hidden
         self.copies: Mapping[int, Copy] = landed.copies
         self.verdicts: Mapping[int, Verdict] = {
             each.delivery.number: each for each in judge(landed.taken, judging_rules)
@@ -100,6 +103,34 @@ class Expected:
 
     def of(self, verdict: str) -> dict[int, Verdict]:
         return {number: each for number, each in self.verdicts.items() if each.verdict == verdict}
+
+    def readable(self, row: Mapping[str, Any]) -> frozenset[str] | None:
+        """The columns of a landed row that land as they are; null: all of them."""
+        copy = self.copies.get(row["lsn"])
+        return None if copy is None else copy.readable
+
+    @cached_property
+    def under_policies(self) -> dict[str, Sought]:
+        """By table, the values that policies hide above raw."""
+        deliveries = (each.delivery for each in self.verdicts.values())
+        return self.hidden.values((each.event, each.unreadable) for each in deliveries)
+
+    def of_defaults(self, shape: TableShape) -> int:
+        """How many values of current rows no event has sent: the rows are older than their columns."""
+        return sum(
+            column in dict(shape.defaults) and not cell.decided_by.sends(column)
+            for row in self.state(shape).values()
+            for column, cell in row.cells.items()
+        )
+
+    def stored(self, verdict: Verdict) -> Event:
+        """The event of a copy as deduped events and quarantine have it."""
+        event, hidden = verdict.delivery.event, self.hidden
+        if event.op in "tb" or not hidden.images_of(event.table):
+            return verdict.left_of(event)
+        shape = hidden.shapes.get(event.table)
+        before, after = (left_of(image, shape) for image in (event.before, event.after))
+        return verdict.left_of(replace(event, before=before, after=after))
 
     @cached_property
     def _told(self) -> list[tuple[str, Event]]:
@@ -154,14 +185,14 @@ class Expected:
         }
 
     def ended_lives(self, shape: TableShape) -> set[tuple[str, Key, Position]]:
-        """Lives that key changes ended and that a column not sent is taken from: window, key, end."""
+        """Lives that key changes ended and that a column not sent may be taken from: window, key, end."""
         return {
             (window, event.moved_from, event.at.below())
             for window, event in self.events(shape.name)
             if event.moved_from is not None
             and event.op in "cr"
             and not event.quarantined
-            and not set(shape.columns) <= set(event.carried_before) | set(event.after or {})
+            and not all(map(event.sends, shape.columns))
         }
 
     def dimension(self, shape: TableShape) -> dict[Key, Current]:
@@ -250,6 +281,21 @@ class Expected:
         if shape.name not in self._states:
             self._states[shape.name] = current_state((event for _, event in self.events(shape.name)), shape)
         return self._states[shape.name]
+
+
+def left_of(image: Image | None, shape: ContractShape | None) -> Image | None:
+    """What policies leave of a row image: the columns of the lake, with what is left of their values.
+
+    Nothing of what no contract describes.
+    """
+    if image is None or shape is None:
+        return None
+    policies = dict(shape.policies)
+    return {
+        name: text if text is None or name not in policies else policies[name].left_of(text, shape.secrets)
+        for name, text in image.items()
+        if name in shape.columns
+    }
 
 
 def is_whole(key: Key | None) -> bool:

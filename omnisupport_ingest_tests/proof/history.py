@@ -47,14 +47,15 @@ def tx_id_of(event: Event) -> int:
 
 def lane(seed: int, *, epochs: int, sure_order: bool) -> list[Told]:
     """The events of one lane, in log order. ``sure_order``: the source says in what order things were."""
-    rng = Random(f"lane {seed}")
+    rng, later = Random(f"lane {seed}"), Random(f"columns added again {seed}")
     events: list[Event] = []
     for number, shape in enumerate(SHAPES):
         drawn = _database(rng, shape) if seed % 2 else _soup(rng, shape)
         drawn += _revived(rng, shape)
         drawn += _hot(rng, shape) if rng.random() < 0.1 else []
         drawn = [_moved_apart(event, number) for event in drawn]
-        events += _reshaped(rng, drawn) if drawn and rng.random() < 0.25 else drawn
+        drawn = _reshaped(rng, drawn) if drawn and rng.random() < 0.25 else drawn
+        events += _added_again(later, drawn) if drawn and later.random() < 0.1 else drawn
     if rng.random() < 0.2:
         events = [_burst(event) for event in events]
     if epochs == 1:
@@ -183,6 +184,27 @@ def _reshaped(rng: Random, events: list[Event]) -> list[Event]:
             event, before=image(event.before), after=image(event.after), unchanged=unsent(event.unchanged)
         )
         if (event.at < since) == (kind == "added")
+        else event
+        for event in events
+    ]
+
+
+def _added_again(rng: Random, events: list[Event]) -> list[Event]:
+    """A column is dropped at some event of the table, and added again under its name at a later one."""
+    dropped, added = sorted(rng.choice(events).at for _ in range(2))
+    column = rng.choice(("note", "body", *TYPES))
+
+    def image(given: Image | None) -> Image | None:
+        return given and {name: text for name, text in given.items() if name != column}
+
+    return [
+        replace(
+            event,
+            before=image(event.before),
+            after=image(event.after),
+            unchanged=event.unchanged - {column},
+        )
+        if dropped <= event.at < added
         else event
         for event in events
     ]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from omnisupport_ingest_tests.oracle.judging import OUT_OF_RANGE, Clockwork, Delivery
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, STREAM, Batch
 from omnisupport_ingest_tests.proof.history import START
+from omnisupport_ingest_tests.proof.tables import Terms, readable_at_rest
 
 
 @dataclass(frozen=True)
 class Copy:
-    """What a copy has of the batch that brought it. ``file_row``: its line, where that was a file."""
+    """What a copy has of the batch that brought it.
+
+    ``file_row``: its line, where that was a file. ``readable``: the columns of its images that landed as they
+    are; null: all did.
+    """
 
     batch_id: str
     landed_at: datetime
     file_row: int | None
+    readable: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Landed:
         self._times: dict[int, list[datetime]] = {}
         self._clockwork = Clockwork()
 
-    def take(self, batch: Batch, batch_id: str) -> None:
+    def take(self, batch: Batch, batch_id: str, terms: Mapping[str, Terms] | None = None) -> None:
+        """``terms``: by which it landed; null: nothing of it is encrypted."""
         windows = [window_of(told.event.source_ts, batch.landed_at) for told in batch.told]
         times = [
             told.event.source_ts
@@ -66,7 +74,9 @@ class Landed:
         self._steps.append(_Step(batch, batch_id, mark, range(first, first + len(batch.told))))
         for row, (told, window) in enumerate(zip(batch.told, windows, strict=True), start=1):
             number = len(self.deliveries) + 1
-            self.copies[number] = Copy(batch_id, batch.landed_at, row if batch.kind == FILE else None)
+            readable = readable_at_rest(terms, told.event.table) if terms is not None else None
+            file_row = row if batch.kind == FILE else None
+            self.copies[number] = Copy(batch_id, batch.landed_at, file_row, readable)
             self.deliveries.append(
                 Delivery(
                     number=number,
@@ -92,6 +102,11 @@ class Landed:
         may be taken. A clock that was behind holds it back."""
         marks = (each.watermark for each in self._taken if each.batch.told)
         return max((mark for mark in marks if mark is not None), default=None)
+
+    @property
+    def encrypted(self) -> int:
+        """How many copies landed encrypted, where they had a value."""
+        return sum(each.readable is not None for each in self.copies.values())
 
     @property
     def batches(self) -> list[Batch]:

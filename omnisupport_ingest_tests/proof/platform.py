@@ -17,6 +17,7 @@ import orjson
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.decision_table import COLUMNS, default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import TableContract, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.manifest import ChunkSpan, FileSpan, Manifest, StreamSpan
@@ -33,13 +34,23 @@ from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.erasing import Erased, erase
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
 from omnisupport_ingest.windows import WindowSize, without_sentinel
 from omnisupport_ingest_tests.cdc.lanes import scope_text
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, Batch
 from omnisupport_ingest_tests.proof.history import START, Told, tx_id_of
-from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, Terms, write_contracts
+from omnisupport_ingest_tests.proof.policies import KEYS
+from omnisupport_ingest_tests.proof.tables import (
+    KEY,
+    LATER_TYPES,
+    LEARNABLE,
+    SOURCE,
+    Terms,
+    column_document,
+    write_contracts,
+)
 from omnisupport_ingest_tests.proof.watch import Watch
 
 WINDOW = WindowSize(60)
@@ -71,11 +82,19 @@ class Platform:
         folder.mkdir(parents=True)
         shared = Settings(_env_file=None).storage
         self._place = None if shared is None else f"{shared.rstrip('/')}/{uuid.uuid4().hex}"
-        self.workspace = self._opened(terms, actions)
-        self.decisions = self.workspace.decisions
+        self._write_secrets()
+        self.change_law(terms, actions)
+
+    def _write_secrets(self) -> None:
+        for name, secret in KEYS.items():
+            file = self._folder / f"{name}.secret"
+            file.touch(mode=0o600)
+            file.write_text(secret)
 
     def _opened(self, terms: Mapping[str, Terms], actions: Mapping[str, str]) -> Workspace:
         contracts, table = self._folder / "contracts", self._folder / "decisions.csv"
+        current = next(iter(terms.values())).key
+        keys = sorted(KEYS, key=lambda name: name != current)
         write_contracts(contracts, terms)
         _write_decisions(table, actions)
         settings = Settings(
@@ -85,15 +104,35 @@ class Platform:
             decision_table=table,
             source=SOURCE,
             storage=self._place,
+            pii_keys=",".join(f"{name}=file:{self._folder / name}.secret" for name in keys),
             _env_file=None,
         )
         home = Home.open(settings.home, WINDOW, now=START, storage=self._place)
-        return Workspace(settings, home, load_contracts(contracts), load_decision_table(table))
+        known = load_contracts(contracts, partial(with_learned, home.path))
+        return Workspace(settings, home, known, load_decision_table(table))
 
     def change_law(self, terms: Mapping[str, Terms], actions: Mapping[str, str]) -> None:
-        """Another version of the contracts, another decision table."""
+        """Other versions of the contracts, another decision table."""
         self.workspace = self._opened(terms, actions)
         self.decisions = self.workspace.decisions
+        contracts = self.workspace.contracts.of_source(SOURCE)
+        self.landing = encrypting_store(self.workspace.home, SOURCE, contracts)
+
+    @property
+    def tokens(self) -> Path:
+        """The file of the home's map of tokens."""
+        return self.workspace.tokens.path
+
+    def learn(self, table: str, column: str) -> None:
+        """Have the contract of ``table`` learn ``column``, as capture does; the next law has it."""
+        kind = LATER_TYPES.get(column, "text")
+        line = column_document(kind) | {"default": LEARNABLE[table][column]}
+        LearnedColumns(self.workspace.home.path, SOURCE).learn(table, {column: line})
+
+    @property
+    def has_folders(self) -> bool:
+        """Whether landing and lake are folders of this machine."""
+        return self._place is None
 
     @property
     def windows(self) -> list[str]:
@@ -149,7 +188,7 @@ class Platform:
             FILE: file_batch_id(digest),
         }.get(batch.kind, stream_batch_id(batch.epoch, end))
         writer = BatchWriter(
-            self.workspace.landing(SOURCE),
+            self.landing,
             self.workspace.grid,
             batch.epoch,
             name,
@@ -272,8 +311,10 @@ class Platform:
         assert contract is not None, f"{table} has a contract"
         return erase(self.workspace, contract, key, erased_by="proof", why="drawn by lot")
 
-    def erased_like(self, other: Platform) -> None:
-        """What was erased in ``other`` is erased here."""
+    def like(self, other: Platform) -> None:
+        """What nobody can work out from landing is here as in ``other``: what was erased, and tokens."""
+        if other.tokens.exists():
+            self.tokens.write_bytes(other.tokens.read_bytes())
         of_other, own = (each.workspace.erasures(SOURCE).folder for each in (other, self))
         for each in storage_of(of_other).listed(of_other):
             copy, content = own / each.path.relative_to(of_other), at_hand(each.path).read_bytes()

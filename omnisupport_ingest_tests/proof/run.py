@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -29,8 +30,21 @@ from omnisupport_ingest_tests.proof.expected import Expected
 from omnisupport_ingest_tests.proof.history import Told
 from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.privacy import exposed_files, hidden_by
 from omnisupport_ingest_tests.proof.story import CHOICES, Story
-from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, VERSIONS, shapes_of, types_of
+from omnisupport_ingest_tests.proof.tables import (
+    KEY,
+    LEARNABLE,
+    NO_VALUE,
+    SHAPES,
+    SOURCE,
+    VERSIONS,
+    Terms,
+    shapes_of,
+    sources_of,
+    types_of,
+)
 from omnisupport_ingest_tests.proof.tally import Tally, in_histories
 
 _RELEASABLE = frozenset(
@@ -69,17 +83,20 @@ class _Home:
     def __init__(self, story: Story, folder: Path, spark: SparkSession, say: Callable[[str], None]) -> None:
         self._story, self._folder, self._spark, self._say = story, folder, spark, say
         self._rng = Random(f"steps {story.seeds.start} {len(story.seeds)}")
-        self._version = 0
+        self._version, self._protecting = 0, story.protecting
+        self._learned: dict[str, dict[str, str | None]] = {shape.name: {} for shape in SHAPES}
         self._actions = dict(story.actions)
         self._reviews: dict[EventKey, str] = {}
         self._erasures: dict[tuple[str, Key], set[Span]] = defaultdict(set)
         self._held_back: dict[str, dict[tuple[str, str], str]] = {}
         # Of its own, so that what came later leaves the steps of known seeds what they were.
         self._lots = Random(f"erasures and types {story.seeds.start} {len(story.seeds)}")
+        self._later_lots = Random(f"policies and learned columns {story.seeds.start} {len(story.seeds)}")
         self._purged: dict[tuple[str, Key], Position] = {}
         self._landed = Landed()
-        self._platform = Platform(folder, spark, VERSIONS[0], story.actions)
+        self._platform = Platform(folder, spark, self._terms, story.actions)
         self._dealt: list[str] = []
+        self._dealt_later: list[str] = []
         self._held: Counter[str] = Counter()
         self._lost: dict[int, str] = {}
         self._landings = 0
@@ -88,6 +105,13 @@ class _Home:
     @property
     def workspace(self) -> Workspace:
         return self._platform.workspace
+
+    @property
+    def _terms(self) -> dict[str, Terms]:
+        """The contracts as they are in force."""
+        protecting = PROTECTIONS[self._protecting]
+        versions = VERSIONS[self._version].items()
+        return {table: each.under(protecting, table, self._learned[table]) for table, each in versions}
 
     def tell(self) -> Expected:
         """The whole story; what the layers had to hold in the end."""
@@ -131,11 +155,12 @@ class _Home:
         platform = self._platform
         closed = platform.watch.closed_windows(platform.workspace)
         folded = platform.watch.folded_windows(platform.workspace)
-        before = len(self._landed.deliveries)
+        before, encrypted = len(self._landed.deliveries), self._landed.encrypted
         batch_id = platform.land(batch).batch_id
-        self._landed.take(batch, batch_id)
+        self._landed.take(batch, batch_id, self._terms)
         self._lose_or_find(batch_id)
         self.tally.copies += len(batch.told)
+        self.tally.did("copies that landed encrypted", self._landed.encrypted - encrypted)
         self.tally.did("idle batches", not batch.told)
         for each in self._landed.deliveries[before:]:
             event = each.event
@@ -194,6 +219,19 @@ class _Home:
         name = self._dealt.pop()
         self._say(f"  {name}")
         steps[name]()
+        if self._later_lots.random() < 0.4:
+            self._later_step()
+
+    def _later_step(self) -> None:
+        """Something more, dealt by lots of its own."""
+        steps = {"other policies": self._change_policies, "learn a column": self._learn}
+        if not self._dealt_later:
+            kinds = [name for name in sorted(steps) if name in (self._story.kinds or steps)]
+            self._dealt_later = self._later_lots.sample(kinds, len(kinds))
+        if self._dealt_later:
+            name = self._dealt_later.pop()
+            self._say(f"  {name}")
+            steps[name]()
 
     def _settle_in_between(self) -> None:
         self._settle("in the middle of the schedule")
@@ -218,9 +256,9 @@ class _Home:
 
     def _change_contracts(self) -> None:
         self._require("while tables wait for a person", self._have_not_waited())
-        before = shapes_of(VERSIONS[self._version])
+        before = sources_of(self._terms)
         self._version = self._rng.choice([each for each in range(len(VERSIONS)) if each != self._version])
-        for old, new in zip(before, shapes_of(VERSIONS[self._version]), strict=True):
+        for old, new in zip(before, sources_of(self._terms), strict=True):
             self.tally.did("columns new to a contract", len(set(new.columns) - set(old.columns)))
             self.tally.did("columns gone from a contract", len(set(old.columns) - set(new.columns)))
             both = set(old.columns) & set(new.columns)
@@ -228,12 +266,37 @@ class _Home:
             self.tally.did(
                 "columns of another type", sum(len({each.get(n) for each in types}) > 1 for n in both)
             )
-        self._platform.change_law(VERSIONS[self._version], self._actions)
         self.tally.did("contract changes")
+        self._take_contracts(self._lots)
+
+    def _change_policies(self) -> None:
+        """Say something else of personal data, in all contracts."""
+        self._require("while tables wait for a person", self._have_not_waited())
+        before = PROTECTIONS[self._protecting]
+        others = [each for each in range(len(PROTECTIONS)) if each != self._protecting]
+        self._protecting = self._later_lots.choice(others)
+        self.tally.did("policy changes")
+        self.tally.did("other keys of hashes", PROTECTIONS[self._protecting].key != before.key)
+        self._take_contracts(self._later_lots)
+
+    def _learn(self) -> None:
+        """Let a contract learn a column that some histories have from some event on."""
+        self._require("while tables wait for a person", self._have_not_waited())
+        left = [(t, name) for t, names in LEARNABLE.items() for name in names if name not in self._learned[t]]
+        if left:
+            table, column = self._later_lots.choice(left)
+            self._learned[table] = self._learned[table] | {column: LEARNABLE[table][column]}
+            self._platform.learn(table, column)
+            self.tally.did("columns that contracts learned")
+        self._take_contracts(self._later_lots)
+
+    def _take_contracts(self, lots: Random) -> None:
+        """Have the contracts be in force; a person asks at once for types that wait, or not."""
+        self._platform.change_law(self._terms, self._actions)
         for contract in self._platform.waiting():
             self.tally.did("tables that wait for a person")
             self._held_back[contract.name] = self._platform.content_of(contract)
-        if self._lots.random() < 0.5:
+        if lots.random() < 0.5:
             self._ask_for_types()
 
     def _ask_for_types(self) -> None:
@@ -263,33 +326,34 @@ class _Home:
         scenario = self._rng.choice(sorted(CHOICES))
         others = sorted(set(CHOICES[scenario]) - {self._actions[scenario]})
         self._actions[scenario] = self._rng.choice(others)
-        self._platform.change_law(VERSIONS[self._version], self._actions)
+        self._platform.change_law(self._terms, self._actions)
         self.tally.did("decision table changes")
 
     def _judging_rules(self) -> JudgingRules:
-        terms, decisions = VERSIONS[self._version], self._platform.decisions
+        terms, decisions = self._terms, self._platform.decisions
         return JudgingRules(
             actions={name: each.action for name, each in decisions.decisions.items()},
             to_review=frozenset(n for n, each in decisions.decisions.items() if each.needs_manual_review),
             lateness={table: each.lateness for table, each in terms.items()},
             longest={table: each.longest for table, each in terms.items()},
             key_columns={shape.name: KEY for shape in SHAPES},
-            no_values={shape.name: dict.fromkeys(types_of(shape), (NO_VALUE,)) for shape in shapes_of(terms)},
+            no_values={each.name: dict.fromkeys(types_of(each), (NO_VALUE,)) for each in sources_of(terms)},
             window_length=WINDOW.length,
             reviews=dict(self._reviews),
             erasures=dict(self._erasures),
         )
 
     def _expected(self) -> Expected:
-        return Expected(
-            self._landed,
-            self._judging_rules(),
-            shapes_of(VERSIONS[self._version]),
-            self._shown_since(self._landed.watermark),
-        )
+        return self._expected_of(self._landed, self._platform)
+
+    def _expected_of(self, landed: Landed, platform: Platform) -> Expected:
+        """What the layers of ``platform`` must hold of ``landed``."""
+        shapes = shapes_of(self._terms, platform.tokens)
+        rules, since = self._judging_rules(), self._shown_since(landed.watermark)
+        return Expected(landed, rules, shapes, since, hidden_by(self._terms, shapes))
 
     def _shown_since(self, watermark: datetime | None) -> dict[str, datetime | None]:
-        return {table: each.shown_since(watermark) for table, each in VERSIONS[self._version].items()}
+        return {table: each.shown_since(watermark) for table, each in self._terms.items()}
 
     def _settle(self, when: str) -> Expected:
         """Let everything be run that is pending, and compare."""
@@ -318,6 +382,9 @@ class _Home:
             of_group = Counter((window, event.key) for window, event in expected.events(shape.name))
             most = self._story.cut.rows_of_a_batch
             self.tally.did("rows of several Arrow batches", sum(each > most for each in of_group.values()))
+            self.tally.did("values of a default", expected.of_defaults(shape))
+        hidden = sum(len(each.sought) for each in expected.under_policies.values())
+        self.tally.did("values under a policy", hidden)
         self.tally.did("rows purged", len(self._purged))
         return expected
 
@@ -347,7 +414,7 @@ class _Home:
             delivery = numbered[row["lsn"]]
             if row["reason"] == "duplicate_position" or self._rng.random() > 0.25:
                 continue
-            if decision == "release" and not _can_be_released(row["reason"], row["rules"], delivery):
+            if decision == "release" and not _can_be_released(row, delivery):
                 continue
             if decision == "release" and delivery.key[:2] in taken:
                 continue
@@ -364,6 +431,8 @@ class _Home:
         self._say("  rebuild")
         expected = self._settle("after a rebuild")
         self._require("after a rebuild", _contents_differ(self._platform.content(), before))
+        if self._platform.has_folders:
+            self._require("after a rebuild", _exposed_in_files(self.workspace, expected))
         return expected
 
     def _tell_otherwise(self) -> None:
@@ -376,10 +445,13 @@ class _Home:
             Platform(self._folder.with_name("otherwise"), self._spark, VERSIONS[0], self._story.actions),
             Landed(),
         )
-        other.change_law(VERSIONS[self._version], self._actions)
-        other.erased_like(self._platform)
+        for table, columns in self._learned.items():
+            for column in columns:
+                other.learn(table, column)
+        other.change_law(self._terms, self._actions)
+        other.like(self._platform)
         for batch in _cut_otherwise(self._rng, self._landed.batches):
-            landed.take(batch, other.land(batch).batch_id)
+            landed.take(batch, other.land(batch).batch_id, self._terms)
             if self._rng.random() < 0.3:
                 other.run(other.windows, replay=self._rng.random() < 0.5)
         other.catch_up()
@@ -387,8 +459,13 @@ class _Home:
         self.tally.did("told otherwise")
         here, there = (self._shown_since(each.watermark) for each in (self._landed, landed))
         apart = {f"{SOURCE}/dim_{table}" for table in here if here[table] != there[table]}
-        found = _contents_differ(_without(other.content(), apart), _without(self._platform.content(), apart))
-        self._require("the same copies in other batches", found)
+        when = "the same copies in other batches"
+        if self._landed.encrypted or landed.encrypted:
+            # Of what landed encrypted each home has other bytes.
+            self._require(when, differences(other.workspace, self._expected_of(landed, other)))
+        else:
+            ours, theirs = (_without(each.content(), apart) for each in (self._platform, other))
+            self._require(when, _contents_differ(theirs, ours))
         self.tally.comparisons += 1
 
 
@@ -400,12 +477,20 @@ def _made_again(platform: Platform) -> Iterator[Difference]:
         yield Difference("windows", each, "made again", "left alone, for nothing above it had changed")
 
 
+def _exposed_in_files(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
+    """Values that a policy hides, in any file of a lake that was made by today's policies alone."""
+    for name, found in exposed_files(workspace, expected.under_policies):
+        yield Difference(name, "values that a policy hides", found, [])
+
+
 def _without(content: Mapping[tuple[str, str], str], tables: set[str]) -> dict[tuple[str, str], str]:
     return {place: held for place, held in content.items() if place[0] not in tables}
 
 
-def _can_be_released(reason: str, rules: list[str] | None, delivery: Delivery) -> bool:
-    return reason in _RELEASABLE and not rules and not delivery.malformed
+def _can_be_released(row: Mapping[str, Any], delivery: Delivery) -> bool:
+    # Where tables have policies, a row of one that no contract describes has lost its image in quarantine.
+    whole = row["op"] not in "cur" or row["after"] is not None
+    return row["reason"] in _RELEASABLE and not row["rules"] and whole and not delivery.malformed
 
 
 def _contents_differ(

@@ -12,6 +12,7 @@ from random import Random
 from omnisupport_ingest_tests.proof.cut import WHOLE, Cut, cut_for
 from omnisupport_ingest_tests.proof.delivery import Batch, Gap, gaps, in_time, schedule
 from omnisupport_ingest_tests.proof.history import lane
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "late_arrival": ("replay_window",) * 4 + ("ingest", "quarantine"),
@@ -32,7 +33,8 @@ class Story:
     landing order. ``actions``: what its decision table says otherwise than the usual one. ``steps``: how many
     there are after each landing. ``in_time``: after so many landings, only late events land.
     ``late_steps``: how many there are after one of those. ``kinds``: of steps; null: all.
-    ``gaps``: in the chain of batches. ``cut``: how Spark's work is.
+    ``gaps``: in the chain of batches. ``cut``: how Spark's work is. ``protecting``: what its contracts say of
+    personal data at first, of ``PROTECTIONS``.
     """
 
     seeds: range
@@ -46,6 +48,7 @@ class Story:
     kinds: Collection[str] | None = None
     gaps: tuple[Gap, ...] = ()
     cut: Cut = WHOLE
+    protecting: int = 0
 
     @property
     def verdicts_follow_from_events(self) -> bool:
@@ -86,4 +89,5 @@ def draw(
         kinds,
         gaps(Random(f"gaps {seeds.start} {len(seeds)}"), batches),
         cut_for(Random(f"cut {seeds.start} {len(seeds)}"), len(seeds)),
+        Random(f"policies {seeds.start} {len(seeds)}").choice((0, *range(len(PROTECTIONS)))),
     )

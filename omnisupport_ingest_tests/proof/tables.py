@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from omnisupport_ingest_tests.oracle.model import TableShape
+from omnisupport_ingest_tests.proof.policies import DROP, Policy, Protecting, Secrets
 
 SOURCE = "desk"
 KEY = ("lane", "id")
@@ -27,6 +28,15 @@ TYPES: Mapping[str, str] = {
     "rate": "double precision",
 }
 """Of columns that are not text."""
+
+LATER_TYPES: Mapping[str, str] = {"cost_2": "numeric(12,2)", "rate_2": "double precision"}
+"""Of columns that some histories have from some event on, under a name that another one had before."""
+
+LEARNABLE: Mapping[str, Mapping[str, str | None]] = {
+    "tickets": {"note_2": None, "cost_2": "0.00", "body_2": "none yet"},
+    "agents": {"note_2": "none yet", "rate_2": None, "body_2": None},
+}
+"""Columns that a contract may learn, each with what rows have in it that are older than the column."""
 
 UNKNOWN = "drafts"
 """A table that lands and has no contract."""
@@ -67,9 +77,15 @@ Held = object
 
 @dataclass(frozen=True)
 class ContractShape(TableShape):
-    """A table as one version of its contract has it. ``types``: of its columns that are not text, by name."""
+    """A table as one version of its contract has it.
+
+    ``types``: of its columns that are not text, by name. ``policies``: of the columns of which the lake has
+    what ``secrets`` leave of the values.
+    """
 
     types: tuple[tuple[str, str], ...] = ()
+    policies: tuple[tuple[str, Policy], ...] = ()
+    secrets: Secrets = field(default_factory=Secrets, compare=False)
 
 
 @dataclass(frozen=True)
@@ -124,16 +140,21 @@ def types_of(shape: TableShape) -> Mapping[str, str]:
 
 def held(shape: TableShape, column: str, text: str | None) -> Held:
     """What the lake must hold for ``text`` in ``column``."""
-    if text is None or column not in types_of(shape):
+    if text is None:
+        return None
+    if isinstance(shape, ContractShape) and (policy := dict(shape.policies).get(column)) is not None:
+        return policy.left_of(text, shape.secrets)
+    kind = types_of(shape).get(column, "text")
+    if kind == "text":
         return text
     if text in ("NaN", "infinity", TWO_DIMENSIONS):
         return Exact(text)
-    if column == "rate":
+    if kind.startswith("double"):
         return float(text)
     if column == "tags":
         number = "".join(filter(str.isdigit, text))
         return (f'a "quoted" {number}', None, "NULL", "\\", "é") if number else ()
-    return Decimal(text) if column == "cost" else datetime.fromisoformat(text)
+    return Decimal(text) if kind.startswith("numeric") else datetime.fromisoformat(text)
 
 
 def from_lake(value: object, exact: str | None) -> Held:
@@ -157,7 +178,10 @@ class Terms:
 
     ``purge``: for how many hours rows are still shown after their delete; null: for ever. ``without``:
     columns that this version does not have; ``beside``: columns that it has beside those of other versions.
-    ``retyped``: columns that have another type in this version.
+    ``retyped``: columns that have another type in this version. ``learned``: columns that the contract has
+    learned, each with what older rows have in it. ``policies``: for personal data, by column.
+    ``subject``: the column that says whose the personal values of a row are, which land encrypted; null: they
+    land plain. ``key``: the id of the key by which values are hashed.
     """
 
     longest: Mapping[str, int]
@@ -167,13 +191,63 @@ class Terms:
     without: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     retyped: Mapping[str, str] = field(default_factory=dict)
+    learned: Mapping[str, str | None] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    subject: str | None = None
+    key: str = "k1"
 
-    def shape_of(self, shape: TableShape) -> ContractShape:
-        """The table as this version of its contract has it."""
+    def source_of(self, shape: TableShape) -> ContractShape:
+        """The table as this version of its contract has it, with the values of the source."""
         columns = tuple(name for name in shape.columns if name not in self.without) + self.beside
-        types = {name: kind for name, kind in TYPES.items() if name in columns} | self.retyped
+        columns += tuple(name for name in self.learned if name not in columns)
+        types = {name: kind for name, kind in (TYPES | LATER_TYPES).items() if name in columns} | self.retyped
         typed = tuple((name, kind) for name, kind in types.items() if kind != "text")
-        return ContractShape(shape.name, columns, shape.soft_delete_column, typed)
+        # What the file says of a column counts before what was learned of it.
+        defaults = tuple((name, text) for name, text in self.learned.items() if name not in self.beside)
+        return ContractShape(shape.name, columns, shape.soft_delete_column, defaults, typed)
+
+    def shape_of(self, shape: TableShape, tokens: Path | None = None) -> ContractShape:
+        """The table as the lake has it. ``tokens``: the file of the home's map."""
+        source = self.source_of(shape)
+        changed = {name: each for name, each in self.policies.items() if not each.plain}
+        columns = tuple(n for n in source.columns if n not in changed or changed[n].policy != DROP)
+        return replace(
+            source,
+            columns=columns,
+            types=tuple((n, kind) for n, kind in source.types if n in columns and n not in changed),
+            # Beside hashes and masks a default would be a value.
+            defaults=tuple(
+                (n, text)
+                for n, text in source.defaults
+                if n in columns and (text is None or n not in changed)
+            ),
+            policies=tuple((n, each) for n, each in changed.items() if n in columns),
+            secrets=Secrets(self.key, tokens),
+        )
+
+    def protects(self, shape: TableShape) -> bool:
+        """Whether the layers above raw have other images of the table's events than what landed."""
+        columns = self.source_of(shape).columns
+        return self.subject is not None or not all(
+            each.plain for name, each in self.policies.items() if name in columns
+        )
+
+    def readable(self, shape: TableShape) -> frozenset[str] | None:
+        """The columns of a row image that land as they are; null if all do."""
+        if self.subject is None:
+            return None
+        plain = {name for name in self.source_of(shape).columns if name not in self.policies}
+        return frozenset({*KEY, self.subject, shape.soft_delete_column or self.subject, *plain})
+
+    def under(self, protecting: Protecting, table: str, learned: Mapping[str, str | None]) -> Terms:
+        """The same with what is said of personal data, and the columns that the contract has learned."""
+        return replace(
+            self,
+            learned=learned,
+            policies=protecting.policies[table],
+            subject=protecting.subjects.get(table),
+            key=protecting.key,
+        )
 
     @property
     def lateness(self) -> tuple[timedelta, timedelta]:
@@ -209,9 +283,25 @@ or get another type, a wider one or one that a person has to ask for; ``note_2``
 their ``note`` from some event on."""
 
 
-def shapes_of(terms: Mapping[str, Terms]) -> tuple[ContractShape, ...]:
-    """The tables as these versions of their contracts have them."""
-    return tuple(terms[shape.name].shape_of(shape) for shape in SHAPES)
+def shapes_of(terms: Mapping[str, Terms], tokens: Path | None = None) -> tuple[ContractShape, ...]:
+    """The tables as the lake has them by these contracts. ``tokens``: the file of the home's map."""
+    return tuple(terms[shape.name].shape_of(shape, tokens) for shape in SHAPES)
+
+
+def sources_of(terms: Mapping[str, Terms]) -> tuple[ContractShape, ...]:
+    """The tables as these versions of their contracts have them, with the values of the source."""
+    return tuple(terms[shape.name].source_of(shape) for shape in SHAPES)
+
+
+def readable_at_rest(terms: Mapping[str, Terms], table: str) -> frozenset[str] | None:
+    """The columns of an image of ``table`` that land as they are; null if all do.
+
+    Where one contract says encrypted, nothing of a table without a contract lands as it is.
+    """
+    for shape in SHAPES:
+        if shape.name == table:
+            return terms[table].readable(shape)
+    return frozenset() if any(each.subject is not None for each in terms.values()) else None
 
 
 _JSON_TYPES = {"numeric": "number", "double": "number", "text[]": "array"}
@@ -219,8 +309,9 @@ _JSON_TYPES = {"numeric": "number", "double": "number", "text[]": "array"}
 
 
 def write_contracts(folder: Path, terms: Mapping[str, Terms]) -> None:
+    """Write their files; columns that a contract has learned stand in the home alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    for shape in shapes_of(terms):
+    for shape in sources_of(terms):
         document = _contract(shape, terms[shape.name])
         (folder / f"{shape.name}.json").write_text(json.dumps(document))
 
@@ -229,19 +320,23 @@ def _json_type(kind: str) -> str:
     return next((found for begins, found in _JSON_TYPES.items() if kind.startswith(begins)), "string")
 
 
+def column_document(kind: str) -> dict[str, Any]:
+    """The line of a contract for a column of the type ``kind``."""
+    return {"type": [_json_type(kind), "null"], "x-pg-type": kind, "description": "A column."}
+
+
 def _contract(shape: ContractShape, terms: Terms) -> dict[str, Any]:
     columns: dict[str, Any] = {
         name: {"type": "integer", "x-pg-type": "bigint", "description": "Part of the key."} for name in KEY
     }
     for name in shape.columns:
+        if name in dict(shape.defaults):
+            continue
         kind = types_of(shape).get(name, "text")
-        columns[name] = {
-            "type": [_json_type(kind), "null"],
-            "x-pg-type": kind,
-            "description": "A column.",
-        }
+        columns[name] = column_document(kind)
         if name in terms.longest:
             columns[name]["maxLength"] = terms.longest[name]
+    encrypted = {"pii": "encrypted", "subject_column": terms.subject}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": shape.name,
@@ -262,6 +357,7 @@ def _contract(shape: ContractShape, terms: Terms) -> dict[str, Any]:
                 "purge_deleted_after": None if terms.purge is None else f"PT{terms.purge}H",
             },
             "lateness": {"allowed": f"PT{terms.allowed}H", "max": f"PT{terms.most}H"},
-            "pii": {},
+            "pii": {name: each.document for name, each in terms.policies.items() if name in shape.columns},
+            **({} if terms.subject is None else {"at_rest": encrypted}),
         },
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,9 +19,12 @@ from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.cut import Cut
 from omnisupport_ingest_tests.proof.delivery import Gap
 from omnisupport_ingest_tests.proof.history import lane
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.privacy import exposed_files, hidden_by
 from omnisupport_ingest_tests.proof.run import Proved, prove
 from omnisupport_ingest_tests.proof.story import Story, draw
-from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS
+from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS, shapes_of
+from omnisupport_ingest_tests.proof.tables import VERSIONS as CONTRACTS
 from omnisupport_ingest_tests.proof.versions import versions
 
 FILES, STREAM = range(4108, 4120), range(1149, 1159)
@@ -32,6 +35,8 @@ STEPS = (
     "other contracts",
     "another decision table",
     "run some windows",
+    "other policies",
+    "learn a column",
 )
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -44,7 +49,7 @@ def a_stream(seeds: range, slots: int, steps: int) -> Story:
 @pytest.fixture(scope="module")
 def followed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Proved:
     """The home of a stream, proved; its layers are there to be read."""
-    story = replace(a_stream(STREAM, 3, 1), gaps=())
+    story = replace(a_stream(STREAM, 3, 1), gaps=(), protecting=0)
     return prove(story, tmp_path_factory.mktemp("proved") / "stream", spark, say=lambda _: None)
 
 
@@ -52,14 +57,28 @@ def followed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happened(
     followed: Proved, spark: SparkSession, tmp_path: Path
 ) -> None:
-    story = draw(FILES, slots=3, steps=2, kinds=STEPS)
+    story = replace(draw(FILES, slots=3, steps=2, kinds=STEPS), protecting=2)
     seen = prove(story, tmp_path / "files", spark, say=lambda _: None).tally
     assert followed.tally.comparisons >= 4
     seen.add(followed.tally)
     # The stream once more, with a gap in its chain for a while: windows wait that are folded without it.
-    story = replace(a_stream(STREAM, 3, 1), gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0))
+    story = replace(a_stream(STREAM, 3, 1), gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0), protecting=3)
     seen.add(prove(story, tmp_path / "gap", spark, say=lambda _: None).tally)
     assert seen.never == []
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(6000, 6100, 10))
+def test_schemas_and_policies_may_change_at_any_moment(
+    start: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each home begins with other policies, and goes on with others: old and new events are alike then."""
+    kinds = ("run some windows", "replay some windows", "other contracts", "other policies", "learn a column")
+    story = draw(range(start, start + 6), slots=3, steps=3, late_steps=1, kinds=kinds)
+    story = replace(story, protecting=start // 10 % len(PROTECTIONS))
+    seen = prove(story, tmp_path / "home", spark, say=lambda _: None).tally
+    assert seen.things["policy changes"] + seen.things["columns that contracts learned"] > 0
 
 
 Row = dict[str, Any]
@@ -287,6 +306,31 @@ def test_whatever_is_wrong_with_a_row_is_found(
     monkeypatch.setattr(compare, "_read", spoilt)
     found = next(_LOOKS[spoiling.layer](followed.workspace, followed.expected), None)
     assert looked and found is not None
+
+
+def test_a_value_that_a_policy_hides_is_found_wherever_it_stands(followed: Proved) -> None:
+    """The home shows all values; then its contracts are said to hide some of them."""
+    terms = {table: each.under(PROTECTIONS[1], table, {}) for table, each in CONTRACTS[0].items()}
+    expected = copy(followed.expected)
+    vars(expected).pop("under_policies", None)
+    expected.hidden = hidden_by(terms, shapes_of(terms))
+    found = {each.layer for each in compare._exposed(followed.workspace, expected)}
+    assert found >= {
+        "desk/deduped_events, tickets",
+        "desk/quarantine, tickets",
+        "desk/net_changes/tickets",
+        "desk/dim_tickets",
+        "desk/history/dim_tickets_history",
+        "desk/dim_agents",
+    }
+    assert list(exposed_files(followed.workspace, expected.under_policies))
+
+
+def test_what_lands_readable_though_a_contract_encrypts_it_is_found(followed: Proved) -> None:
+    rows = [*compare.landed_rows(followed.workspace)]
+    assert list(compare.at_rest("landing", rows, lambda _: None)) == []
+    found = list(compare.at_rest("landing", rows, lambda _: frozenset(("lane", "id", "status"))))
+    assert len(found) > 10
 
 
 def test_versions_hold_from_one_event_to_the_next_and_none_while_the_row_is_gone() -> None:

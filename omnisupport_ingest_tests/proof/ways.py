@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -25,7 +26,6 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
-from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.debezium.land import Inlet, land
 from omnisupport_ingest.sources.debezium.positions import packed
 from omnisupport_ingest.sources.kafka.run import KafkaSource
@@ -39,8 +39,21 @@ from omnisupport_ingest_tests.proof.delivery import CHUNK, STREAM, Batch
 from omnisupport_ingest_tests.proof.expected import Expected, is_whole
 from omnisupport_ingest_tests.proof.history import SPAN, START, Told, lane, tx_id_of
 from omnisupport_ingest_tests.proof.platform import Platform
+from omnisupport_ingest_tests.proof.policies import PROTECTIONS
+from omnisupport_ingest_tests.proof.privacy import Hidden, Sought, hidden_by
 from omnisupport_ingest_tests.proof.run import ProofFailed
-from omnisupport_ingest_tests.proof.tables import KEY, NO_VALUE, SHAPES, SOURCE, TYPES, Terms, held, shapes_of
+from omnisupport_ingest_tests.proof.tables import (
+    KEY,
+    LEARNABLE,
+    NO_VALUE,
+    SHAPES,
+    SOURCE,
+    TYPES,
+    Terms,
+    held,
+    readable_at_rest,
+    shapes_of,
+)
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
 
 LANES = 20
@@ -48,6 +61,37 @@ LANES = 20
 
 TERMS = {shape.name: Terms({}, 900, 1000) for shape in SHAPES}
 """Contracts that refuse nothing: what the ways differ in is not judging."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The contracts become other ones before the delivery number ``before``, from 0.
+
+    They learn columns that some of the histories have, and of personal data they say what ``PROTECTIONS`` has
+    under the number ``protecting``.
+    """
+
+    before: int
+    protecting: int
+
+    @classmethod
+    def of(cls, way: str, seeds: range) -> Turn:
+        """The one that is drawn for ``way`` and the histories of ``seeds``."""
+        rng = Random(f"turn of {way} {seeds.start} {len(seeds)}")
+        return cls(rng.randrange(3), rng.randrange(1, len(PROTECTIONS)))
+
+    @property
+    def terms(self) -> Mapping[str, Terms]:
+        protecting = PROTECTIONS[self.protecting]
+        return {table: each.under(protecting, table, LEARNABLE[table]) for table, each in TERMS.items()}
+
+    def take(self, platform: Platform) -> None:
+        """Have the contracts be these from now on."""
+        for table, columns in LEARNABLE.items():
+            for column in columns:
+                platform.learn(table, column)
+        platform.change_law(self.terms, {})
+
 
 _SHOWN = 3
 """Differences that a failure names."""
@@ -59,14 +103,18 @@ _OF_NO_WAY = frozenset(("NaN", "infinity", NO_VALUE))
 class Known(Expected):
     """What the layers must hold of events that are all accepted."""
 
-    def __init__(self, events: Sequence[Event], shapes: Sequence[TableShape]) -> None:
-        self.shapes, self.copies, self.verdicts = shapes, {}, {}
+    def __init__(self, events: Sequence[Event], shapes: Sequence[TableShape], hidden: Hidden) -> None:
+        self.shapes, self.hidden, self.copies, self.verdicts = shapes, hidden, {}, {}
         self._shown_since = {shape.name: None for shape in shapes}
         self._states, self._versions = {}, {}
         self._accepted = [(event.source_ts.strftime("%Y-%m-%dT%H00"), event) for event in events]
 
     def events(self, table: str) -> list[tuple[str, Event]]:
         return [(window, event) for window, event in self._accepted if event.table == table]
+
+    @cached_property
+    def under_policies(self) -> dict[str, Sought]:
+        return self.hidden.values((event, None) for _, event in self._accepted)
 
 
 def tellable(seeds: range) -> list[Event]:
@@ -98,7 +146,9 @@ def _plain(event: Event) -> Event:
 
     def image(given: Image | None) -> Image | None:
         return given and {
-            name: None if (name in TYPES and text in _OF_NO_WAY) or _is_nested(name, text) else text
+            name: None
+            if (name.removesuffix("_2") in TYPES and text in _OF_NO_WAY) or _is_nested(name, text)
+            else text
             for name, text in given.items()
         }
 
@@ -206,7 +256,7 @@ class Home:
         workspace = self.platform.workspace
         clock = iter(START + SPAN + timedelta(minutes=number) for number in range(10_000))
         return Inlet(
-            workspace.landing(SOURCE),
+            self.platform.landing,
             workspace.grid,
             workspace.contracts,
             captured="another",
@@ -249,21 +299,28 @@ def manifests(home: Home, deliveries: Sequence[Sequence[Event]]) -> Iterator[Non
         ]
         described = home.folder / f"manifest_{number}.json"
         described.write_text(
-            json.dumps(_manifest(described.stem, {path: path.read_bytes() for path in paths}))
+            json.dumps(_manifest(home, described.stem, {path: path.read_bytes() for path in paths}))
         )
         seed = load_manifest(described, home.platform.workspace.contracts)
         assert land_events(seed, home.inlet).examined.faults == []
         yield
 
 
-def _manifest(name: str, held_by: Mapping[Path, bytes]) -> dict[str, Any]:
+def _manifest(home: Home, name: str, held_by: Mapping[Path, bytes]) -> dict[str, Any]:
+    contract = home.platform.workspace.contracts.find(SOURCE, "public", SHAPES[0].name)
+    assert contract is not None, "the table has a contract"
     return {
         "name": name,
         "description": "Events of a random history.",
         "owner": "team:tests",
         "license": "CC0-1.0",
         "load_mode": "cdc",
-        "contract": {"source": SOURCE, "schema": "public", "table": SHAPES[0].name, "version": "1.0.0"},
+        "contract": {
+            "source": SOURCE,
+            "schema": "public",
+            "table": contract.table,
+            "version": contract.version,
+        },
         "files": [
             {"path": path.name, "sha256": hashlib.sha256(lines).hexdigest(), "rows": lines.count(b"\n")}
             for path, lines in held_by.items()
@@ -285,8 +342,9 @@ def topics(home: Home, deliveries: Sequence[Sequence[Event]]) -> Iterator[None]:
     definition = SourceDefinition(
         SOURCE, SourceKind.KAFKA, "Topics.", kafka=KafkaTopics((topic,), settings, batch_rows=500)
     )
-    source = KafkaSource(definition, home.inlet, home.platform.workspace.home.run)
     for events in deliveries:
+        # By the contracts that are in force now, as a command takes them.
+        source = KafkaSource(definition, home.inlet, home.platform.workspace.home.run)
         for partition in (0, 1):
             records = [record_of(event) for event in events[partition::2]]
             told = ((each.key, each.value, dict(each.headers)) for each in records)
@@ -311,37 +369,72 @@ def prove_ways(seeds: range, folder: Path, spark: SparkSession, ways: Sequence[s
     """
     events = tellable(seeds)
     for name in ways:
+        turn = Turn.of(name, seeds)
         told = events if name in (CURSOR, log.__name__) else by_debezium(events)
         if name == CURSOR:
-            found = list(islice(prove_by_cursor(told, folder / name, spark), _SHOWN))
+            differs = prove_by_cursor(told, folder / name, spark, (turn.before, turn.protecting))
         else:
-            workspace = brought_in(OF_EVENTS[name], delivered(seeds, told), folder / name, spark)
-            found = list(islice(differing(workspace, told), _SHOWN))
+            brought = brought_in(OF_EVENTS[name], delivered(seeds, told), turn, folder / name, spark)
+            differs = differing(brought, told)
+        found = list(islice(differs, _SHOWN))
         if found:
             lanes = sorted({each.lane for each in found if each.lane is not None})[:1]
             raise ProofFailed(f"By the way {name}", found, [line for n in lanes for line in _of(told, n)])
     return len(events)
 
 
+@dataclass(frozen=True)
+class BroughtIn:
+    """The home that events were brought into. ``before``: the batches that landed before the turn."""
+
+    platform: Platform
+    turn: Turn
+    before: frozenset[str]
+
+
 def brought_in(
-    way: Way, deliveries: Sequence[Sequence[Event]], folder: Path, spark: SparkSession
-) -> Workspace:
+    way: Way, deliveries: Sequence[Sequence[Event]], turn: Turn, folder: Path, spark: SparkSession
+) -> BroughtIn:
     """Bring ``deliveries`` in by ``way``; the home in which they are in every layer."""
+    landed_before = frozenset[str]()
     with ExitStack() as resources:
         platform = Platform(folder, spark, TERMS, {})
-        for _ in way(Home(folder, platform, resources), deliveries):
+        landed = way(Home(folder, platform, resources), deliveries)
+        for number in range(len(deliveries)):
+            if number == turn.before:
+                batches = platform.workspace.landing(SOURCE).landed().batches
+                landed_before = frozenset(each.batch_id for each in batches)
+                turn.take(platform)
+            next(landed)
             platform.catch_up()
+        assert next(landed, "nothing more") == "nothing more"
         platform.make_histories()
-    return platform.workspace
+    return BroughtIn(platform, turn, landed_before)
 
 
-def differing(workspace: Workspace, told: Sequence[Event]) -> Iterator[Difference]:
-    """What net changes, dimensions and histories differ in from what the oracle makes of ``told``."""
-    expected = Known(told, shapes_of(TERMS))
+def differing(brought: BroughtIn, told: Sequence[Event]) -> Iterator[Difference]:
+    """What net changes, dimensions and histories differ in from what the oracle makes of ``told``, and what
+    any layer shows that a policy hides."""
+    terms, workspace = brought.turn.terms, brought.platform.workspace
+    shapes = shapes_of(terms, brought.platform.tokens)
+    expected = Known(told, shapes, hidden_by(terms, shapes))
+    of_layers = {
+        "landing": compare.landed_rows(workspace),
+        "raw_cdc_staging": compare._rows(workspace.raw(SOURCE)),
+    }
+    for layer, rows in of_layers.items():
+        # What landed before stays as it was.
+        later = (row for row in rows if row["batch_id"] not in brought.before)
+        yield from compare.at_rest(layer, later, partial(_readable, terms))
+    yield from compare._exposed(workspace, expected)
     for shape in expected.shapes:
         yield from compare._net_changes(workspace, expected, shape)
         yield from compare._dimension(workspace, expected, shape)
         yield from compare._history(workspace, expected, shape)
+
+
+def _readable(terms: Mapping[str, Terms], row: Mapping[str, Any]) -> frozenset[str] | None:
+    return readable_at_rest(terms, row["source_table"])
 
 
 def _of(events: Sequence[Event], seed: int) -> Iterator[str]:

@@ -362,6 +362,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -> 
         yield (AsFiles if request.param == "files" else AsDeliveries)(tmp_path, spark)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.slow
 def test_a_subject_is_erased_and_nothing_that_comes_again_brings_it_back(way: Way) -> None:
     way.deliver(FIRST)

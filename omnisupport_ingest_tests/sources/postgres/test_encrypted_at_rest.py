@@ -170,6 +170,7 @@ def erase(platform: Platform, *arguments: str) -> Any:
     return CliRunner().invoke(cli, ["erase", *arguments, "--subject"], env={**os.environ, **environment})
 
 
+@pytest.mark.drawn(1)
 def test_a_subject_is_erased_from_every_byte_of_the_home(
     kept_in: str | None, platform: Platform, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
