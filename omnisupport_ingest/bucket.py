@@ -43,6 +43,9 @@ _VERSION = "user.omnisupport.version"
 
 _PROBE = "probe"
 
+_LOG = "_delta_log"
+"""The folder of a table's log."""
+
 _LOOK_SECONDS = 5.0
 """How often to ask for what other machines have landed."""
 
@@ -87,15 +90,18 @@ class BucketStorage:
         with self._answers():
             try:
                 # No failpoint: its callers put one around the call.
-                obstore.put(
+                put = obstore.put(
                     self._store, key, content, mode="create", attributes={_TOKEN: token}, use_multipart=False
                 )
+                version = put["e_tag"]
             except AlreadyExistsError:
                 # Ours, if the answer to an earlier try of the same put was lost.
-                if obstore.get(self._store, key).attributes.get(_TOKEN) != token:
+                got = obstore.get(self._store, key)
+                if got.attributes.get(_TOKEN) != token:
                     self.at_hand(path)
                     return False
-        self._copy(path, content)
+                version = got.meta["e_tag"]
+        self._copy(path, content, version)
         return True
 
     def first(self, path: Path, content: bytes) -> bytes:
@@ -172,7 +178,7 @@ class BucketStorage:
         """A table loses its log first: so what an interrupted call leaves is no table, but files of none."""
         found = sorted(
             (each.path for each in self._listed(folder, None)),
-            key=lambda each: "_delta_log" not in each.parts,
+            key=lambda each: _LOG not in each.parts,
         )
         # No failpoint: its callers put one around the call.
         for path in found:
@@ -184,9 +190,23 @@ class BucketStorage:
     # --- what is read -----------------------------------------------------------------------------
 
     def at_hand(self, path: Path) -> Path:
-        if not path.exists():
+        if not self._is_at_hand(path):
             self._bring_one(path)
         return path
+
+    def _is_at_hand(self, path: Path) -> bool:
+        """Whether there is a copy of what the store has. Only in the log of a table may another file have its
+        name now: the table was dropped and made again."""
+        if _LOG not in path.parts or not path.exists():
+            return path.exists()
+        version = self.version(path)
+        if version is None:
+            # No failpoint: a copy of an object that is gone.
+            path.unlink(missing_ok=True)
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return version == (_attribute(path, _VERSION),)
+        return False
 
     def _bring_one(self, path: Path) -> None:
         import obstore
@@ -215,7 +235,7 @@ class BucketStorage:
                 draft.unlink(missing_ok=True)
 
     def exists(self, path: Path) -> bool:
-        return path.exists() or self.version(path) is not None
+        return (_LOG not in path.parts and path.exists()) or self.version(path) is not None
 
     def version(self, path: Path) -> tuple[object, ...] | None:
         import obstore
@@ -244,6 +264,16 @@ class BucketStorage:
         if blocks is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", str(path))
         return size, digest.hexdigest()
+
+    def read(self, path: Path) -> bytes:
+        import obstore
+
+        content = None
+        with self._answers(), contextlib.suppress(FileNotFoundError):
+            content = bytes(obstore.get(self._store, self.key(path)).bytes())
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", str(path))
+        return content
 
     def listed(self, folder: Path) -> Iterator[Kept]:
         return self._listed(folder, None)

@@ -99,6 +99,10 @@ class Storage(Protocol):
     def digest(self, path: Path) -> tuple[int, str]:
         """Bytes and SHA-256 of what is kept, not of a copy; ``FileNotFoundError``."""
 
+    def read(self, path: Path) -> bytes:
+        """What is kept as ``path`` now, not what a copy has: of a file that others replace;
+        ``FileNotFoundError``."""
+
     def first(self, path: Path, content: bytes) -> bytes:
         """What ``path`` holds in the store, which is ``content`` if it was not there. No copy is made."""
 
@@ -169,6 +173,9 @@ class LocalStorage:
     def digest(self, path: Path) -> tuple[int, str]:
         with path.open("rb") as file:
             return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read(self, path: Path) -> bytes:
+        return read_file(path)
 
     def first(self, path: Path, content: bytes) -> bytes:
         return content if self.create(path, content) else read_file(path)

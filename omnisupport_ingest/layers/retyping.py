@@ -17,8 +17,8 @@ from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.records import encode, read_note
-from omnisupport_ingest.storage import at_hand, replace
+from omnisupport_ingest.records import decode_note, encode
+from omnisupport_ingest.storage import replace, storage_of
 
 _FOLDER = "retyped"
 
@@ -76,7 +76,9 @@ def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapsh
 
 def _is_requested(file: Path, contract: TableContract) -> bool:
     try:
-        return read_note(_Request, at_hand(file)).contract == contract.fingerprint
+        # Another machine may have replaced it since it was read here.
+        request = decode_note(_Request, storage_of(file).read(file))
+        return request.contract == contract.fingerprint
     except (OSError, Unreadable):
         return False
 

@@ -18,6 +18,7 @@ import psycopg2
 import pytest
 from pydantic import SecretStr
 
+from omnisupport_ingest.cli.probes import LIVE, READY
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import WEBSERVER
 from omnisupport_ingest.runtime.home_lock import DAEMON_HOLDS, HomeLock, service_lock
@@ -25,6 +26,7 @@ from omnisupport_ingest.runtime.ports import LOOPBACK, free_port
 from omnisupport_ingest.runtime.running import record_service, record_ui_port
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.cli.command import command, environment
+from omnisupport_ingest_tests.cli.test_probes import asked
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 SERVICES = ("code-server", "runs", "daemon", "webserver")
@@ -47,20 +49,45 @@ def ask(port: int, query: str, **variables: object) -> dict[str, Any]:
     return answer
 
 
+def begun(name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "omnisupport_ingest.cli.main", "serve", name]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def unready(port: int) -> dict[str, str] | None:
+    """What ``/readyz`` finds wrong and what it says of that, by name; None while nothing answers."""
+    try:
+        status, body = asked(port, READY)
+    except OSError:
+        return None
+    wrong = {each["name"]: each["says"] for each in body["found"] if not each["ok"]}
+    assert (status, body["ok"]) == ((503, False) if wrong else (200, True))
+    return wrong
+
+
+def age_heartbeats(url: str) -> None:
+    """Make the heartbeats of Dagster's daemon ten minutes older."""
+    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE daemon_heartbeats SET timestamp = timestamp - interval '10 minutes'")
+        assert cursor.rowcount > 0
+
+
 @pytest.mark.slow
-def test_a_run_of_single_services_is_recorded_in_postgresql(records: SecretStr, tmp_path: Path) -> None:
-    port = free_port()
+def test_single_services_record_a_run_in_postgresql_and_say_when_they_are_ready(
+    records: SecretStr, tmp_path: Path
+) -> None:
+    port, health = free_port(), free_port()
     url = records.get_secret_value()
-    with environment(home=str(tmp_path / "h"), dagster_pg_url=url, webserver_port=str(port)):
-        started = {
-            name: subprocess.Popen(
-                [sys.executable, "-m", "omnisupport_ingest.cli.main", "serve", name], start_new_session=True
-            )
-            for name in SERVICES
-        }
+    ports = {"webserver_port": str(port), "metrics_port": str(health)}
+    with environment(home=str(tmp_path / "h"), dagster_pg_url=url, **ports):
+        started = {"metrics": begun("metrics")}
         try:
-            until(lambda: all(command("serve", name, "--check").code == 0 for name in SERVICES), every=0.5)
-            assert [process.poll() for process in started.values()] == [None] * len(SERVICES)
+            until(lambda: "services" in (unready(health) or ()), every=0.5)
+            assert asked(health, LIVE)[0] == 200, "nothing hangs"
+
+            started |= {name: begun(name) for name in SERVICES}
+            until(lambda: all(command("serve", name, "--check").code == 0 for name in started), every=0.5)
+            assert [process.poll() for process in started.values()] == [None] * len(started)
             refused = command("materialize")
             assert (refused.code, "serve daemon" in refused.err) == (6, True)
             assert command("serve", "daemon").code == 6, "one daemon for one home"
@@ -77,10 +104,25 @@ def test_a_run_of_single_services_is_recorded_in_postgresql(records: SecretStr, 
 
             until(lambda: status() in ("SUCCESS", "FAILURE"), every=0.5)
             assert status() == "SUCCESS"
+
+            until(lambda: unready(health) == {}, every=0.5)
+            seen = {each["name"] for each in asked(health, READY)[1]["found"]}
+            assert seen == {"look", "home", "disk", "daemon"}
+            # The daemon hangs, and minutes pass for its heartbeats.
+            started["daemon"].send_signal(signal.SIGSTOP)
+            age_heartbeats(url)
+            until(lambda: unready(health), every=0.5)
+            wrong = unready(health) or {}
+            assert (*wrong,) == ("daemon",) and "its last heartbeat was" in wrong["daemon"], wrong
+            assert asked(health, LIVE)[0] == 200, "looks go on"
+            started["daemon"].send_signal(signal.SIGCONT)
+            until(lambda: unready(health) == {}, every=0.5)
         finally:
             for process in started.values():
                 # As systemd does: Dagster's code server alone would wait 30 seconds for its own child.
                 os.killpg(process.pid, signal.SIGTERM)
+                # What is stopped hears it when it goes on.
+                os.killpg(process.pid, signal.SIGCONT)
             for process in started.values():
                 process.wait(PATIENCE)
         assert command("serve", "daemon", "--check").code == 1

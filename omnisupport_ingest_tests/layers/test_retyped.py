@@ -27,6 +27,7 @@ from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.retyping import ask_for, other_types, waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 FIRST_ROWS = Commit(10, 1, [Change("c", key, {"n": str(key), "body": "text"}) for key in (1, 2, 3)])
 ANOTHER_WINDOW = Commit(20, 61, [Change("u", 1, {"n": "-7"}, unchanged=("body",)), Change("d", 2)])
@@ -150,6 +151,20 @@ def test_record_that_cannot_be_read_asks_for_nothing(tmp_path: Path, content: by
     assert waits(story.workspace, story.contract) is None
     (story.workspace.home.lake / SOURCE / "retyped" / f"{story.contract.name}.json").write_bytes(content)
     assert waits(story.workspace, story.contract) is not None
+
+
+def test_each_request_of_one_machine_counts_on_another_with_the_same_bucket(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNISUPPORT_STORAGE", s3.place())
+    here, there = (told(tmp_path / name, of_type("text", "string")) for name in ("here", "there"))
+    here.workspace.net_changes(here.contract).open()
+    for document in (of_type("integer"), of_type("boolean", "boolean")):
+        under(here, document)
+        under(there, document)
+        assert waits(there.workspace, there.contract) is not None
+        ask_for(here.workspace, here.contract)
+        assert waits(there.workspace, there.contract) is None
 
 
 def test_command_names_what_is_made_again_and_asks_for_it(

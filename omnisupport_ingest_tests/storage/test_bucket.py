@@ -444,6 +444,25 @@ def test_vectors_in_a_bucket_are_committed_once_and_read_by_another_machine(
     assert by_ours(ours.open()) == by_ours(other.open())
 
 
+def test_a_table_that_another_machine_dropped_and_made_again_is_the_new_one(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    place = s3.place()
+    homes = [Home.open(tmp_path / name, HOURLY, storage=place) for name in ("ours", "other")]
+    ours, other = (marked_table(home.lake) for home in homes)
+    first_files(ours)
+    put(ours.open(), "b", [placed(ours, "b", range(3 * ROWS, 3 * ROWS + 9))])
+    assert by_ours(other.open()) == [*range(3 * ROWS + 9)]
+    storage_of(ours.folder).remove_folder(ours.folder)
+    put(ours.open(), "c", [placed(ours, "c", range(5))])
+    assert by_ours(other.open()) == [*range(5)]
+    # Its log has as many entries now as the one of which the other machine has copies.
+    put(ours.open(), "d", [placed(ours, "d", range(5, 7))])
+    assert by_ours(other.open()) == [*range(7)]
+    put(other.open(), "e", [placed(other, "e", range(7, 9))])
+    assert by_ours(ours.open()) == by_ours(other.open()) == [*range(9)]
+
+
 def test_a_commit_that_others_followed_before_its_answer_is_ours(s3: S3Server, tmp_path: Path) -> None:
     """The library puts an entry, hears nothing, and is refused when it puts it again."""
     home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
