@@ -68,6 +68,7 @@ class Tickets:
     grid: WindowGrid
     seed: int = 1
     mix: Mix = field(default_factory=Mix)
+    table: str = "tickets"
     keys: int = 0
     lsn: int = 0x1000
     _rng: random.Random = field(init=False)
@@ -84,6 +85,21 @@ class Tickets:
             size = min(left, _BATCH)
             self._batch(size, at, inserts_only)
             left -= size
+
+    def land_windows(self, count: int, first: datetime, events: int = 1) -> None:
+        """Land a batch with ``events`` new rows in each of ``count`` windows in a row, from ``first`` on."""
+        before, length = Lsn(self.lsn), self.grid.size.length
+        landed_at, last = first + count * length, first + (count - 1) * length
+        name = stream_batch_id(1, before)
+        with BatchWriter(self.store, self.grid, 1, name, clock=lambda: landed_at) as writer:
+            for number in range(count):
+                for _ in range(events):
+                    self.lsn += 0x100
+                    self.keys += 1
+                    writer.add(self._event(0, first + number * length, "c", self.keys))
+            end = Lsn(self.lsn + 8)
+            writer.seal(stream=StreamSpan(before, end, before, Lsn(self.lsn), 7, first, last))
+        self.lsn = end.value
 
     def _batch(self, size: int, at: datetime, inserts_only: bool) -> None:
         before = self.lsn
@@ -191,7 +207,7 @@ class Tickets:
             tx_id=self.lsn & 0x7FFFFFFF,
             lsn=self.lsn - 8,
             source_schema="support",
-            source_table="tickets",
+            source_table=self.table,
             key=f'["{number}"]',
             before=None if op != "d" else f'{{"id":"{number}"}}',
             after=after,

@@ -100,13 +100,13 @@ def test_words_for_a_terminal_are_the_command_lines_alone():
     }
 
 
-def test_private_dagster_names_are_in_four_modules():
+def test_private_dagster_names_are_in_five_modules():
     private = {
         str(module.relative_to(PACKAGE))
         for module in MODULES
         if any(name.startswith("dagster._") for name in imported(module))
     }
-    expected = {"backfills.py", "daemon.py", "dagster_storage.py", "run_launcher.py"}
+    expected = {"backfills.py", "daemon.py", "dagster_storage.py", "metadata.py", "run_launcher.py"}
     assert private == {f"defs/{name}" for name in expected}
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,6 +59,14 @@ class BrokenRules:
         for batch, rules in other.rejected.items():
             rejected[batch] = tuple(sorted({*rejected.get(batch, ()), *rules}))
         return BrokenRules(self.counts + other.counts, keys, rejected)
+
+    @cached_property
+    def by_window(self) -> Mapping[str, Sequence[RuleOfWindow]]:
+        """The broken rules of each window: each of the windows of a run asks, and these may be thousands."""
+        found: dict[str, list[RuleOfWindow]] = {}
+        for rule in self.counts:
+            found.setdefault(rule[0], []).append(rule)
+        return found
 
     def to_text(self) -> str:
         """Return the JSON text by which a Spark task reports them (``parse``)."""

@@ -21,7 +21,12 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.freshness import service_level_metadata
-from omnisupport_ingest.defs.metadata import checkpoint_metadata, dimension_metadata, docs_metadata
+from omnisupport_ingest.defs.metadata import (
+    add_to_materializations,
+    checkpoint_metadata,
+    dimension_metadata,
+    docs_metadata,
+)
 from omnisupport_ingest.defs.tables import source_lineage, source_metadata, table_metadata
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
@@ -275,14 +280,13 @@ def _mirror(
     started: float,
     more: Mapping[str, dg.MetadataValue],
 ) -> None:
-    duration = time.monotonic() - started
+    duration, entries = time.monotonic() - started, dict[str | None, Mapping[str, dg.MetadataValue]]()
     for checkpoint in done:
         partition = checkpoint.window if checkpoint.window != WHOLE_TABLE else None
         if partition is not None and _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
-        context.add_asset_metadata(
-            {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}, partition_key=partition
-        )
+        entries[partition] = {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}
+    add_to_materializations(context, entries)
 
 
 def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:

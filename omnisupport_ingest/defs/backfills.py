@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
-from dagster._core.definitions.events import AssetKeyPartitionKey
+from dagster._core.definitions.partitions.subset import PartitionsSubset
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
 from dagster._core.utils import make_new_backfill_id
 
@@ -82,7 +82,8 @@ def launch_backfill(
     if backfill_id is not None and instance.get_backfill(backfill_id) is not None:
         return backfill_id
     source, windows = wanted.source, sorted(set(wanted.windows))
-    subset: set[AssetKeyPartitionKey] = set()
+    subsets: dict[dg.AssetKey, PartitionsSubset] = {}
+    of_windows: dict[dg.PartitionsDefinition[Any], PartitionsSubset] = {}
     for key in graph.materializable_asset_keys:
         if key.path[0] != source:
             continue
@@ -95,15 +96,11 @@ def launch_backfill(
         if partitions is None:
             # Histories have no windows, and a job of their own.
             continue
-        unknown = [window for window in windows if not partitions.has_partition_key(window)]
-        if unknown:
-            raise BackfillRefused(
-                f"{unknown[0]!r} is not a window that {source} has had so far.",
-                fix="Name windows by their start in UTC, like 2026-01-31T0900, between the home's first "
-                "window and now.",
-            )
-        subset |= {AssetKeyPartitionKey(key, window) for window in windows}
-    if not subset or not windows:
+        if partitions not in of_windows:
+            # All tables have the same windows, and these may be thousands.
+            of_windows[partitions] = _subset(partitions, windows, source)
+        subsets[key] = of_windows[partitions]
+    if not subsets or not windows:
         raise BackfillRefused(
             f"There is nothing to backfill for {source!r} and {len(windows)} windows.",
             fix=f"Name at least one window, and one of these sources: {', '.join(_sources(graph))}.",
@@ -114,7 +111,9 @@ def launch_backfill(
         backfill_timestamp=time.time(),
         tags={keys.SOURCE_TAG: source, keys.REASON_TAG: wanted.reason, **wanted.tags},
         dynamic_partitions_store=instance,
-        asset_graph_subset=AssetGraphSubset.from_asset_partition_set(subset, graph),
+        asset_graph_subset=AssetGraphSubset.create_empty_subset()._replace(
+            partitions_subsets_by_asset_key=subsets
+        ),
         title=wanted.reason,
         description=wanted.description or f"Replay of {len(windows)} windows of {source}.",
         run_config=None,
@@ -122,6 +121,19 @@ def launch_backfill(
     with failpoint("dagster.backfill", backfill_id):
         instance.add_backfill(backfill)
     return backfill_id
+
+
+def _subset(
+    partitions: dg.PartitionsDefinition[Any], windows: Sequence[str], source: str
+) -> PartitionsSubset:
+    unknown = [window for window in windows if not partitions.has_partition_key(window)]
+    if unknown:
+        raise BackfillRefused(
+            f"{unknown[0]!r} is not a window that {source} has had so far.",
+            fix="Name windows by their start in UTC, like 2026-01-31T0900, between the home's first "
+            "window and now.",
+        )
+    return partitions.subset_with_partition_keys(windows)
 
 
 def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus:

@@ -1,6 +1,9 @@
 """Turns a checkpoint into Dagster metadata, whose numbers the UI plots over partitions and time.
 
 The UI plots only entries of type int and float; a number as text would only be listed.
+
+The imports from ``dagster._core`` are private names. Every run of a table uses them, so tests fail where one
+has moved.
 """
 
 from __future__ import annotations
@@ -9,6 +12,10 @@ from collections.abc import Mapping
 
 import dagster as dg
 from dagster import MetadataValue
+from dagster._core.execution.context.metadata_logging import (
+    AssetMetadataHandle,
+    OutputMetadataAccumulator,
+)
 
 from omnisupport_ingest.contracts.decision_table import (
     CONTRACT_CHANGE,
@@ -153,6 +160,21 @@ def checkpoint_metadata(
     if duration_seconds is not None:
         entries["duration_seconds"] = MetadataValue.float(round(duration_seconds, 3))
     return entries
+
+
+def add_to_materializations(
+    context: dg.AssetExecutionContext, entries: Mapping[str | None, Mapping[str, dg.MetadataValue]]
+) -> None:
+    """Add ``entries`` to the materializations of the step's asset, by partition (None: it has none).
+
+    ``context.add_asset_metadata`` takes one partition at a time, and each time lists all partitions of the
+    run and copies what it was given before.
+    """
+    step = context.get_step_execution_context()
+    given = dict(step._metadata_accumulator.per_output_metadata)
+    for partition, of_partition in entries.items():
+        given[AssetMetadataHandle(asset_key=context.asset_key, partition_key=partition)] = of_partition
+    step._metadata_accumulator = OutputMetadataAccumulator(per_output_metadata=given)
 
 
 def docs_metadata(page: str) -> Mapping[str, dg.MetadataValue]:

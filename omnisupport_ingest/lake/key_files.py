@@ -280,6 +280,8 @@ def rows_between(
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
         every = range(parquet.num_row_groups)
         groups = [number for number in every if _may_hold(parquet.metadata, number, order, bounds)]
+        if not groups:
+            return schema.empty_table()
         in_file = set(parquet.schema_arrow.names)
         wanted = [name for name in schema.names if name in in_file and name not in known]
         rows = parquet.read_row_groups(groups, columns=wanted, use_threads=False)

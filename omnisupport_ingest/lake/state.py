@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,8 +32,9 @@ FORMAT_VERSION = 1
 """Version of the JSON; increased when older code could not read what newer code writes."""
 
 
-_STATES_KEPT = 1024
-"""Number of states that a process caches. A sensor tick reads those of every window."""
+_KEPT_BYTES = 32 * 1024 * 1024
+"""Text of the states that a process keeps. A run asks for the states of its windows in several rounds, those
+of two layers in turn; 10,000 states of windows with few batches are about 20 MB."""
 
 
 class StateUnreadable(IngestError):
@@ -104,8 +105,10 @@ class WindowState:
         States of versions that did not close windows have no compacted units.
         """
         state = _FORMAT.decode(text)
-        # The states of all layers name the same batches: interned, each name is in memory once.
-        return replace(state, batches=tuple(map(sys.intern, state.batches)))
+        # States of all layers name the same batches, those of a layer the same versions: interned, each is in
+        # memory once.
+        batches, versions = (tuple(map(sys.intern, each)) for each in (state.batches, state.versions))
+        return replace(state, batches=batches, versions=versions)
 
 
 _FORMAT = Format(WindowState, FORMAT_VERSION, strict=False)
@@ -143,16 +146,61 @@ def read_state(path: Path) -> WindowState:
     try:
         written = at_hand(path).stat()
     except OSError:
-        return _read(path, 0, 0)
-    return _read(path, written.st_mtime_ns, written.st_size)
+        return _read(path)[0]
+    version = written.st_mtime_ns, written.st_size
+    state = _kept.get(path, version)
+    if state is None:
+        state, size = _read(path)
+        _kept.put(path, version, state, size)
+    return state
 
 
-@lru_cache(maxsize=_STATES_KEPT)
-def _read(path: Path, _changed: int, _size: int) -> WindowState:
+class _KeptStates:
+    """The states that this process read last, up to ``_KEPT_BYTES`` of their text. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Keep none. A forked process begins so: another thread of its parent may have held the lock."""
+        self._lock, self._bytes = threading.Lock(), 0
+        self._states: dict[Path, tuple[tuple[int, int], WindowState, int]] = {}
+
+    def get(self, path: Path, version: tuple[int, int]) -> WindowState | None:
+        """Return the state in the file at ``path`` if it was read while the file had this ``version``."""
+        with self._lock:
+            kept = self._states.pop(path, None)
+            if kept is None:
+                return None
+            # The last entry is the last used.
+            self._states[path] = kept
+            return kept[1] if kept[0] == version else None
+
+    def put(self, path: Path, version: tuple[int, int], state: WindowState, size: int) -> None:
+        """Keep ``state``, whose text has ``size`` bytes."""
+        with self._lock:
+            self._forget(path)
+            self._states[path] = version, state, size
+            self._bytes += size
+            while self._bytes > _KEPT_BYTES:
+                self._forget(next(iter(self._states)))
+
+    def _forget(self, path: Path) -> None:
+        gone = self._states.pop(path, None)
+        if gone is not None:
+            self._bytes -= gone[2]
+
+
+_kept = _KeptStates()
+os.register_at_fork(after_in_child=_kept.clear)
+
+
+def _read(path: Path) -> tuple[WindowState, int]:
+    """Return the state in the file at ``path``, and the bytes of its text."""
     try:
         require_file(path)
-        metadata = pq.read_metadata(path).metadata or {}
-        return WindowState.from_text(metadata[FOOTER_KEY].decode())
+        text = (pq.read_metadata(path).metadata or {})[FOOTER_KEY]
+        return WindowState.from_text(text.decode()), len(text)
     except NewerFormat as newer:
         raise StateFromNewerVersion(
             f"The state of a window in {path} {newer}.",

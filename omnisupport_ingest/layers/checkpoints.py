@@ -189,14 +189,14 @@ def report(table: LakeTable, windows: Sequence[str], repeated: Sequence[str] = (
     ``repeated``: those that held all that was asked for already; their checkpoints count that.
     ``KeyError`` for a window that was never committed.
     """
-    snapshot = table.open()
+    snapshot, again = table.open(), frozenset(repeated)
     found = []
     for window in windows:
         state = snapshot.state(window)
         if state is None:
             raise KeyError(f"{table.spec.path} has no checkpoint of window {window!r}")
         checkpoint = replace(state.checkpoint, delta_version=snapshot.version)
-        found.append(with_found(checkpoint, REPEATED) if window in repeated else checkpoint)
+        found.append(with_found(checkpoint, REPEATED) if window in again else checkpoint)
     return found
 
 

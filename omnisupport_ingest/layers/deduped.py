@@ -46,7 +46,7 @@ from omnisupport_ingest.layers.checkpoints import (
 )
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.erasures import refuse_lost
-from omnisupport_ingest.layers.event_copies import Copies, mark_copies
+from omnisupport_ingest.layers.event_copies import Copies, Together, mark_windows
 from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.lateness import Lateness
@@ -324,22 +324,25 @@ def _judged_by_tasks(
     run: LayerRun, snapshot: TableSnapshot, jobs: Sequence[_Job], judging_rules: JudgingRules, unit: str
 ) -> _Verdicts:
     """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
-    that a task for each window made."""
+    that tasks made of whole windows."""
     files = [file for job in jobs for file in job.files]
     generation = {job.window: job.plan.generation for job in jobs}
     make = partial(made_by_tasks, run.spark, snapshot.table, unit=unit, generation=generation)
     number = count()
     together = [
-        [(next(number), file) for file in job.files] for job in jobs if job.files and not job.distinct
+        Together(tuple((next(number), file) for file in job.files))
+        for job in jobs
+        if job.files and not job.distinct
     ]
     with ExitStack() as drafts:
         copies = Copies()
         if together:
             contents = contents_of(judging_rules)
-            works = [partial(mark_copies, files=each, contents=contents) for each in together]
+            works = [partial(mark_windows, windows=share, contents=contents) for share in in_shares(together)]
             found = drafts.enter_context(make(works))
             assert found is not None, "copies are always found"
-            copies = Copies(found.aside, {file.uri: number for each in together for number, file in each})
+            numbers = {file.uri: number for each in together for number, file in each.files}
+            copies = Copies(found.aside, numbers)
 
         def made(by: JudgingRules) -> Made | None:
             works = [

@@ -1,7 +1,7 @@
 """Which events of a window are copies of one another, or collide: one task finds them from narrow columns.
 
 Positions that are not known to be distinct have to be looked at together. What tells copies apart is narrow,
-so a task reads that alone, of all files of the window, and names the few rows that are not the only ones of
+so a task reads that alone, of all files of a window, and names the few rows that are not the only ones of
 their position. First it looks at positions alone: chunks of a snapshot that were read side by side have
 ordinals that alternate, and no position twice. The events themselves stay where they are: whoever judges a
 file asks for the marks of its rows. A mark means what ``cdc.dedupe.mark_copies`` says, which finds the same
@@ -10,7 +10,7 @@ by a shuffle of whole rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -67,7 +67,7 @@ _ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
 
 # What an earlier version landed as the identity is the same event's all the same.
 _EVENTS = """
-CREATE TABLE events AS
+CREATE OR REPLACE TABLE events AS
 SELECT * REPLACE (regexp_replace(identity, $earlier, '\\1]') AS identity) FROM read
 """
 # NULL comes first, as Spark has it. The name of a batch counts before the watermark where capture landed it.
@@ -88,6 +88,29 @@ marked AS (SELECT file, row,
     FROM contents WINDOW place AS (PARTITION BY epoch, commit_lsn, ordinal, identity))
 SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 """
+
+
+@dataclass(frozen=True)
+class Together:
+    """The raw files of one window, each with a number: their events are compared with one another.
+
+    As several such are shared out among tasks (``file_tasks.in_shares``), it has ``rows`` and ``bytes``.
+    """
+
+    files: tuple[tuple[int, LakeFile], ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for _, file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for _, file in self.files)
+
+
+def mark_windows(output: Output, windows: Sequence[Together], contents: Contents = AS_LANDED) -> str:
+    """Do ``mark_copies`` for each of ``windows``, one after the other."""
+    return str(sum(int(mark_copies(output, each.files, contents)) for each in windows))
 
 
 def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents: Contents = AS_LANDED) -> str:
@@ -266,9 +289,16 @@ class Copies:
     marks: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
-    def of(self, file: LakeFile) -> Marks:
-        """Return the marks of the rows of ``file``."""
-        if not self.marks or file.uri not in self.numbers:
-            return Marks(_NO_MARKS)
-        mine = pc.field("file") == self.numbers[file.uri]
-        return Marks(ds.dataset(list(self.marks), format="parquet").to_table(filter=mine))
+    def of(self, files: Iterable[LakeFile]) -> dict[str, Marks]:
+        """Return the marks of the rows of each of ``files``, by path. What tasks put aside is read once."""
+        found = {file.uri: Marks(_NO_MARKS) for file in files}
+        numbers = sorted((self.numbers[uri], uri) for uri in found.keys() & self.numbers.keys())
+        if not self.marks or not numbers:
+            return found
+        among = (pc.field("file") >= numbers[0][0]) & (pc.field("file") <= numbers[-1][0])
+        marks = ds.dataset(list(self.marks), format="parquet").to_table(filter=among).sort_by("file")
+        of_file = marks["file"].to_numpy()
+        for number, uri in numbers:
+            first, end = np.searchsorted(of_file, [number, number + 1])
+            found[uri] = Marks(marks.slice(first, end - first))
+        return found

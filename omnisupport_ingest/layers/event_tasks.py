@@ -103,10 +103,11 @@ def judge(
     Returns the text that ``Judged`` parses.
     """
     started = time.perf_counter()
-    report, protected, copies = Judged(), _protected_tables(judging_rules), copies or Copies()
+    report, protected = Judged(), _protected_tables(judging_rules)
+    marks = (copies or Copies()).of(files)
     lookout = RulesLookout(judging_rules.contracts)
     for file in files:
-        table, marked, first = _only_table(file), copies.of(file), _First(judging_rules)
+        table, marked, first = _only_table(file), marks[file.uri], _First(judging_rules)
         found = None
         if table is not None and not marked and not protected(table):
             found = _taken_over(output, file, table, first, lookout)

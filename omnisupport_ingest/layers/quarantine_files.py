@@ -83,8 +83,10 @@ class QuarantineFiles:
 
     def of(self, window: str) -> tuple[LakeFile, ...]:
         """The quarantine files of ``window``, of all tables. ``EventsGone`` if one is not on disk."""
-        held = self._held(window)
-        return tuple(held.get(path) or self.on_disk(path) for path in named_by(self.state(window)))
+        named = named_by(self.state(window))
+        # Most windows withhold nothing, and each table asks for each of its windows.
+        held = self._held(window) if named else {}
+        return tuple(held.get(path) or self.on_disk(path) for path in named)
 
     def there(self, window: str) -> tuple[LakeFile, ...]:
         """Those of ``window`` that are on disk."""

@@ -169,7 +169,7 @@ class _Landing:
         self._store, self._landed = store, store.landed()
         self._known: dict[str, dict[str, list[LandedPart]]] = {}
         self._gone: dict[str, frozenset[str]] = {}
-        self._files: dict[str, dict[str, list[DataFile]]] = {}
+        self._batches: dict[str, tuple[Manifest, dict[str, list[DataFile]]]] = {}
         self._present = Present(store, removed)
         self.trimmed = removed.trimmed
 
@@ -200,16 +200,18 @@ class _Landing:
     def files(self, window: str, batches: Iterable[str]) -> list[tuple[Manifest, DataFile]]:
         """The same as their manifests have them."""
         here = self.of(window)
-        manifests = [self._store.read(name) for name in sorted(batches) if name in here]
-        return [(each, file) for each in manifests for file in self._by_window(each).get(window, ())]
+        held = [self._batch(name) for name in sorted(batches) if name in here]
+        return [(batch, file) for batch, by_window in held for file in by_window.get(window, ())]
 
-    def _by_window(self, batch: Manifest) -> Mapping[str, Sequence[DataFile]]:
-        """The data files of ``batch``; each of the windows of a run asks, and these may be thousands."""
-        if batch.batch_id not in self._files:
-            found = self._files[batch.batch_id] = {}
+    def _batch(self, name: str) -> tuple[Manifest, Mapping[str, Sequence[DataFile]]]:
+        """The manifest of a batch, read once, and its data files by window. Each window of a run asks, and
+        windows and batches may be thousands."""
+        if name not in self._batches:
+            batch, found = self._store.read(name), dict[str, list[DataFile]]()
             for file in batch.files:
                 found.setdefault(file.window, []).append(file)
-        return self._files[batch.batch_id]
+            self._batches[name] = batch, found
+        return self._batches[name]
 
 
 def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +133,14 @@ class Removed:
         ]
         return max((each for each in moments if each is not None), default=None)
 
-    @property
+    @cached_property
     def trimmed(self) -> frozenset[str]:
         """Windows whose data files were removed from landing: raw is their only copy."""
         return frozenset(each.window for each in self.removals if each.layer == LANDING)
 
-    @property
+    @cached_property
     def sealed(self) -> frozenset[str]:
-        """Sealed windows: their events were removed from raw as well."""
+        """Sealed windows: their events were removed from raw as well. A look asks for each window."""
         return frozenset(each.window for each in self.removals if each.layer == RAW)
 
 

@@ -68,17 +68,18 @@ def rule_results(
 
     Where events are added to those of ``before``, their results are added to its results.
     """
-    names = {each.table_name: each.name for each in workspace.contracts.of_source(source)}
     broken: Counter[str] = Counter()
     keys: dict[str, tuple[str, ...]] = {}
     held = before.checkpoint.rules if before is not None and plan.work is Work.APPEND else None
     if held is not None:
         broken, keys = Counter(held.broken), dict(held.keys)
-    for (window, schema, table, rule), count in judged.broken.counts.items():
-        if window == plan.window:
-            name = f"{names.get((schema, table), table)}/{rule}"
-            broken[name] += count
-            found = judged.broken.keys.get((window, schema, table, rule), ())
-            if found:
-                keys[name] = tuple(sorted({*keys.get(name, ()), *found})[:SAMPLES])
+    here = judged.broken.by_window.get(plan.window, ())
+    names = {each.table_name: each.name for each in workspace.contracts.of_source(source)} if here else {}
+    for each in here:
+        _, schema, table, rule = each
+        name = f"{names.get((schema, table), table)}/{rule}"
+        broken[name] += judged.broken.counts[each]
+        found = judged.broken.keys.get(each, ())
+        if found:
+            keys[name] = tuple(sorted({*keys.get(name, ()), *found})[:SAMPLES])
     return RuleResults(dict(sorted(broken.items())), dict(sorted(keys.items())), judged.rules_share)

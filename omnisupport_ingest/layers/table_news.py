@@ -25,7 +25,7 @@ from omnisupport_ingest.layers.versions import is_current, of_contract
 class Layer:
     """A table as it stands, None before its first commit, and the versions its windows should have.
 
-    For one look: the state of a window is read once.
+    For one look, window by window: the state of a window is read once, and that of the last one is held.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Layer:
         self._lasting, self._sealed = lasting | sealed, sealed
         self._versions = versions
         self._decisions = decisions
-        self._states: dict[str, WindowState | None] = {}
+        self._last: tuple[str, WindowState | None] | None = None
 
     def windows(self) -> Sequence[str]:
         return self.snapshot.windows() if self.snapshot is not None else ()
@@ -50,9 +50,9 @@ class Layer:
     def state(self, window: str) -> WindowState | None:
         if self.snapshot is None:
             return None
-        if window not in self._states:
-            self._states[window] = self.snapshot.state(window)
-        return self._states[window]
+        if self._last is None or self._last[0] != window:
+            self._last = window, self.snapshot.state(window)
+        return self._last[1]
 
     def has_files(self, window: str) -> bool:
         return self.snapshot is not None and bool(self.snapshot.files(window))

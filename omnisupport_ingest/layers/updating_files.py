@@ -171,12 +171,16 @@ class _Rows:
         rules, order = target.rules, target.order
         kind = rules.sent
         found = [kind.empty_table()]
-        for file in self.changes:
-            known = dict(file.partition)
+        # A run over many windows sends many files of few rows: these are converted together.
+        for files in in_shares(self.changes):
             if rules.ordered_above:
-                found.append(rules.rows_of(rows_between(file.uri, order, self.folded, known, (start, end))))
+                above = [
+                    rows_between(file.uri, order, self.folded, dict(file.partition), (start, end))
+                    for file in files
+                ]
+                found.append(rules.rows_of(columnar.concat(above)))
             else:
-                rows = rules.rows_of(rows_of([file], self.folded))
+                rows = rules.rows_of(rows_of(files, self.folded))
                 found.append(rows.filter(pa.array(between(order.values(rows), start, end))))
         found += [rows_between(file.uri, order, kind, {}, (start, end)) for file in self.refolded]
         return columnar.concat(each.cast(kind) for each in found)

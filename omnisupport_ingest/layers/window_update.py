@@ -117,7 +117,8 @@ def update_windows(
         every = [update.job(window) for window in targets]
         jobs = [job for job in every if job.plan.work is not Work.NOTHING]
         due = closing.due(snapshot, set(targets) - {job.window for job in jobs}, update.is_past)
-        repeated[:] = [job.window for job in every if job.plan.repeated and job.window not in due]
+        closes = frozenset(due)
+        repeated[:] = [job.window for job in every if job.plan.repeated and job.window not in closes]
         if not jobs:
             return due
         produced = update.produce(jobs, unit_key((job.key, job.plan) for job in jobs))

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import dagster as dg
 import pytest
+from dagster._core.execution.context.metadata_logging import OutputMetadataAccumulator
 
 from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
 from omnisupport_ingest.defs import keys
@@ -32,12 +34,13 @@ REVIEW_DECISION = Finding("review_decision", "review_ledger")
 
 def mirrored(tags: dict[str, str]) -> dict[str, Any]:
     """The metadata that a run with ``tags`` gives the window of a checkpoint."""
-    given: dict[str, Any] = {}
+    key = dg.AssetKey("table")
+    step = SimpleNamespace(_metadata_accumulator=OutputMetadataAccumulator.empty())
     context = SimpleNamespace(
-        run=SimpleNamespace(tags=tags), add_asset_metadata=lambda entries, **_: given.update(entries)
+        run=SimpleNamespace(tags=tags), asset_key=key, get_step_execution_context=lambda: step
     )
     _mirror(context, [CHECKPOINT], 0.0, {})  # type: ignore[arg-type]
-    return given
+    return {**step._metadata_accumulator.get_asset_metadata(key, CHECKPOINT.window)}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.json_values import from_note, to_plain
+from omnisupport_ingest.lake import state as states
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.state import (
     FOOTER_KEY,
@@ -40,6 +41,27 @@ def test_a_state_comes_back_from_a_file_without_rows(tmp_path: Path) -> None:
     assert size == path.stat().st_size
     assert (pq.read_table(path).num_rows, pq.read_schema(path).names) == (0, ["n"])
     assert write_state(path, made, SCHEMA) == size
+
+
+def test_a_process_keeps_the_states_that_it_read_last_and_no_more_than_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(4)]
+    for number, path in enumerate(paths):
+        write_state(path, state(W1, [str(number)]), SCHEMA)
+    parsed: list[str] = []
+    of_text = WindowState.from_text
+    monkeypatch.setattr(WindowState, "from_text", lambda text: parsed.append(text) or of_text(text))
+    monkeypatch.setattr(states, "_KEPT_BYTES", 3 * len(state(W1, ["0"]).to_text()))
+    states._kept.clear()
+    for _ in range(2):
+        assert [read_state(path).inputs for path in paths[:3]] == [("0",), ("1",), ("2",)]
+    assert len(parsed) == 3
+    # The first was read last but for the fourth, so the second has to go.
+    for number, more in ((0, 0), (3, 1), (0, 0), (2, 0), (1, 1)):
+        before = len(parsed)
+        assert read_state(paths[number]).inputs == (str(number),)
+        assert len(parsed) - before == more, number
 
 
 def test_the_same_work_is_recognised_whoever_did_it() -> None:

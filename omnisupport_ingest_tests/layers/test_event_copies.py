@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers import event_copies
 from omnisupport_ingest.layers.deduped import to_judge
-from omnisupport_ingest.layers.event_copies import Copies, mark_copies
+from omnisupport_ingest.layers.event_copies import Copies, Marks, Together, mark_copies, mark_windows
 
 RAW = arrow_schema(RAW_TYPE, without=())
 WINDOW = "2026-11-21T12"
@@ -66,12 +68,19 @@ def marked(
     output = Output(folder / "output", 0, RAW, ("window",))
     mark_copies(output, list(enumerate(files)), contents)
     output.close()
-    marks = tuple(str(each) for each in sorted((folder / "output" / "aside").iterdir()))
-    copies_found = Copies(marks, {file.uri: number for number, file in enumerate(files)})
+    return as_seen(put_aside(folder / "output", files).of(files), files)
+
+
+def put_aside(output: Path, files: list[LakeFile]) -> Copies:
+    marks = tuple(str(each) for each in sorted((output / "aside").iterdir()))
+    return Copies(marks, {file.uri: number for number, file in enumerate(files)})
+
+
+def as_seen(copies_found: Mapping[str, Marks], files: list[LakeFile]) -> list[tuple[int, int, bool]]:
     found = []
     for file in files:
         numbers = pq.read_table(file.uri)["tx_id"].to_pylist()
-        of_file = copies_found.of(file)
+        of_file = copies_found[file.uri]
         for start in range(0, len(numbers), 5):
             end = min(start + 5, len(numbers))
             copies, collisions = of_file.between(start, end)
@@ -124,6 +133,38 @@ def test_chunks_that_were_read_side_by_side_have_no_copies_which_their_positions
     files = written(tmp_path, rows, 2)
     assert marked(tmp_path, files) == [(number, 1, False) for number in range(60)]
     assert not [*(tmp_path / "output" / "scratch").iterdir()], "nothing but positions was looked at"
+
+
+def test_a_task_marks_several_windows_and_another_reads_the_marks_of_all_its_files_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, windows, expected = random.Random(3), list[list[LakeFile]](), list[tuple[int, int, bool]]()
+    for name in ("one", "none", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        # No two arrive in one instant, of which the order is nobody's.
+        rows = [
+            event(number, rng) | {"landed_at": NOON + timedelta(microseconds=number)} for number in range(40)
+        ]
+        if name == "none":
+            rows = [row | {"epoch": 1, "commit_lsn": 7, "ordinal": row["tx_id"]} for row in rows]
+        windows.append(written(folder, rows, 3))
+        expected += marked(folder, windows[-1])
+    files = [file for window in windows for file in window]
+    numbers = iter(enumerate(files))
+    output = Output(tmp_path / "output", 0, RAW, ("window",))
+    together = [Together(tuple(next(numbers) for _ in window)) for window in windows]
+    assert int(mark_windows(output, together)) > 0
+    output.close()
+    read: list[object] = []
+    dataset = event_copies.ds.dataset
+    monkeypatch.setattr(
+        event_copies.ds, "dataset", lambda marks, **how: read.append(marks) or dataset(marks, **how)
+    )
+    found = put_aside(tmp_path / "output", files).of(files)
+    assert len(read) == 1
+    assert [bool(found[file.uri]) for file in windows[1]] == [False] * 3
+    assert sorted(as_seen(found, files)) == sorted(expected)
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 60), files=st.integers(1, 4))

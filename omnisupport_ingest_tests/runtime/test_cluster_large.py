@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,8 @@ from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.landing.manifest import StreamSpan
-from omnisupport_ingest.landing.names import stream_batch_id
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.standalone import WorkerSize, start_standalone
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -246,7 +242,7 @@ def test_a_key_larger_than_any_heap_survives_the_loss_of_its_task_and_of_shuffle
 def test_hundreds_of_windows_in_one_run_hold_just_what_landed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "minutes:1")
     stream = bench.stream(Mix())
-    land_windows(stream, WINDOWS)
+    stream.land_windows(WINDOWS, START)
     with Supervisor(bench.home) as supervisor:
         bench.finish(bench.start(bench.cluster(supervisor)))
     landed, found = hashes_of_landed(stream.store), contents(bench.settings)
@@ -304,18 +300,3 @@ def hashes_of_landed(store: LandingStore) -> dict[str, str]:
         for batch in store.manifests()
         for file in batch.files
     }
-
-
-def land_windows(stream: Tickets, count: int) -> None:
-    """Land a batch with a new row in each of ``count`` windows of a minute."""
-    before, landed_at = Lsn(stream.lsn), START + timedelta(minutes=count)
-    writer = BatchWriter(stream.store, stream.grid, 1, stream_batch_id(1, before), clock=lambda: landed_at)
-    with writer:
-        for number in range(count):
-            stream.lsn += 0x100
-            stream.keys += 1
-            writer.add(stream._event(0, START + timedelta(minutes=number), "c", stream.keys))
-        last, end = Lsn(stream.lsn), Lsn(stream.lsn + 8)
-        moment = START + timedelta(minutes=count - 1)
-        writer.seal(stream=StreamSpan(before, end, before, last, 7, START, moment))
-    stream.lsn = end.value
