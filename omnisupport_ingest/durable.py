@@ -30,7 +30,10 @@ def sync_file(path: Path) -> None:
 
 
 class LockUnusable(IngestError):
-    """Raised when the path of a lock file is not a file."""
+    """Something that is no regular file stands where a lock file belongs.
+
+    Fix: Move it away, and run the same again.
+    """
 
     exit_code = 3
 

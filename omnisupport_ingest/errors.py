@@ -7,6 +7,10 @@ class IngestError(Exception):
     ``problem`` names the file, row or setting and the value seen; ``fix`` is the next thing to do.
     Neither may hold a password or the values of a data row. ``exit_code`` is what the command
     line exits with; packages define subclasses where a caller must tell two problems apart.
+
+    A subclass has a row in docs/errors.md: the first paragraph of its docstring says what has happened, and
+    the one that begins with ``Fix:`` what to do. What no person meets, as it only steers the program, derives
+    from ``Exception``.
     """
 
     exit_code = 1

@@ -42,13 +42,20 @@ _GRACE_BEFORE_CREATION = timedelta(hours=1)
 
 
 class HomeMismatch(IngestError):
-    """Raised for a home of a newer version, with another window size, or for other contracts."""
+    """The home is of another version of the program, or has other windows, another source or other contracts
+    than the settings say; or the file that says so cannot be read.
+
+    Fix: Set what the message names as the home has it, or use another ``OMNISUPPORT_HOME``.
+    """
 
     exit_code = 3
 
 
 class HomeUnwritable(IngestError):
-    """Raised when the home or a folder of it cannot be made or written."""
+    """The home, or a folder of it, cannot be made or written.
+
+    Fix: Give this user the right, or set ``OMNISUPPORT_HOME`` to a folder that it may write.
+    """
 
     exit_code = 3
 

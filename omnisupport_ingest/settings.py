@@ -64,7 +64,10 @@ class NightlyRetention(StrEnum):
 
 
 class SettingUnknown(IngestError):
-    """A variable or a line of ``.env`` begins as our settings do, and is none of them."""
+    """A variable or a line of ``.env`` begins with ``OMNISUPPORT_`` and is no setting.
+
+    Fix: Correct the name; ``omnisupport-ingest settings`` lists every setting.
+    """
 
     exit_code = 2
 

@@ -49,13 +49,21 @@ _IN_LANDING = re.compile(
 
 
 class StorageRefused(IngestError):
-    """Raised when ``OMNISUPPORT_STORAGE`` is not a usable URL, or not the one of this home."""
+    """``OMNISUPPORT_STORAGE`` is no usable URL, is not the one of this home, or leads to what another home
+    keeps.
+
+    Fix: Leave it out, as a home knows its own; for a new home give ``s3://BUCKET/PREFIX``.
+    """
 
     exit_code = 2
 
 
 class StorageUnreachable(IngestError):
-    """Raised when the object store does not answer or refuses this process."""
+    """The object store does not answer, or refuses this process.
+
+    Fix: See that the bucket is there, and that the credentials may read, write, list and delete in it; then
+    run the same again. Nothing that was confirmed is lost.
+    """
 
     exit_code = 4
 

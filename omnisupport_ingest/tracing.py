@@ -50,7 +50,10 @@ _planning: ContextVar[ExitStack | None] = ContextVar("planning", default=None)
 
 
 class TracesMissing(IngestError):
-    """The library that sends traces is not installed."""
+    """``OMNISUPPORT_TRACES_ENDPOINT`` is set, and the library that sends traces is not installed.
+
+    Fix: Install the extra ``omnisupport-ingest[traces]``, or unset the setting.
+    """
 
     exit_code = 4
 

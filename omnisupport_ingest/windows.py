@@ -28,13 +28,19 @@ _SIZE = re.compile(r"minutes:([1-9][0-9]?)")
 
 
 class WindowSizeRefused(IngestError):
-    """A text is not the name of a window size."""
+    """``OMNISUPPORT_WINDOW`` is not the name of a window size.
+
+    Fix: Write ``hourly``, ``daily``, or ``minutes:N`` where N divides 60.
+    """
 
     exit_code = 2
 
 
 class WindowUnknown(IngestError):
-    """A text names no window of this lake."""
+    """A text names no window of this lake.
+
+    Fix: Name a window by its start in UTC, like 2026-01-31T0900, or by a time in it.
+    """
 
     exit_code = 2
 

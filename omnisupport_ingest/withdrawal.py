@@ -39,7 +39,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 class WithdrawalRefused(IngestError):
-    """The table or the source cannot be withdrawn so; nothing was changed."""
+    """The table or the source cannot be withdrawn as things are. Nothing was changed.
+
+    Fix: Do first what the message says, then give the command again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def test_every_check_stands_in_the_page_of_symptoms() -> None:
     assert len(names) > 20 and [name for name in names if f"`{name}`" not in symptoms] == []
 
 
-@pytest.mark.parametrize("name", ["troubleshooting.md", "operate.md"])
+@pytest.mark.parametrize("name", ["troubleshooting.md", "operate.md", "errors.md"])
 def test_the_commands_that_a_table_names_can_be_typed(name: str) -> None:
     rows = [line for line in (ROOT / "docs" / name).read_text().splitlines() if line.startswith("|")]
     codes = [code for line in rows for code in re.findall(r"`([^`]+)`", line)]
@@ -160,3 +161,43 @@ def test_the_commands_that_a_table_names_can_be_typed(name: str) -> None:
     typed = [line for line in lines if line.split()[0] in cli.commands and not _PLACEHOLDER.search(line)]
     assert len(typed) > 30
     assert {line: problem for line in typed if (problem := _problem(shlex.split(line)))} == {}
+
+
+_CALLED = re.compile(r"omnisupport-ingest((?: -{0,2}[a-z][a-z-]+)+)")
+
+
+def test_the_commands_that_messages_and_docstrings_name_are_there() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), called)
+        for file in (ROOT / "omnisupport_ingest").rglob("*.py")
+        for text in _texts(ast.parse(file.read_text()))
+        for called in _CALLED.findall(text)
+    }
+    assert len(named) > 100
+    assert {place: word for place in named if (word := _unknown(place[1].split()))} == {}
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """Every text of a module, those with expressions in them as a whole."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _unknown(words: list[str]) -> str | None:
+    """The first of ``words`` that is no command or option where one must be; what follows may be prose."""
+    command: click.Command = cli
+    for word in words:
+        if word.startswith("-"):
+            options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+            if word not in {"--help", *options}:
+                return word
+        elif isinstance(command, click.Group):
+            if word not in command.commands:
+                return word
+            command = command.commands[word]
+        else:
+            return None
+    return None

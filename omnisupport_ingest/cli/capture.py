@@ -177,7 +177,7 @@ def until_resumed(
                 run()
                 return
             except CaptureRestarts as restarts:
-                say_err(f"{restarts.problem} The capture starts again.")
+                say_err(f"{restarts} The capture starts again.")
                 continue
             except CapturePaused as paused:
                 say_err(f"{paused.problem} It waits for: {paused.fix}")

@@ -60,7 +60,10 @@ _LOOK_SECONDS = 0.5
 
 
 class DemoStuck(IngestError):
-    """The platform did not do its part of the demo, or cannot."""
+    """The demo cannot go on: a step took too long, a replay failed or changed content, or landing has a gap.
+
+    Fix: Read the logs that the message names, then run ``demo`` again: it goes on where it stopped.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How a command ends: its exit code, and for an error the problem and the fix, without a traceback.
 
-An ``IngestError`` has an exit code of its own; docs/cli.md lists what each code means.
+An ``IngestError`` has an exit code of its own; ``EXIT_CODES`` says what each code means.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import traceback
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from pydantic import ValidationError
@@ -28,18 +29,56 @@ UNEXPECTED_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
 """After Ctrl-C: 128 + SIGINT, as in a shell."""
 
+
+class ExitCode(NamedTuple):
+    """What an exit code means: in a ``word`` or two, and in full."""
+
+    word: str
+    meaning: str
+
+
+EXIT_CODES = {
+    0: ExitCode("done", "done, and nothing found; `up` and `capture` after Ctrl-C"),
+    1: ExitCode(
+        "a problem",
+        "a problem that is named with its fix; or something was found: a difference, damage, a refused file, "
+        "a capture that has failed",
+    ),
+    2: ExitCode("wrong input", "wrong usage, setting, contract, seed manifest or connection string"),
+    3: ExitCode("the home", "the home is not there, does not fit, or has a file that cannot be used"),
+    4: ExitCode(
+        "missing or silent",
+        "something needed is missing, unusable or does not answer: Java, PostgreSQL, Spark, Kafka, an object "
+        "store, a library, a disk",
+    ),
+    5: ExitCode("not set up", "a source or target is not set up, or refuses; a port is taken"),
+    6: ExitCode("in use", "in use: home, slot, capture"),
+    7: ExitCode(
+        "a gap, or a service",
+        "a gap in the source, or another source; a service of `up`, `demo` or `tune` failed",
+    ),
+    UNEXPECTED_EXIT_CODE: ExitCode("not foreseen", "an error that was not foreseen; `--debug` shows more"),
+    INTERRUPTED_EXIT_CODE: ExitCode("Ctrl-C", "Ctrl-C"),
+}
+
 NAMED_LOG: ContextVar[str | None] = ContextVar("named_log", default=None)
 """The log that the command names: the fixes of errors are written for the home's own source."""
 
 
 class SettingsRefused(IngestError):
-    """A variable or a line of ``.env`` has a value that its setting cannot have."""
+    """A variable or a line of ``.env`` has a value that its setting cannot have.
+
+    Fix: Correct the value; ``omnisupport-ingest settings`` lists every setting.
+    """
 
     exit_code = 2
 
 
 class HomeMissing(IngestError):
-    """There is no home in the folder, and the command makes none."""
+    """There is no home in the folder, and this command makes none.
+
+    Fix: Set ``OMNISUPPORT_HOME`` to your home, or make one with ``omnisupport-ingest up``.
+    """
 
     exit_code = 3
 

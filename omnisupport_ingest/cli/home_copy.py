@@ -34,7 +34,11 @@ _AT_ONCE = 8
 
 
 class CopyDiffers(IngestError):
-    """What the object store holds is not what the folders hold."""
+    """The copy of a home in the object store is not equal to the home. The home is as it was.
+
+    Fix: Run ``home copy`` again; where the message names a foreign object, give a prefix that nothing was put
+    to.
+    """
 
 
 @click.group(cls=Commands)

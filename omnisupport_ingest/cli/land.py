@@ -129,7 +129,7 @@ def _land_files(
     settings: Settings, handling: dict[str, str], inputs: _Inputs, *, as_json: bool
 ) -> int | None:
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
+    from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceTakesNoFiles
 
     open_home(settings)
     workspace, source, new_epoch = Workspace.open(settings), inputs.source or "", inputs.new_epoch
@@ -138,7 +138,7 @@ def _land_files(
     for path in inputs.files:
         try:
             landing = _land(workspace, handling, path, source, new_epoch)
-        except SourceRefused:
+        except SourceTakesNoFiles:
             raise
         except FileRefused as error:
             refused = True
@@ -217,7 +217,7 @@ def _land(
 
 
 def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inlet:
-    """Where the events of ``source`` land; ``SourceRefused`` for a source that takes none.
+    """Where the events of ``source`` land; ``SourceTakesNoFiles`` for a source that takes none.
 
     ``handling``: options that override the definition of the source.
     """
@@ -244,12 +244,12 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 def _refuse_other_positions(definition: SourceDefinition) -> None:
     """Refuse sources whose positions are of another kind: those read by cursors, or ordered by arrival."""
     from omnisupport_ingest.contracts.sources import SourceKind
-    from omnisupport_ingest.sources.debezium.faults import SourceRefused
+    from omnisupport_ingest.sources.debezium.faults import SourceTakesNoFiles
 
     by_arrival = definition.kind is SourceKind.KAFKA and definition.events.get("order") == "arrival"
     if definition.kind is SourceKind.QUERY or by_arrival:
         how = "ordered by the offsets of its topics" if by_arrival else "read by its cursors"
-        raise SourceRefused(
+        raise SourceTakesNoFiles(
             f"{definition.name} is {how}; files of events are not mixed into it: their positions are others.",
             fix="Land them as a source of their own, with contracts that name it as x-cdc.source.",
         )

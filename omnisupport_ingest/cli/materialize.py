@@ -114,7 +114,11 @@ def rebuild() -> None:
 
 
 class NotRebuilt(IngestError):
-    """A table of the earlier version has no dimension in its place."""
+    """``rebuild`` could not make every dimension again, so the tables of the earlier format stay.
+
+    Fix: Put back the contract that the message names, or see in ``omnisupport-ingest status`` what holds the
+    table up; then rebuild again.
+    """
 
 
 def _require_dimensions(home: Home, workspace: Workspace) -> None:

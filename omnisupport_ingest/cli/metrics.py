@@ -35,7 +35,10 @@ _Values = Iterator[tuple[tuple[str, ...], float | None]]
 
 
 class MetricsMissing(IngestError):
-    """The library that serves metrics is not installed."""
+    """``OMNISUPPORT_METRICS_PORT`` is set, and the library that serves metrics is not installed.
+
+    Fix: Install the extra ``omnisupport-ingest[metrics]``, or unset the setting.
+    """
 
     exit_code = 4
 

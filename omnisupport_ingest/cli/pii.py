@@ -27,7 +27,10 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 
 class UnknownToken(IngestError):
-    """The map of tokens has no such token, or no token for such a value."""
+    """The map of tokens has no such token, or no token for such a value.
+
+    Fix: Copy the token whole, as the lake shows it, or write the value as PostgreSQL prints it.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,22 @@ from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from omnisupport_ingest.cli.errors import EXIT_CODES
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.cli.metrics import metrics_page
 from omnisupport_ingest.cli.reference_data import reference_page
+from omnisupport_ingest.cli.reference_errors import errors_page
 from omnisupport_ingest.settings import PREFIX, Settings
 
 REGENERATE = "python -m omnisupport_ingest.cli.reference"
 
 COMMANDS_PAGE, SETTINGS_PAGE, EXAMPLE = Path("docs/cli.md"), Path("docs/settings.md"), Path(".env.example")
 METRICS_PAGE, DATA_PAGE = Path("docs/metrics.md"), Path("docs/reference.md")
+ERRORS_PAGE = Path("docs/errors.md")
 
 _HELP_WIDTH = 96
+
+_CODES = "\n".join(f"| {code} | {each.meaning} |" for code, each in EXIT_CODES.items())
 
 _HEAD = f"""\
 # Command line
@@ -44,18 +49,9 @@ Each command's help says which of them it uses.
 
 | code | meaning |
 |---|---|
-| 0 | done, nothing found |
-| 1 | a problem that is named with its fix, or findings |
-| 2 | wrong usage, setting, contract, seed manifest or connection string |
-| 3 | the home is not there or does not fit |
-| 4 | something needed is missing or does not answer: Java, PostgreSQL, Spark |
-| 5 | the source is not set up for capture; a port is taken |
-| 6 | in use: home, slot, capture |
-| 7 | a gap in the source; a service of `up` or `demo` failed |
-| 70 | an error that was not foreseen; `--debug` shows more |
-| 130 | Ctrl-C |
+{_CODES}
 
-The messages behind them are in [recovery](recovery.md#bad-input).
+Each error, with its code, is in [errors](errors.md).
 
 ## Shell completion
 
@@ -174,6 +170,7 @@ def main() -> None:
     EXAMPLE.write_text(example())
     METRICS_PAGE.write_text(metrics_page())
     DATA_PAGE.write_text(reference_page())
+    ERRORS_PAGE.write_text(errors_page(ERRORS_PAGE.parent))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _members(schema: str) -> str:
 
     document = parse_json(program_file(schema).read_bytes())
     rows = [
-        f"| `{path}` | {_values(node)} | {'yes' if required else ''} | {_cell(node.get('description', ''))} |"
+        f"| `{path}` | {_values(node)} | {'yes' if required else ''} | {cell(node.get('description', ''))} |"
         for path, node, required in _below("", document, document)
     ]
     return "| member | values | required | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
@@ -153,7 +153,7 @@ def _columns(spec: TableSpec, own: set[str]) -> str:
     partitioned = ", ".join(f"`{each}`" for each in spec.partition_by) or "nothing"
     head = f"### {spec.path}\n\n{spec.description} Partitioned by {partitioned}.\n\n"
     rows = [
-        f"| `{field.name}` | `{_cell(field.dataType.simpleString())}` | {_cell(meaning[field.name])} |"
+        f"| `{field.name}` | `{cell(field.dataType.simpleString())}` | {cell(meaning[field.name])} |"
         for field in spec.schema.fields
         if field.name not in own
     ]
@@ -175,8 +175,7 @@ def _checks(workspace: Workspace) -> str:
                 on[spec.name].add(_layer(spec.asset_key))
                 found[spec.name] = (spec.description or "", on[spec.name])
     rows = [
-        f"| `{name}` | {', '.join(sorted(layers))} | {_cell(says)} |"
-        for name, (says, layers) in found.items()
+        f"| `{name}` | {', '.join(sorted(layers))} | {cell(says)} |" for name, (says, layers) in found.items()
     ]
     return (
         "## Checks\n\nThose of a captured log; a contract may ask for `references_kept`,\n"
@@ -194,7 +193,7 @@ def _layer(key: dg.AssetKey) -> str:
 def _metadata() -> str:
     from omnisupport_ingest.defs.metadata import MEANINGS
 
-    rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in MEANINGS.items()]
+    rows = [f"| `{name}` | {cell(meaning)} |" for name, meaning in MEANINGS.items()]
     return (
         "## Metadata of materializations\n\n"
         "Numbers are drawn on the page of an asset: Overview, Metadata, Plots.\n\n"
@@ -202,6 +201,6 @@ def _metadata() -> str:
     )
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """``text`` in a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -33,7 +33,10 @@ _NEAREST = 2
 
 
 class NothingToReplay(IngestError):
-    """No window in the range has ever had an event."""
+    """Nothing has ever landed in the windows that ``replay`` is to make again.
+
+    Fix: Name a window that ``omnisupport-ingest windows`` lists.
+    """
 
 
 @click.command()

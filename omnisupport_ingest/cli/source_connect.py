@@ -20,7 +20,10 @@ _SERVICE = "omnisupport_ingest"
 
 
 class PassphraseNotHanded(IngestError):
-    """psql cannot be given the passphrase of the client's key."""
+    """``source connect`` cannot hand the passphrase of the client's key to psql.
+
+    Fix: Put ``sslpassword`` into the file of your service, or use ``--print`` and a client of your own.
+    """
 
     exit_code = 2
 

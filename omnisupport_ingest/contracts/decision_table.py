@@ -35,7 +35,10 @@ _FILE = "reports/week03/late_arrival_decision_table.csv"
 
 
 class DecisionTableRefused(IngestError):
-    """The decision table is missing, or has an action that cannot be carried out."""
+    """The decision table is missing, cannot be read, or has a row or an action that cannot be carried out.
+
+    Fix: Correct the line that the message names, or set ``OMNISUPPORT_DECISION_TABLE`` to another file.
+    """
 
     exit_code = 2
 

@@ -42,7 +42,11 @@ _WHOLE = "\0"
 
 
 class EncryptedValueDamaged(IngestError):
-    """What landed encrypted is not what its key encrypted."""
+    """A value that landed encrypted cannot be decrypted with its key: the file that has it was changed or
+    damaged.
+
+    Fix: Find the file with ``omnisupport-ingest landing verify`` and restore it from a backup.
+    """
 
     exit_code = 3
 
@@ -161,7 +165,7 @@ def decrypted(image: str, key: SubjectKey, of: bytes) -> str:
     except (InvalidTag, ValueError):
         raise EncryptedValueDamaged(
             f"An image of {of.decode()} that landed encrypted is not what its key encrypted.",
-            fix="Compare landing with its manifests: omnisupport-ingest landing check. Nothing was changed.",
+            fix="Compare landing with its manifests: omnisupport-ingest landing verify. Nothing was changed.",
         ) from None
     return text.removeprefix(_WHOLE) if text.startswith(_WHOLE) else f"{head}{text}}}"
 

@@ -24,7 +24,10 @@ FOLDER = "learned"
 
 
 class LearnedUnreadable(IngestError):
-    """The record of learned columns cannot be read."""
+    """The file with the columns that contracts have learned cannot be read.
+
+    Fix: Restore it from a backup; or write its columns into the contracts, and remove it.
+    """
 
     exit_code = 3
 

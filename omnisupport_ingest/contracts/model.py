@@ -22,7 +22,12 @@ DEFAULT_MAX_LATENESS = timedelta(days=7)
 
 
 class ContractError(IngestError):
-    """A contract that cannot be used; the message names the file, the JSON path and the fix."""
+    """A contract or the definition of a source cannot be used; the message names the file, the place in it
+    and what is wrong there.
+
+    Fix: Correct the file; ``omnisupport-ingest contracts validate`` and ``omnisupport-ingest sources
+    validate`` check all of them.
+    """
 
     exit_code = 2
 
@@ -246,7 +251,10 @@ class TableContract:
 
 
 class UnknownTable(IngestError):
-    """No contract names the table, or more than one does."""
+    """No contract has the name of the table, or several do.
+
+    Fix: Name one of the tables that the message lists.
+    """
 
     exit_code = 2
 

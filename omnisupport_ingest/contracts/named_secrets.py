@@ -11,7 +11,11 @@ from omnisupport_ingest.errors import IngestError
 
 
 class ConnectionMissing(IngestError):
-    """The variable or file that a definition names for its connection, or for a secret, is missing."""
+    """The variable or file that a definition names for its connection, or for a secret, is not there, or
+    others than its owner may read the file.
+
+    Fix: Set the variable; or write the file, and let nobody but its owner read it (``chmod 600``).
+    """
 
     exit_code = 2
 

@@ -56,7 +56,11 @@ class Broken:
 
 
 class GateFailed(IngestError):
-    """The gate could not run: a Spark job or a check failed, not a row."""
+    """The contract of a dimension could not be checked, because the Spark job of the check failed. No row was
+    found wrong, and the dimension stays as it was.
+
+    Fix: Act on the error of Spark above it in the log of the run, and run the windows again.
+    """
 
 
 def pandera_schema(contract: model.TableContract) -> pa.DataFrameSchema:

@@ -30,7 +30,10 @@ _LONGEST_KEY = 64
 
 
 class PiiKeyMissing(IngestError):
-    """A contract hashes a column, and the key for it is not named, not there, or not fit to be one."""
+    """A contract hashes a column, and the key for that is not named, is not there, or is too short.
+
+    Fix: Make a secret and name it in ``OMNISUPPORT_PII_KEYS``. No event was judged without it.
+    """
 
     exit_code = 2
 

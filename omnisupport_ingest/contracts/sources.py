@@ -73,7 +73,10 @@ _MEMBERS = {
 
 
 class SourceUnknown(IngestError):
-    """No source has the name."""
+    """No source has the name, or the command is not for a source of its kind.
+
+    Fix: Name one of those that ``omnisupport-ingest sources list`` shows.
+    """
 
     exit_code = 2
 

@@ -59,7 +59,11 @@ _CACHE_KIBIBYTES = 64 * 1024
 
 
 class SubjectKeysUnreadable(IngestError):
-    """The keys of subjects cannot be read or written, or one is missing that was not destroyed."""
+    """The keys of subjects cannot be read or written, or one is missing that nobody destroyed.
+
+    Fix: Stop capture, and restore ``keys/`` of the home from its newest backup. Nothing landed without its
+    key.
+    """
 
     exit_code = 3
 

@@ -31,7 +31,10 @@ _AT_ONCE = 500
 
 
 class TokenMapUnreadable(IngestError):
-    """The map of tokens cannot be read or written; no token was given."""
+    """The map of tokens cannot be read or written, so no value was given a token.
+
+    Fix: Restore ``pii_tokens.sqlite`` from a backup of the home, and run the same again.
+    """
 
     exit_code = 3
 

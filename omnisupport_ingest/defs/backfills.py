@@ -34,8 +34,11 @@ _SUCCEEDED = (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS)
 
 
 class BackfillRefused(IngestError):
-    """Raised for a backfill whose windows Dagster does not know, and for a backfill id that does not
-    exist."""
+    """A backfill names no window, or one that Dagster does not know; or no backfill has the id.
+
+    Fix: Name windows between the home's first and now, by their start in UTC. The UI lists the ids under
+    Backfills.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ DEFAULT: Domain[Any] = SUPPORT_DESK
 
 
 class DomainUnknown(IngestError):
-    """Raised for a name that no domain has."""
+    """No domain of the demo has the name.
+
+    Fix: Name one of those that the message lists.
+    """
 
     exit_code = 2
 

@@ -31,7 +31,10 @@ Step = Callable[[], None]
 
 
 class WorkloadFailed(IngestError):
-    """The source refused or broke off the traffic."""
+    """The source refused the traffic of the demo, or broke it off.
+
+    Fix: See that the server runs, and what its log says; then start again.
+    """
 
     exit_code = 4
 

@@ -33,7 +33,10 @@ _LOOK_SECONDS = 0.5
 
 
 class NotComparable(IngestError):
-    """Raised when a table cannot be compared now; the problem says what the table waits for."""
+    """A table cannot be compared with its source now; the message says what it waits for.
+
+    Fix: Wait: the next check looks again. Decide on events that wait in quarantine.
+    """
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,18 @@ _NOTED_WINDOWS = 100
 
 
 class CommitConflict(IngestError):
-    """Raised when another writer committed since the snapshot was opened: reload, plan again."""
+    """Another process committed to a table while this one was about to, also when it had planned again.
+    Nothing was written.
+
+    Fix: Run the same again. If it comes back, see which other program writes the table.
+    """
 
 
 class StagedFileMissing(IngestError):
-    """Raised when a staged file is gone or was changed before its commit."""
+    """A file that a commit was to add is gone, or was changed before the commit. Nothing was committed.
+
+    Fix: Run the same again: it writes its files anew. If it comes back, see who removes files of the lake.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,20 @@ _TO_Z85, _FROM_Z85 = str.maketrans(_OURS, _Z85), str.maketrans(_Z85, _OURS)
 
 
 class VectorDamaged(IngestError):
-    """Raised for a deletion vector that is missing, damaged, or of a form that we do not read."""
+    """A deletion vector is missing, damaged, or of a form that this program does not read.
+
+    Fix: Restore the folder of the table from a backup; or remove it, and ``omnisupport-ingest materialize``
+    makes the table anew.
+    """
 
     exit_code = 4
 
 
 class DeadRows(IngestError):
-    """Raised where a file with dead rows would be read as if all of its rows were live."""
+    """A file of the lake that is read as bare Parquet has rows that a deletion vector marks as deleted.
+
+    Fix: If another program deleted rows of the table, restore the version before. If none did, report it.
+    """
 
 
 @dataclass(frozen=True, slots=True)

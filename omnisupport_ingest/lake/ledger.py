@@ -58,8 +58,11 @@ _FILES_KEPT = 4096
 
 
 class LedgerUnreadable(IngestError):
-    """Raised when a file or a row of a ledger is damaged, gone, or not ours: the decisions are unknown, so no
-    work may continue."""
+    """A ledger of decisions (reviews, erasures, retention) is damaged, gone, or not ours. The decisions are
+    unknown, so no work goes on.
+
+    Fix: Restore its folder from a backup of the lake: there is no other copy.
+    """
 
     exit_code = 3
 

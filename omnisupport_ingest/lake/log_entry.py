@@ -45,7 +45,11 @@ _PLAIN = frozenset({_INTERVAL, "delta.logRetentionDuration", "delta.deletedFileR
 
 
 class WriterDemands(IngestError):
-    """Raised when a table asks of its writers what neither delta-rs nor we can do."""
+    """Another program gave a table a feature that its writers must support, and this program does not.
+
+    Fix: Take the feature away again; or remove the folder of the table, and ``omnisupport-ingest
+    materialize`` makes it anew.
+    """
 
 
 def may_put_entry(indexed: IndexedVersion, folder: Path) -> bool:

@@ -32,7 +32,12 @@ _READ += [f"remove.{name}" for name in ("path", "deletionTimestamp", "deletionVe
 
 
 class LogUnreadable(IngestError):
-    """Raised when the log does not say which rows of a table are dead, or which files left it."""
+    """The log of a table does not say which files the table has, which have left it, or which rows are
+    deleted.
+
+    Fix: Restore the folder of the table from a backup; or remove it, and ``omnisupport-ingest materialize``
+    makes the table anew.
+    """
 
     exit_code = 4
 

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 class SchemaChanged(IngestError):
-    """Raised when the table on disk cannot take the schema of the spec."""
+    """A table of the lake has columns of another type than its contract says, or is partitioned otherwise. It
+    stays as it is, and takes in nothing more.
+
+    Fix: Restore the type in the contract, or have the table made again: ``omnisupport-ingest contracts retype
+    NAME``.
+    """
 
 
 @dataclass(frozen=True, slots=True)

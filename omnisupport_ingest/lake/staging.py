@@ -52,13 +52,20 @@ written, Spark's own where it shuffles or spills."""
 
 
 class NoRoomOnDisk(IngestError):
-    """Raised when the disk of the lake, or that of Spark's temporary files, is full."""
+    """The disk of the lake, or that of Spark's temporary files, is full. Nothing was committed.
+
+    Fix: Make room, or set ``OMNISUPPORT_SPARK_LOCAL_DIR`` to a larger disk; then run the same again.
+    """
 
     exit_code = 4
 
 
 class FrameMismatch(IngestError):
-    """Raised for a frame with other columns than the table, or with rows of an unplanned window."""
+    """A step made other columns than its table has, or rows of a window that it was not to make. Nothing was
+    committed.
+
+    Fix: Report it with the log of the run: this must not happen.
+    """
 
 
 @dataclass(frozen=True)

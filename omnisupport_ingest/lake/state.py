@@ -38,11 +38,17 @@ of two layers in turn; 10,000 states of windows with few batches are about 20 MB
 
 
 class StateUnreadable(IngestError):
-    """Raised when a window's state is damaged or gone: what the window was made from is unknown."""
+    """The state of a window is damaged or gone, so what the window was made from is unknown.
+
+    Fix: Run the window again, as ``up`` does by itself: it is made from the layer above.
+    """
 
 
 class StateFromNewerVersion(IngestError):
-    """Raised for a window's state with a format version that this program does not know."""
+    """The state of a window was written by a newer version of the program.
+
+    Fix: Use that version.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,28 +6,45 @@ from omnisupport_ingest.errors import IngestError
 
 
 class LandingFailed(IngestError):
-    """Data files could not be written (disk full, folder not writable, device error)."""
+    """A batch cannot be written: the disk is full, the folder may not be written, or the device fails.
+
+    Fix: Make room or give the right, and start again. Nothing was confirmed to the source, so nothing is
+    lost.
+    """
 
 
 class ChainContested(IngestError):
-    """Another writer has landed, or is writing, the same batch.
+    """Another process has landed the same batch, or is writing it.
 
-    The caller abandons its batch and stops. Nothing is lost: only landed batches are confirmed to the source,
-    so what was read is sent again to whoever holds the chain.
+    Fix: Let one capture read a source, and stop the other. Nothing is lost: what was read and did not land is
+    sent again.
     """
 
 
 class EpochContested(IngestError):
-    """Another process began the same epoch first."""
+    """Another process has just begun the same epoch.
+
+    Fix: Let one capture read a source; it uses the epoch that is there.
+    """
 
 
 class ManifestUnreadable(IngestError):
-    """A manifest or epoch record is missing, is not JSON, or a field of it is not what it must be."""
+    """A manifest, or the record of an epoch, is missing, cannot be read, or is of another source.
+
+    Fix: Restore the file that the message names from a backup of the landing folder.
+    """
 
 
 class ManifestFromNewerVersion(IngestError):
-    """A manifest or epoch record has a format version that this program does not know."""
+    """A manifest, or the record of an epoch, was written by a newer version of the program.
+
+    Fix: Use that version.
+    """
 
 
 class DamagedBatch(IngestError):
-    """A data file that a manifest names is missing, or is not the file that was landed."""
+    """A data file of a batch is missing, or is not the file that landed.
+
+    Fix: Restore it from a backup of the landing folder; ``omnisupport-ingest landing verify`` finds every
+    damaged one.
+    """

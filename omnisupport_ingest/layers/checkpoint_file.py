@@ -32,11 +32,18 @@ _SHOWN = 5
 
 
 class CheckpointFileUnreadable(IngestError):
-    """The file was not written from ``describe``, or by a newer version of the program."""
+    """The file for ``checkpoint import`` cannot be read, is no file of checkpoints, or is of a newer version.
+
+    Fix: Name a file that ``omnisupport-ingest checkpoint export`` wrote.
+    """
 
 
 class HomeContradicts(IngestError):
-    """The home lacks something that the file lists: it is older than the file, or has another history."""
+    """The home does not hold all that a file of checkpoints says: it is older than the file, or has another
+    history. Nothing was changed.
+
+    Fix: Restore landing and lake from a backup that is as new as the file.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,11 @@ from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, un
 
 
 class CompactionDiffers(IngestError):
-    """The files of a window do not hold the rows that its checkpoint says; nothing was committed."""
+    """The files of a window do not hold the rows that its checkpoint says. The window was not closed.
+
+    Fix: Materialize the window in the UI, which makes it again; then find out what changed a file of the
+    table.
+    """
 
 
 def due(snapshot: TableSnapshot, windows: Iterable[str], is_past: Callable[[str], bool]) -> list[str]:

@@ -82,7 +82,11 @@ LAYER = "deduped_events"
 
 
 class CountsDisagree(IngestError):
-    """``raw = deduped + duplicates + quarantined`` does not hold; nothing was committed."""
+    """The raw events of a window are not as many as its deduped, duplicate and quarantined ones. Nothing was
+    committed.
+
+    Fix: Run the window again. If it fails again, report it with the log of the run.
+    """
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,10 @@ LAYER = "dimension"
 
 
 class GateClosed(IngestError):
-    """Rows that the dimension would show break the contract."""
+    """Rows that a dimension would show break its contract. The dimension stays as it was.
+
+    Fix: Correct the contract, or the rows at the source; then run the windows again.
+    """
 
 
 def materialize(

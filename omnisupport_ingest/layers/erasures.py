@@ -31,7 +31,11 @@ VERSION = "erasures:"
 
 
 class ErasuresLost(IngestError):
-    """A window was judged with erasures that the ledger does not know: judged again, they would come back."""
+    """A window was judged with erasures that the erasure ledger does not have: judged again, the erased
+    values would come back.
+
+    Fix: Restore ``erasure_ledger`` from a backup of the lake, then run again. Nothing was changed.
+    """
 
     exit_code = 3
 

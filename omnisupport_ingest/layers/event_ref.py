@@ -14,7 +14,10 @@ _MODULUS = 1 << 64
 
 
 class EventRefRefused(IngestError):
-    """A text is not the name of an event."""
+    """A text is not the id of an event.
+
+    Fix: Copy the id from ``omnisupport-ingest quarantine list``.
+    """
 
     exit_code = 2
 

@@ -28,7 +28,6 @@ from omnisupport_ingest.cdc.ordinary_fold import integer_keys
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake import file_rows
 from omnisupport_ingest.lake.file_rows import rows_at, rows_that_fit
 from omnisupport_ingest.lake.file_tasks import FEW_FILES, Output, are_few
@@ -52,8 +51,8 @@ _APART = pa.schema([_RAW.field(name) for name in ("source_table", "identity")])
 _NARROW = pa.schema([field for field in _RAW if field.name in {*EVENT_COLUMNS, "source_schema"} - {*IMAGES}])
 
 
-class TooLarge(IngestError):
-    """The images that a task needs are larger than it may hold."""
+class _TooLarge(Exception):
+    """The images that a task needs are larger than it may hold: they are folded in another way."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
     try:
         typed = typed_batches(folded, contract.columns, names)
         rows = [pa.Table.from_batches([batch]).cast(kind) for batch in typed]
-    except TooLarge:
+    except _TooLarge:
         return None
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
@@ -249,11 +248,7 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
         for wanted in rows_at(file.uri, _IMAGES, rows[low:high] - first):
             held += wanted.nbytes
             if held > file_rows.MAX_BYTES_IN_MEMORY:
-                raise TooLarge(
-                    f"The images of {len(rows)} events have more bytes than a task may hold "
-                    f"({file_rows.MAX_BYTES_IN_MEMORY}).",
-                    fix="Nothing: they are folded in another way.",
-                )
+                raise _TooLarge
             found.append(pa.Table.from_batches([wanted]))
         first += file.rows
     return pa.concat_tables(found or [_IMAGES.empty_table()]).combine_chunks()

@@ -21,7 +21,11 @@ _BATCHES_NAMED = 5
 
 
 class BackfillsRefused(IngestError):
-    """The decision table says that nobody may ask for a backfill now."""
+    """The decision table refuses backfills that people ask for.
+
+    Fix: Write ``replay_window`` in the row that the message names, start the code location again, and ask
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

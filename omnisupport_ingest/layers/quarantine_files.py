@@ -42,7 +42,10 @@ _FOOTERS_KEPT = 16_384
 
 
 class EventsGone(IngestError):
-    """A file of events that a version of the lake names is not there any more."""
+    """A file of events that a version of the lake was made from, or names, is not there any more.
+
+    Fix: Let the pipeline run, by ``omnisupport-ingest up`` or ``materialize``; then try again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

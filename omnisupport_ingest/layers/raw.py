@@ -72,7 +72,10 @@ _ARRIVAL_TYPE = T.StructType(
 
 
 class LandingDisagrees(IngestError):
-    """A batch file does not hold the rows that its manifest says."""
+    """The files of the batches of a window hold another number of events than their manifests say.
+
+    Fix: Restore the batch from a backup of the landing folder.
+    """
 
 
 def materialize(

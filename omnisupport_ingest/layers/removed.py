@@ -43,11 +43,20 @@ _COLUMNS_OF = {
 
 
 class WindowSealed(IngestError):
-    """A sealed window cannot be replayed, and nothing in it can be decided or erased any more."""
+    """The events of a window have left raw by retention: it is not replayed, and nothing in it is decided or
+    erased any more.
+
+    Fix: Leave the window out. ``omnisupport-ingest source snapshot TABLE`` reads the rows that the source has
+    now.
+    """
 
 
 class RecordLost(IngestError):
-    """A table lost events of a window whose other copies retention has removed."""
+    """A table lost events of a window, and retention has removed what they could be made from.
+
+    Fix: Restore the folder of the table, or ``retention_ledger``, from a backup of the lake. Nothing was
+    changed.
+    """
 
     exit_code = 3
 

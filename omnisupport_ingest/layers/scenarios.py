@@ -18,7 +18,11 @@ from omnisupport_ingest.errors import IngestError
 
 
 class Stopped(IngestError):
-    """Events of a scenario for which the decision table says stop; nothing was committed."""
+    """The decision table says stop for what events of a window show. The window was not judged; nothing is
+    lost.
+
+    Fix: Look at the source of these events, write ``quarantine`` in that row, and run the window again.
+    """
 
 
 class Group(NamedTuple):

@@ -41,16 +41,27 @@ _HIGHEST_LSN = Lsn((1 << 63) - 1)
 
 
 class TableIncomplete(IngestError):
-    """Raised when a table has no complete state at the requested position: its snapshot or stream is missing
-    there."""
+    """A table has no complete state at the position: its snapshot is not finished, changes of it are missing,
+    or the stream has not come so far.
+
+    Fix: Ask for an earlier position, or wait; have a table read that misses changes (``omnisupport-ingest
+    source snapshot TABLE``).
+    """
 
 
 class NotTakenIn(IngestError):
-    """Raised when events below the requested position have landed and the lake does not hold them yet."""
+    """Events below the position have landed, and the lake does not hold them yet.
+
+    Fix: Let the pipeline run, by ``omnisupport-ingest up`` or ``materialize``; then read again.
+    """
 
 
 class CannotRead(IngestError):
-    """Raised when the requested tables and position do not fit together."""
+    """The tables of ``as-of`` are of several sources, or its position does not fit them.
+
+    Fix: Read the tables of each source by themselves; give a time with its zone, and an epoch with an LSN
+    alone.
+    """
 
     exit_code = 2
 

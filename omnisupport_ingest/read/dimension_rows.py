@@ -30,7 +30,10 @@ _SCRATCH = "repair-"
 
 
 class LakeBehind(IngestError):
-    """Raised when a dimension lacks something that has landed: a comparison with the source would mislead."""
+    """The lake has not taken in all that has landed, so a comparison with the source would mislead.
+
+    Fix: Let the pipeline run, and try again. If a batch is missing from landing, restore it first.
+    """
 
 
 class DimensionRows:

@@ -48,7 +48,11 @@ _IN_RAW = ("epoch", "commit_lsn", "ordinal", "identity", "key", "batch_id", "lan
 
 
 class NothingToExplain(IngestError):
-    """Raised when the lake has no event of the requested key."""
+    """The lake has no event of the key.
+
+    Fix: Write the key as PostgreSQL prints it. What has landed and is not taken in is known after the next
+    run.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,17 @@ class Format(Enum):
 
 
 class NoDimension(IngestError):
-    """Raised when the dimension does not exist yet, or lacks a column that its contract names since."""
+    """The table has no dimension yet, or none with a column that its contract names since.
+
+    Fix: Let the pipeline run, by ``omnisupport-ingest up`` or ``materialize``; then export again.
+    """
 
 
 class ExportFailed(IngestError):
-    """Raised when the file cannot be written, or a file of the lake cannot be read."""
+    """The file of an export cannot be written, or a file of the lake cannot be read.
+
+    Fix: Make room where the export goes; restore a damaged file of the lake from a backup.
+    """
 
 
 @dataclass(frozen=True, slots=True)

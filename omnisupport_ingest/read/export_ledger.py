@@ -27,7 +27,10 @@ _WHOLE = re.compile(rb'[0-9a-f]{64}"\}$')
 
 
 class ExportLedgerUnreadable(IngestError):
-    """Raised when the ledger of exports exists and cannot be read."""
+    """The ledger of exports is there and cannot be read.
+
+    Fix: Restore it from a backup of the home; or move it away: then no certificate names older exports.
+    """
 
     exit_code = 3
 

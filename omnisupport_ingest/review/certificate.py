@@ -44,7 +44,10 @@ raw are."""
 
 
 class CertificateUnreadable(IngestError):
-    """Raised when the certificate of an earlier erasure cannot be read; nothing was erased."""
+    """The certificate of an earlier erasure cannot be read. Nothing was erased.
+
+    Fix: Restore it from a backup; or move it away: then the new one is of this erasure alone.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,17 @@ _NAMED = 10
 
 
 class ReviewRefused(IngestError):
-    """Raised when an event cannot be decided as requested; nothing was recorded."""
+    """Events of the quarantine cannot be released or discarded as you ask. Nothing was recorded.
+
+    Fix: Leave out the events that the message names, or do for each what it says.
+    """
 
 
 class ReviewIncomplete(IngestError):
-    """Raised when the decision, the person who decides, or the reason is missing."""
+    """No event is named, or the decision, the person who decides or the reason is missing.
+
+    Fix: Give what is missing: the review ledger records it.
+    """
 
     exit_code = 2
 

@@ -38,11 +38,19 @@ _POSITION = ("epoch", "commit_lsn", "ordinal")
 
 
 class ErasureRefused(IngestError):
-    """Raised when the row cannot be erased, or not yet; nothing was recorded."""
+    """The row cannot be erased, or not yet: there is none of that key, it lives at its source, or whether it
+    has ended is not known. Nothing was recorded.
+
+    Fix: Delete the row at the source and let the delete arrive, then erase; write the key as PostgreSQL
+    prints it.
+    """
 
 
 class ErasureIncomplete(IngestError):
-    """Raised when the person who erases, or the reason, is missing."""
+    """The person who erases, or the reason, is missing.
+
+    Fix: Give it: erasure ledger and certificate record both.
+    """
 
     exit_code = 2
 

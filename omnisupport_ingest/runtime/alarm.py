@@ -17,7 +17,11 @@ _SCHEMES = ("http://", "https://")
 
 
 class AlarmNotSent(IngestError):
-    """The alarm command failed, or the webhook did not take the document."""
+    """The alarm command failed, or the address of an alarm or of the sign of life did not take it.
+
+    Fix: Correct ``OMNISUPPORT_ALARM_COMMAND``, ``OMNISUPPORT_ALARM_WEBHOOK`` or
+    ``OMNISUPPORT_HEARTBEAT_URL``; it is tried again until it works.
+    """
 
 
 def send_alarm(settings: Settings, document: Mapping[str, Any]) -> bool:

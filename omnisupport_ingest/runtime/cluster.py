@@ -45,7 +45,10 @@ _SETTING = {
 
 
 class SparkPropertiesRefused(IngestError):
-    """The file of Spark's own settings cannot be read, or names one that is not Spark's to decide."""
+    """The file with settings of Spark cannot be read, or sets what is the program's to decide.
+
+    Fix: Correct the line that the message names, or unset ``OMNISUPPORT_SPARK_PROPERTIES``.
+    """
 
     exit_code = 2
 

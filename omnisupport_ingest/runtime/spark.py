@@ -61,7 +61,10 @@ of the processor time until a first job is done. What a shuffle of many rows rep
 
 
 class SparkUnreachable(IngestError):
-    """The Spark Connect server that the settings name does not answer."""
+    """The Spark Connect server that ``OMNISUPPORT_SPARK_REMOTE`` names does not answer.
+
+    Fix: Start it, or unset the setting: Spark then runs on this machine.
+    """
 
     exit_code = 4
 

@@ -44,13 +44,20 @@ _STAYS = "What is committed stays."
 
 
 class SparkOutOfMemory(IngestError):
-    """Raised when Spark or one of its Python workers ran out of memory in a step."""
+    """Spark, or one of its Python workers, ran out of memory in a step. What was committed stays.
+
+    Fix: Give it more memory by the settings that the message names, or less to do at a time; then run again.
+    """
 
     exit_code = 4
 
 
 class SparkGone(IngestError):
-    """Raised when the Spark that ran a step has ended or cannot be reached any more."""
+    """The Spark that ran a step has ended, or cannot be reached any more. What was committed stays.
+
+    Fix: Read the end of its log and that of the kernel (``dmesg``), which kills the largest process when
+    memory is short; then start again.
+    """
 
     exit_code = 4
 

@@ -27,7 +27,10 @@ _GUARD_SECONDS = 15.0
 
 
 class ServiceFailed(IngestError):
-    """A process that the command cannot do without ended, or did not become ready."""
+    """A service that the command cannot do without ended, or did not become ready in time.
+
+    Fix: Read the log that the message names, then run the same command again.
+    """
 
     exit_code = 7
 

@@ -36,7 +36,10 @@ _KEPT_BY_NAME = frozenset({"uuid", "json", "jsonb"})
 
 
 class TargetRefused(IngestError):
-    """The table of the target is not one that can be written to as it is."""
+    """The table of a target cannot be written as it is, or its server refuses the connection.
+
+    Fix: Run the SQL in the message, or name another table in ``x-cdc.target`` of the contract.
+    """
 
     exit_code = 5
 

@@ -45,7 +45,10 @@ _KNOWN = ("_cdc_key", *POSITION, "_cdc_row_hash")
 
 
 class NotThereYet(IngestError):
-    """The lake has no current state of the table yet, or not since its contract named another column."""
+    """The lake has no current state of the table yet, or not since its contract named another column.
+
+    Fix: Let the pipeline run, by ``omnisupport-ingest up`` or ``materialize``; then sync again.
+    """
 
 
 @dataclass(frozen=True)

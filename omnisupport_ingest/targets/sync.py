@@ -59,19 +59,29 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 class NoTarget(IngestError):
-    """The contract names no target."""
+    """The contract of the table names no target.
+
+    Fix: Name one: ``x-cdc.target`` in the contract.
+    """
 
     exit_code = 2
 
 
 class TargetUnavailable(IngestError):
-    """The target cannot be reached, refuses us, or went away."""
+    """The target cannot be reached, went away, or is locked by somebody else.
+
+    Fix: Start it, or wait; the next sync begins anew.
+    """
 
     exit_code = 4
 
 
 class TargetAhead(IngestError):
-    """The target has a later state than the lake, which was restored or made again from less."""
+    """The target has a later state than the lake, which was restored, or made again from less.
+
+    Fix: Let the pipeline catch up. If the lake is right as it is: ``omnisupport-ingest target sync TABLE
+    --anew``.
+    """
 
     exit_code = 5
 

@@ -43,7 +43,10 @@ _DPI = 120
 
 
 class NoPlots(IngestError):
-    """A PNG is asked for, and matplotlib is not installed."""
+    """``tune`` is to draw a PNG, and matplotlib is not installed.
+
+    Fix: Install the extra ``omnisupport-ingest[png]``, or name a file that ends with ``.svg``.
+    """
 
     exit_code = 2
 

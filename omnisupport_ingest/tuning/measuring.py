@@ -69,7 +69,10 @@ Say = Callable[[str], None]
 
 
 class MeasuringFailed(IngestError):
-    """A point could not be measured."""
+    """``tune`` could not measure a point: nothing landed of it, or what ran for it failed.
+
+    Fix: Act on the end of the logs in the message, or measure for longer (``--seconds``).
+    """
 
     exit_code = 7
 

@@ -96,7 +96,10 @@ Contents = Mapping[tuple[str, str], str]
 
 
 class NotMadeAgain(IngestError):
-    """Raised when the batches of a home could not be taken through the layers again."""
+    """The batches of a home could not be taken through the layers again, so there is nothing to compare with.
+
+    Fix: Read the logs that the message names.
+    """
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,11 @@ NONE, IN_SAMPLE, FULL = "none", "sample", "full"
 
 
 class NothingMoves(IngestError):
-    """Raised for pending windows that no run can ingest; requesting them again would never end."""
+    """Windows wait that no run can take in now; to ask for them again would never end.
+
+    Fix: If they lie in the future, set the clocks of the source and of this machine right, and run the same
+    again. If not, report it with the output of ``omnisupport-ingest checkpoint show``.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,10 @@ SAMPLE = 1000
 
 
 class ProofNotReached(IngestError):
-    """The lake did not reach the LSN of the comparison in time."""
+    """The lake did not get to the LSN of the comparison in time.
+
+    Fix: Start capture and the pipeline (``omnisupport-ingest up``), or look at their logs.
+    """
 
 
 @dataclass(frozen=True)

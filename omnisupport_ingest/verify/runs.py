@@ -24,7 +24,10 @@ _END_SECONDS = 30.0
 
 
 class RunFailed(IngestError):
-    """Raised when a run of the ingest job failed. What it committed stays; the rest is pending."""
+    """A run of the ingest job failed. What it committed stays; the rest is pending.
+
+    Fix: Act on the error of its step, then run the same command again: it goes on from what is committed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,17 @@ from omnisupport_ingest.errors import IngestError
 
 
 class FileRefused(IngestError):
-    """Raised for a file that cannot land. Nothing of it has landed."""
+    """A file of events cannot land. Nothing of it has landed.
+
+    Fix: Correct the line that the message names, and give the file again.
+    """
 
 
-class SourceRefused(FileRefused):
-    """Raised for a source that takes no files of events at all."""
+class SourceTakesNoFiles(FileRefused):
+    """A source takes no files of events: capture or another way in feeds it, or no contract names it.
+
+    Fix: Land them as a source of their own: contracts with another ``x-cdc.source``.
+    """
 
     exit_code = 2
 

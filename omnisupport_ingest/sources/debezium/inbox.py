@@ -41,7 +41,11 @@ class Taken:
 
 
 class NotTaken(IngestError):
-    """Raised when a file could be neither landed nor refused, for an unexpected reason."""
+    """A file of the inbox could be neither landed nor refused, for a reason that nobody foresaw. The others
+    go on.
+
+    Fix: Move it out of the inbox, and report what ``omnisupport-ingest --debug land`` says of it.
+    """
 
 
 @dataclass

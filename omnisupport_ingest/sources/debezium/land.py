@@ -25,7 +25,7 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceRefused
+from omnisupport_ingest.sources.debezium.faults import AnotherLife, FileRefused, LineFault, SourceTakesNoFiles
 from omnisupport_ingest.sources.debezium.handling import BY_ARRIVAL, REFUSE, Handling, LineContext
 from omnisupport_ingest.sources.debezium.latest_times import LatestTimes
 from omnisupport_ingest.sources.debezium.line_blocks import Block
@@ -74,9 +74,9 @@ class Inlet:
 
 
 def check_source(source: str, captured: str, contracts: Contracts) -> None:
-    """``SourceRefused`` for a source that takes no files of events, before its landing is made."""
+    """``SourceTakesNoFiles`` for a source that takes no files of events, before its landing is made."""
     if source == captured:
-        raise SourceRefused(
+        raise SourceTakesNoFiles(
             f"{source} is the source that capture reads (OMNISUPPORT_SOURCE); files of events are not mixed "
             "into it, as their positions are others.",
             fix="Land them as a source of their own: --source with another name, which contracts give as "
@@ -84,7 +84,7 @@ def check_source(source: str, captured: str, contracts: Contracts) -> None:
         )
     if not contracts.of_source(source):
         known = ", ".join(name for name in contracts.sources() if name != captured) or "none"
-        raise SourceRefused(
+        raise SourceTakesNoFiles(
             f"No contract names the source {source!r}. Those that one does, beside capture's own: {known}.",
             fix="Correct --source, or write a contract with that x-cdc.source (contracts/data).",
         )
@@ -307,7 +307,7 @@ def refuse_other_deliveries(store: LandingStore) -> None:
             deliveries = "a captured stream" if captured else "deliveries of a seed manifest"
             names = store.batch_ids(f"e{each.epoch:06d}-" if captured else "f-")
             of_the_way = (name for name in names if captured or _is_of_rows(store.read(name)))
-            raise SourceRefused(
+            raise SourceTakesNoFiles(
                 f"{store.source} has {deliveries} (batch {next(of_the_way, '?')}); files of events are not "
                 "mixed into it, as their positions are others.",
                 fix="Land them as a source of their own: --source with another name, which contracts give as "

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.names import file_batch_id
-from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
+from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceTakesNoFiles
 from omnisupport_ingest.sources.debezium.handling import QUARANTINE as ODD_WAIT
 from omnisupport_ingest.sources.debezium.handling import REFUSE as ODD_REFUSED
 from omnisupport_ingest.sources.debezium.land import Inlet, look_through
@@ -75,7 +75,7 @@ def _examine_file(seed: SeedManifest, file: SeedFile, inlet: Inlet, examined: Ex
     examined.files.append(ExaminedFile(file, known.content, rows))
     try:
         tally = look_through(file.path, inlet, refusing=seed.gates.schema == REJECT)
-    except SourceRefused:
+    except SourceTakesNoFiles:
         raise
     except FileRefused as refused:
         examined.note(Fault("schema", REJECT, path, None, refused.problem.rstrip("."), refused.fix))

@@ -29,7 +29,10 @@ MOST_REPORTED = 1000
 
 
 class SeedRefused(IngestError):
-    """Raised for a delivery that does not match its manifest or cannot land. Nothing of it landed."""
+    """A delivery is not what its seed manifest describes, or cannot land. Nothing of it landed.
+
+    Fix: Correct the file or the manifest where the message says, and deliver again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

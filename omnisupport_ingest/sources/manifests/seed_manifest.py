@@ -33,7 +33,10 @@ SCHEMA = "contracts/seed_manifest.schema.json"
 
 
 class SeedManifestError(IngestError):
-    """Raised for a seed manifest that cannot be used; the message names file, JSON path and fix."""
+    """A seed manifest cannot be used; the message names the file, the place in it and what is wrong there.
+
+    Fix: Correct it; ``omnisupport-ingest manifest validate`` checks it.
+    """
 
     exit_code = 2
 

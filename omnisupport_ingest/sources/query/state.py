@@ -24,8 +24,12 @@ from omnisupport_ingest.sources.query.cursor import KeysetPosition
 FILE = "cursors.sqlite"
 
 
-class StateUnreadable(IngestError):
-    """The file with the cursors of a source cannot be read."""
+class CursorsUnreadable(IngestError):
+    """The file with the cursors of a source cannot be read.
+
+    Fix: Move it away: every table is read once from its beginning, and what has landed before is dropped as
+    duplicates.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +213,8 @@ class QueryState:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _unreadable(self, error: Exception) -> StateUnreadable:
-        return StateUnreadable(
+    def _unreadable(self, error: Exception) -> CursorsUnreadable:
+        return CursorsUnreadable(
             f"{self.path} cannot be read: {type(error).__name__}.",
             fix="Move it away: every table is then read once from its beginning, and what has landed before "
             "is dropped as duplicates.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceRefused
+from omnisupport_ingest.sources.debezium.faults import FileRefused, SourceTakesNoFiles
 from omnisupport_ingest.sources.debezium.handling import REFUSE, Handling
 from omnisupport_ingest.sources.debezium.land import check_source
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, START, STRINGS, Recorder
@@ -262,9 +262,9 @@ def test_a_torn_gzip_file_and_a_missing_file_are_refused(recorder: Recorder) -> 
 
 def test_a_source_that_capture_owns_or_no_contract_names_takes_no_files(recorder: Recorder) -> None:
     contracts = recorder.workspace.contracts
-    with pytest.raises(SourceRefused, match="capture reads"):
+    with pytest.raises(SourceTakesNoFiles, match="capture reads"):
         check_source(SOURCE, SOURCE, contracts)
-    with pytest.raises(SourceRefused, match=f"No contract names the source 'recorde'.*{SOURCE}"):
+    with pytest.raises(SourceTakesNoFiles, match=f"No contract names the source 'recorde'.*{SOURCE}"):
         check_source("recorde", "support_desk", contracts)
 
 

@@ -114,10 +114,10 @@ def test_ways_in_are_not_mixed_in_one_source(tmp_path: Path) -> None:
     land(delivery(tmp_path, "incremental_cursor", [ticket(1)]), into)
     events_of = EventInlet(into.store, GRID, CONTRACTS, "support_desk", clock=lambda: NOW)
     seed = load_manifest(MANIFESTS / "omnisupport_tickets_late.json", CONTRACTS)
-    from omnisupport_ingest.sources.debezium.faults import SourceRefused
+    from omnisupport_ingest.sources.debezium.faults import SourceTakesNoFiles
     from omnisupport_ingest.sources.debezium.land import land as land_file
 
-    with pytest.raises(SourceRefused, match="not mixed"):
+    with pytest.raises(SourceTakesNoFiles, match="not mixed"):
         land_file(seed.files[0].path, events_of)
 
 

@@ -131,13 +131,13 @@ class AddedTables:
         contracts = self._contracts()
         new = next((each for each in contracts.of_source(self._settings.source) if each.name == name), None)
         if new is None:
-            raise _NotContracted(
+            raise NotContracted(
                 f"{self._settings.source} has no contract of that name.",
                 fix=f"Add its file, or remove the request: {self._requests.file(name)}",
             )
         for known in self._captured.all:
             if known.table_name == new.table_name:
-                raise _NotContracted(
+                raise NotContracted(
                     f"{new.full_name} is captured by the contract {known.name}, whose name has changed.",
                     fix="A contract that was changed is taken in by: omnisupport-ingest source restart",
                 )
@@ -173,8 +173,13 @@ class AddedTables:
             _log.warning("%s is not captured yet: %s", name, problem)
 
 
-class _NotContracted(IngestError):
-    """Raised when a snapshot is requested for a table without a contract."""
+class NotContracted(IngestError):
+    """A running capture is asked to read a table that has no contract, or whose contract has another name
+    now.
+
+    Fix: Write its contract; restart capture where a contract was renamed (``omnisupport-ingest source
+    restart``).
+    """
 
 
 _POLL_SECONDS = 0.5

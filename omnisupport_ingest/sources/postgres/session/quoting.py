@@ -10,7 +10,11 @@ from omnisupport_ingest.errors import IngestError
 
 
 class NotQuotable(IngestError):
-    """A name or value that cannot be written as SQL."""
+    """A name or a value cannot be written as SQL: it is empty, or has a character that PostgreSQL cannot
+    hold.
+
+    Fix: Correct it where it was given: an option, a setting, a contract or a note in the home.
+    """
 
 
 def identifier(name: str) -> str:

@@ -32,7 +32,12 @@ _MACHINE_ID = Path("/etc/machine-id")
 
 
 class HomeCopied(IngestError):
-    """Raised when the home is a copy of another, or was restored: only a person knows whose the slot is."""
+    """The home is a copy of another, was restored, or was moved to another file system. Whether the slot is
+    still its own, only a person knows.
+
+    Fix: ``omnisupport-ingest source adopt --take-over`` if the original is gone for good;
+    ``omnisupport-ingest source adopt --new-slot`` if it still captures.
+    """
 
     exit_code = 6
 

@@ -112,7 +112,11 @@ FOUND = RECOVERY_LSN.found(CRASH_AFTER_EMIT)
 
 
 class RecoveryStopped(IngestError):
-    """Raised when the decision table wants a person to look before capture goes on after a crash."""
+    """Capture or the source ended before what had landed was confirmed, and the decision table says stop for
+    that. Nothing is lost.
+
+    Fix: See why it ended, write ``replay_and_dedupe`` in that row, and start capture again.
+    """
 
 
 def require_recovery(settings: Settings, confirmed: Lsn, landed: Lsn) -> None:

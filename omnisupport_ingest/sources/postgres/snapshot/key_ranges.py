@@ -175,7 +175,12 @@ _BYTE_ORDER = ("C", "POSIX")
 
 
 class NoKeyRange(IngestError):
-    """Raised when the lake cannot tell which keys lie in the requested range."""
+    """The range of keys is none: a value does not fit its column, it ends before it starts, or the lake
+    cannot order such keys.
+
+    Fix: Correct ``--from`` and ``--to``, or have the whole table read: ``omnisupport-ingest source snapshot
+    TABLE``.
+    """
 
     exit_code = 2
 
