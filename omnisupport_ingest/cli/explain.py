@@ -142,6 +142,7 @@ def _origin_document(explanation: Explanation, origin: Origin) -> dict[str, Any]
         "personal_data_policy": policy.pii if policy.personal else None,
         "decided_by": _id(explanation, origin.event) if origin.event is not None else None,
         "from_old_key": origin.old_key,
+        "by_default": origin.by_default,
     }
 
 
@@ -278,6 +279,11 @@ def _origin_facts(explanation: Explanation, origin: Origin) -> Iterator[tuple[st
         yield "", f"Look: omnisupport-ingest quarantine show {explanation.ref(event)}"
     else:
         yield "decided by", _event(event) + (", under the old key of the row" if origin.old_key else "")
+        if origin.by_default:
+            yield (
+                "default",
+                "the event is older than the column, so it has what the contract says of such rows",
+            )
     facts, landed = event.facts, explanation.landed[event.batch_id]
     if facts["tx_id"] is not None:
         yield "transaction", f"{facts['tx_id']}, change LSN {_lsn(facts['lsn'])}"

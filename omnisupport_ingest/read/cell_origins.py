@@ -71,6 +71,14 @@ class KeyEvent:
         """The columns that it carried, by name."""
         return with_unsent(read_image(self.after) or {}, self.unchanged, self.before)
 
+    def decides(self, table_columns: TableColumns) -> frozenset[str]:
+        """The columns that it may decide: what it carried, and what has a default because the event began
+        a row before the table had the column."""
+        names = frozenset(self.carried())
+        if self.op in _STARTS and read_image(self.after) is not None:
+            names |= {name for name, _ in table_columns.defaults}.difference(self.unchanged or ())
+        return names
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -78,17 +86,22 @@ class Origin:
 
     ``resolved``: the value is known; else ``event`` is in quarantine, and hides what older ones carried.
     ``old_key``: a key change did not send the column, and the life that it ended had the value.
+    ``by_default``: ``event`` is older than the column, whose ``default`` counts then.
     """
 
     column: str
     event: KeyEvent | None
     resolved: bool
     old_key: bool = False
+    by_default: bool = False
+    default: str | None = None
 
     @property
     def value(self) -> str | None:
         """The value as text, None for NULL; without a meaning where it is not resolved."""
-        return self.event.carried().get(self.column) if self.event is not None and self.resolved else None
+        if self.event is None or not self.resolved:
+            return None
+        return self.default if self.by_default else self.event.carried().get(self.column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +224,11 @@ def _life(
     ]
     if not numbered:
         return None
-    folded = fold_groups(_table(numbered, table_columns).to_batches(), table_columns, few=_NO_LIMIT)
+    # In the place of a default stands the number of its event too.
+    numbers = replace(table_columns, defaults=())
+    folded = fold_groups(_table(numbered, table_columns).to_batches(), numbers, few=_NO_LIMIT)
     batches = [batch for each in folded for batch in _with_typed_columns(each)]
-    for batch in current_groups(batches, table_columns, ends):
+    for batch in current_groups(batches, numbers, ends):
         for row in batch.to_pylist():
             at = row["_cdc_ended_at"]
             ended = None if at is None else tuple(at.values())
@@ -236,7 +251,10 @@ def _origin(
     while current is not None:
         if column not in (current["_cdc_unresolved"] or ()):
             number = current[column]
-            return Origin(column, None if number is None else ordered[int(number)], True, old_key)
+            event = None if number is None else ordered[int(number)]
+            by_default = event is not None and column not in event.carried()
+            default = dict(table_columns.defaults).get(column)
+            return Origin(column, event, True, old_key, by_default, default)
         if column not in (current["_open"] or ()) or current["_from_key"] is None:
             break
         key, moved_at = current["_from_key"], tuple(current["_from_at"].values())
@@ -245,15 +263,15 @@ def _origin(
         seen.add((key, moved_at))
         old_key = True
         current = _life(ordered, counted, key, table_columns, ends, moved_at)
-    hiding = [each for each in counted if each.withheld and _hides(each, key, column)]
+    hiding = [each for each in counted if each.withheld and _hides(each, key, column, table_columns)]
     newest = max(hiding, key=lambda each: each.position, default=None)
     return Origin(column, newest, False, old_key and newest is not None)
 
 
-def _hides(event: KeyEvent, key: str, column: str) -> bool:
+def _hides(event: KeyEvent, key: str, column: str, table_columns: TableColumns) -> bool:
     if event.op in _TABLE:
         return True
-    return event.key == key and (event.op == "d" or column in event.carried())
+    return event.key == key and (event.op == "d" or column in event.decides(table_columns))
 
 
 def _bounds(
@@ -307,10 +325,10 @@ def _table(numbered: Sequence[tuple[int, KeyEvent]], table_columns: TableColumns
 def _numbered_image(event: KeyEvent, number: int, table_columns: TableColumns) -> str | None:
     if event.op not in _LIVING and event.op != OLD_KEY_ENDED:
         return event.after
-    carried = event.carried()
+    decided = event.decides(table_columns)
     # The first entry is of no column: it orders the texts of events at one position by their numbers.
     return json.dumps(
-        {"": f"{number:012d}"} | {n: str(number) for n in table_columns.non_key if n in carried}
+        {"": f"{number:012d}"} | {n: str(number) for n in table_columns.non_key if n in decided}
     )
 
 

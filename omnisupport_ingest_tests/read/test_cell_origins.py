@@ -123,6 +123,33 @@ def test_every_loser_says_why_it_lost() -> None:
     assert (hidden[50], hidden[60]) == (Role.HIDES, Role.NOT_SENT)
 
 
+def test_a_row_that_is_older_than_a_column_has_its_default_by_the_event_that_began_it() -> None:
+    columns = TableColumns(("id", "title", "size", "note"), ("id",), (("size", "0"), ("note", "none yet")))
+    events = [
+        event("c", 10, '{"id":"1","title":"a"}', unchanged=("note",)),
+        event("d", 20),
+        event("r", 30, '{"id":"1","title":"b"}'),
+        event("u", 40, '{"id":"1","title":"c","size":"7"}'),
+        event("u", 50, '{"id":"1","title":"d"}'),
+    ]
+    found = origins_of(events, '["1"]', columns)
+    assert found is not None
+    told = {name: (each.event, each.value, each.by_default) for name, each in found.columns.items()}
+    assert told == {
+        "title": (events[4], "d", False),
+        "size": (events[3], "7", False),
+        "note": (events[2], "none yet", True),
+    }
+    assert found.role(events[2], "note") is Role.DECIDES
+    earlier = origins_of(events[:1], '["1"]', columns)
+    assert earlier is not None
+    # The table had this one, and it was not sent.
+    assert (earlier.columns["size"].value, earlier.columns["note"].resolved) == ("0", False)
+    waits = [events[0], event("c", 60, '{"id":"1","title":"bad"}', withheld=True)]
+    hidden = origins_of(waits, '["1"]', columns)
+    assert hidden is not None and hidden.columns["note"].event == waits[1]
+
+
 def test_a_truncate_ends_the_life_of_a_row() -> None:
     events = [event("c", 10, '{"id":"1","title":"a","body":null}'), event("t", 20)]
     found = origins_of(events, '["1"]', NOTES)
