@@ -18,7 +18,8 @@ from pyspark.sql import types as T
 from omnisupport_ingest.cdc.current import current_state
 from omnisupport_ingest.cdc.envelope import LANDED_TYPE
 from omnisupport_ingest.cdc.fold import fold_events, partitions_for
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pii_policies import HASH
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.read.compare import (
@@ -30,6 +31,7 @@ from omnisupport_ingest.read.compare import (
     events_since,
     key_hash,
 )
+from omnisupport_ingest.read.protected_rows import HASHES_PREFIX
 from omnisupport_ingest.read.row_equality import (
     key_part,
     named,
@@ -84,6 +86,7 @@ class MovedOn:
             connection.execute(f"CREATE VIEW lake AS {select_lake(connection, self.contract, self.files)}")
             connection.execute(f"CREATE VIEW forward AS {select_lake(connection, self.contract, forward)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
+            connection.execute(f"CREATE TABLE hashes AS {self._hashes()}")
             connection.execute(f"CREATE TABLE pairs AS {self._pairs()}")
             row = connection.execute(
                 "SELECT (SELECT count(*) FROM pairs), (SELECT count(*) FROM moved),"
@@ -133,6 +136,20 @@ class MovedOn:
             f" WHERE key IS NOT NULL GROUP BY ALL"
         )
 
+    def _hashes(self) -> str:
+        """SQL: a map from hashes of the source's values by former keys to those by the current one.
+
+        A window that is not made again since another key came has the former ones.
+        """
+        names = [each.name for each in self.contract.columns if each.pii == HASH]
+        both = " UNION ".join(
+            f"SELECT unnest(string_split({named(HASHES_PREFIX + name)}, ' ')) AS former,"
+            f" {named(name)} AS current FROM read_parquet({text(str(self.expected))})"
+            for name in names
+        )
+        both = both or "SELECT NULL::VARCHAR AS former, NULL::VARCHAR AS current"
+        return f"SELECT map(list(former), list(current)) AS by_former FROM ({both}) WHERE former <> current"
+
     def _events(self) -> str:
         """The source's rows as rows of a snapshot just below the LSN, and the events at it and above."""
         contract, sample = self.contract, self.sample
@@ -181,7 +198,7 @@ class MovedOn:
             f"CASE WHEN {too_many} THEN 'not in the source' END",
             f"CASE WHEN {too_few} THEN 'deleted in the lake' END",
             *(
-                f"CASE WHEN {at_source} AND ({_differs(column.name)}) THEN {text(column.name)} END"
+                f"CASE WHEN {at_source} AND ({_differs(column)}) THEN {text(column.name)} END"
                 for column in contract.columns
             ),
             f"CASE WHEN {at_source} AND ({_unknown('l', '*')} <> {_unknown('f', '*')}) THEN 'in doubt' END",
@@ -208,11 +225,14 @@ class MovedOn:
         return connection
 
 
-def _differs(column: str) -> str:
-    value, exact = named(column), f"_cdc_exact[{text(column)}]"
+def _differs(column: Column) -> str:
+    value, exact = named(column.name), f"_cdc_exact[{text(column.name)}]"
+    here, there = f"l.{value}", f"f.{value}"
+    if column.pii == HASH:
+        here, there = (f"coalesce((SELECT by_former FROM hashes)[{each}], {each})" for each in (here, there))
     return (
-        f"l.{value} IS DISTINCT FROM f.{value} OR l.{exact} IS DISTINCT FROM f.{exact}"
-        f" OR {_unknown('l', column)} <> {_unknown('f', column)}"
+        f"{here} IS DISTINCT FROM {there} OR l.{exact} IS DISTINCT FROM f.{exact}"
+        f" OR {_unknown('l', column.name)} <> {_unknown('f', column.name)}"
     )
 
 

@@ -28,7 +28,8 @@ from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import Reading
-from omnisupport_ingest.read.compare import compare
+from omnisupport_ingest.read.brought_forward import MovedOn
+from omnisupport_ingest.read.compare import Sample, compare
 from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.read.export import Format, write_rows
 from omnisupport_ingest.read.protected_rows import protect_rows
@@ -192,7 +193,7 @@ def hashes(story: Story) -> dict[str, str]:
 
 def source_folder(folder: Path) -> Path:
     made = folder / "source"
-    made.mkdir()
+    made.mkdir(parents=True)
     return made
 
 
@@ -432,6 +433,31 @@ def test_verify_sees_another_value_wherever_the_lake_would_show_it(
 ) -> None:
     shown = [(number, row | {column: told_value} if number == 4 else row) for number, row in AT_SOURCE]
     assert compared(told, tmp_path, shown) == ({"4": (column,)} if seen else {})
+
+
+def test_newer_events_are_compared_whichever_key_their_hashes_are_by(
+    story: Story, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Another key is in force, and no window is made again yet: the lake has hashes by the former one."""
+    rotated = opened(story.workspace.home.path.parent, ROTATED)
+    contract = rotated.contract
+    at_lsn = [(number, values(number)) for number in (1, 2, 3, 4, *MANY)]
+    files = EventFiles.newest(rotated.workspace, SOURCE)
+    assert files is not None
+    told = ([file.uri for file in each] for each in (files.accepted(contract), files.withheld))
+    sample = Sample(None, *map(tuple, told), 1, 20)
+    dimension = [file.uri for file in rotated.workspace.dimension(contract).open().all_files()]
+    found = {}
+    for name, other in (("same", {}), ("other", {"email": "other@example.org"})):
+        folder = source_folder(tmp_path / name)
+        shown = [(number, row | other if number == 1 else row) for number, row in at_lsn]
+        expected = source_rows(folder, shown)
+        protect_rows(contract, expected, rotated.workspace.secrets([contract]))
+        compared = MovedOn(contract, expected, dimension, sample, whole=False).compare(spark)
+        assert compared.forwarded == 4
+        found[name] = {each.key: each.columns for each in compared.examples if each.key != "5"}
+    # The update of row 1 did not send its address.
+    assert found == {"same": {}, "other": {"1": ("email",)}}
 
 
 def test_recovery_takes_no_row_of_a_protected_table_for_the_same(told: Story, tmp_path: Path) -> None:
