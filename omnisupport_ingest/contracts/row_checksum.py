@@ -13,6 +13,7 @@ different, never the reverse.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from omnisupport_ingest.contracts.model import Column, TableContract
@@ -83,6 +84,18 @@ def has_checksum(contract: TableContract) -> bool:
 def checked_columns(contract: TableContract) -> tuple[Column, ...]:
     """Return the columns that can be compared, even if whole rows cannot (``has_checksum``)."""
     return tuple(each for each in contract.columns if each.pii == KEEP and each.type.kind not in FLOATS)
+
+
+def as_compared(contract: TableContract) -> TableContract:
+    """Return the contract with the columns that a comparison of rows with the lake reads at the source.
+
+    Not those whose values a policy for personal data changes in the lake: they can be compared with nothing.
+    """
+    if not contract.unprotected:
+        return contract
+    names = {*contract.key, contract.soft_delete_column, *(each.name for each in checked_columns(contract))}
+    columns = tuple(each for each in contract.columns if each.name in names)
+    return replace(contract, columns=columns, unprotected=())
 
 
 def by_number(contract: TableContract) -> bool:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import duckdb
 import psycopg2
+import pyarrow.parquet as pq
 import pytest
 from psycopg2.extensions import make_dsn
 
+from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.row_checksum import EVERY_KEY, NO_ROWS, KeySpan, RowVersions
 from omnisupport_ingest.equality.bisecting import Remaining, differing
 from omnisupport_ingest.read.dimension_ranges import DimensionRanges
@@ -67,6 +69,26 @@ def test_what_differs_is_named_and_rows_that_are_equal_value_by_value_are_told(
         assert (found.rows, found.keys, found.more) == (ROWS, (("11",), ("9",)), False)
         (file,) = source.write_rows([("9",), ("10",), ("11",), ("-3",)], tmp_path)
         assert lake.same_rows(file) == {("10",), ("-3",)}
+
+
+def test_no_value_that_a_policy_hides_is_fetched_to_compare_rows(
+    things: SourceUnderTest, tmp_path: Path
+) -> None:
+    hidden = {"title": "drop", "doc": "hash", "tags": "drop", "day": "tokenize"}
+    at_source = tuple(
+        replace(each, pii=hidden.get(each.name, "keep"), personal=each.name in hidden)
+        for each in CONTRACT.columns
+    )
+    contract = replace(CONTRACT, columns=lake_columns(at_source), unprotected=at_source)
+    lake_of(things, tmp_path, CHANGED).close()
+    with (
+        source_at(things.dsn, things.slot, 20.0) as source,
+        DimensionRanges(contract, [str(tmp_path / "lake.parquet")], tmp_path) as lake,
+    ):
+        (file,) = source.table(contract).write_rows([("9",), ("10",), ("11",)], tmp_path)
+        assert lake.same_rows(file) == {("9",), ("10",)}, "of 9 only the title is another"
+    names = {name.removeprefix("json:") for name in pq.read_schema(file).names}
+    assert names == {each.name for each in CONTRACT.columns} - hidden.keys()
 
 
 def test_rows_that_are_left_out_or_not_known_for_certain_are_in_no_checksum(

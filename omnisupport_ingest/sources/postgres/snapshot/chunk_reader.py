@@ -22,7 +22,7 @@ import pyarrow as pa
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.contracts.row_checksum import RowChecksum, as_compared
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.landing.manifest import ChunkSpan, Manifest, RelationVersion
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
@@ -272,10 +272,12 @@ class ChunkReader:
         return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
     def read_text(self, chunk: PlannedChunk, path: Path) -> UnlandedRead:
-        """Write the rows of ``chunk`` to a file by ``write_text_rows``. Raises as ``read`` does."""
+        """Write the rows of ``chunk``, ``as_compared``, to a file by ``write_text_rows``. Raises as ``read``
+        does."""
+        contract = as_compared(chunk.table)
 
         def read(rows: str) -> None:
-            write_text_rows(self._connection, chunk.table, rows, path, fetched=self._limit_rate)
+            write_text_rows(self._connection, contract, rows, path, fetched=self._limit_rate)
 
         unlanded, _ = self._read_unlanded(chunk, read)
         return unlanded

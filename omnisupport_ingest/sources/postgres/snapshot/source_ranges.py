@@ -27,6 +27,7 @@ from omnisupport_ingest.contracts.row_checksum import (
     RowChecksum,
     RowNumbers,
     RowVersions,
+    as_compared,
     by_number,
     checked_columns,
     living_alone,
@@ -202,12 +203,12 @@ class SourceRanges:
         return numbers
 
     def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
-        """Write the rows with ``keys`` to files in ``folder`` (``write_text_rows``), for their owner only."""
-        files = []
+        """Write the rows with ``keys``, ``as_compared``, to files in ``folder`` (``write_text_rows``)."""
+        files, contract = list[Path](), as_compared(self.contract)
         for number, where in enumerate(self._with_keys(keys)):
             files.append(folder / f"rows-{number}.parquet")
             with source_errors(f"reading rows of {self.contract.full_name}"):
-                write_text_rows(self.connection, self.contract, f"{self.rows}{where}", files[-1])
+                write_text_rows(self.connection, contract, f"{self.rows}{where}", files[-1])
         return files
 
     def _with_keys(self, keys: Collection[Key]) -> Iterator[str]:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_now
@@ -20,6 +22,7 @@ from omnisupport_ingest.read.dimension_rows import DimensionRows
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning, GapInSource
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.snapshot.compared_reading import Recovered
+from omnisupport_ingest_tests.sources.postgres import folded_lake
 from omnisupport_ingest_tests.sources.postgres.folded_lake import FoldedLake
 from omnisupport_ingest_tests.sources.postgres.source_under_test import (
     SourceUnderTest,
@@ -85,6 +88,29 @@ def test_chunks_are_compared_row_by_row_where_the_lake_orders_keys_in_another_wa
     lost.sql("UPDATE tickets SET a = 'lost' WHERE id = 120")
     (done,) = recover(lost, tmp_path)
     assert (done.chunks, done.by_rows, done.read_again, done.ended) == (11, 11, 1, 0)
+    lost.catch_up()
+    assert same_as_source(lost) and complete(lost)
+
+
+def test_no_value_that_a_policy_hides_is_fetched_to_compare_it(
+    lost: SourceUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+
+    class Looking(DimensionRows):
+        def same(self, rows: Path) -> bool:
+            seen.update(pq.read_schema(rows).names)
+            return super().same(rows)
+
+    monkeypatch.setattr(folded_lake, "DimensionRows", Looking)
+    at_source = tuple(
+        replace(each, pii="drop", personal=True) if each.name == "b" else each
+        for each in lost.tables[0].columns
+    )
+    lost.tables[0] = replace(lost.tables[0], columns=lake_columns(at_source), unprotected=at_source)
+    lost.sql("DELETE FROM tickets WHERE id = 3")
+    (done,) = recover(lost, tmp_path)
+    assert (done.by_rows, done.ended, seen) == (done.chunks, 1, {"id", "a"})
     lost.catch_up()
     assert same_as_source(lost) and complete(lost)
 
