@@ -29,9 +29,10 @@ _IMAGES = ("before", "after")
 _CONTENT_HASH = r',"[0-9a-f]{16}"\]$'
 """The end of an identity that a hash of the event's content is part of (``sources.debezium.events``)."""
 
-_WITHOUT_VALUES = pa.array(["t", "b"])
+WITHOUT_VALUES = frozenset("tb")
 """Operations that bring no value of a row: the range of keys that a snapshot end has is no value either."""
 
+_UNCHANGED = pa.array(sorted(WITHOUT_VALUES))
 _KEYLESS = pa.array(["t", "b", "m"])
 """Operations whose ``after`` is no row: the boundary of a snapshot has a range of keys there."""
 
@@ -91,7 +92,7 @@ def _protected(batch: pa.RecordBatch, protections: Protections, few: int) -> pa.
                     columns[name], rows, protect_images(images, protection, few=few)
                 )
     undescribed = pc.and_(
-        pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _WITHOUT_VALUES))
+        pc.fill_null(pc.invert(others), True), pc.invert(pc.is_in(batch.column("op"), _UNCHANGED))
     )
     for name in _IMAGES:
         columns[name] = pc.if_else(undescribed, pa.scalar(None, pa.string()), columns[name])

@@ -27,6 +27,7 @@ from omnisupport_ingest.cdc.judging import ACCEPTED, ADDED, DUPLICATE, MARKS, Ju
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.protecting import Protections, protect_batches
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.pg_types import Kind
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.lake.file_rows import batches_of
@@ -107,10 +108,10 @@ def judge(
     marks = (copies or Copies()).of(files)
     lookout = RulesLookout(judging_rules.contracts)
     for file in files:
-        table, marked, first = _only_table(file), marks[file.uri], _First(judging_rules)
+        name, marked, first = _only_table(file), marks[file.uri], _First(judging_rules)
         found = None
-        if table is not None and not marked and not protected(table):
-            found = _taken_over(output, file, table, first, lookout)
+        if name is not None and not marked and not protected(name):
+            found = _taken_over(output, file, name, first, lookout)
         report += found or _judge_rows(output, file, marked, first, lookout)
     return replace(report, seconds=time.perf_counter() - started).to_text()
 
@@ -150,14 +151,15 @@ class Judged:
         return cls(Taken(*taken), BrokenRules.parse(broken), alike, seconds)
 
 
-def _protected_tables(judging_rules: JudgingRules) -> Callable[[str], bool]:
-    """Return whether events of a table, by its name in any schema, are not kept as they landed.
+def _protected_tables(judging_rules: JudgingRules) -> Callable[[TableName], bool]:
+    """Return whether events of a table are not kept as they landed.
 
-    Where one table of the source is protected, so is what has no contract (``cdc.protecting``).
+    Where one table of the source is protected, so is what has no contract (``cdc.protecting``): also a table
+    that is called as one with a contract, in another schema.
     """
-    protected = {each.table for each in judging_rules.contracts if needs_protection(each)}
-    kept = {each.table for each in judging_rules.contracts} - protected
-    return lambda table: bool(protected) and table not in kept
+    protected = {each.table_name for each in judging_rules.contracts if needs_protection(each)}
+    kept = {each.table_name for each in judging_rules.contracts} - protected
+    return lambda name: bool(protected) and name not in kept
 
 
 class _First:
@@ -211,9 +213,9 @@ def _judge_rows(output: Output, file: LakeFile, marks: Marks, first: _First, loo
 
 
 def _taken_over(
-    output: Output, file: LakeFile, table: str, first: _First, lookout: RulesLookout
+    output: Output, file: LakeFile, name: TableName, first: _First, lookout: RulesLookout
 ) -> Judged | None:
-    """Take ``file`` over, if all its events, which are of one ``table``, are accepted in time; else None.
+    """Take ``file`` over, if all its events, of the table ``name``, are accepted in time; else None.
 
     It is what nearly every file comes to, and no column but those that are judged by is read for it.
     """
@@ -231,7 +233,7 @@ def _taken_over(
         if not pc.all(in_time).as_py():
             return None
         broken += lookout.found(judged)
-    output.link(file, (("window", file.window), ("source_table", table)))
+    output.link(file, (("window", file.window), ("source_table", name[1])))
     return Judged(first.taken, broken)
 
 
@@ -251,14 +253,20 @@ def _marked(batch: pa.RecordBatch, copies: pa.Array, collisions: pa.Array) -> pa
     return marked.append_column("copy", copies).append_column("collision", collisions)
 
 
-def _only_table(file: LakeFile) -> str | None:
+def _only_table(file: LakeFile) -> TableName | None:
     """The table that all events of a raw file are of, as its footer tells; None if they are of several."""
     footer = pq.read_metadata(file.uri)
+    schema, table = (_only_value(footer, column) for column in ("source_schema", "source_table"))
+    return None if schema is None or table is None else (schema, table)
+
+
+def _only_value(footer: pq.FileMetaData, name: str) -> str | None:
+    """The one text in the column ``name`` of a file; None if it has several, or the footer does not tell."""
     found: set[str] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         columns = (group.column(place) for place in range(group.num_columns))
-        statistics = next(each.statistics for each in columns if each.path_in_schema == "source_table")
+        statistics = next(each.statistics for each in columns if each.path_in_schema == name)
         if statistics is None or not statistics.has_min_max:
             return None
         if not statistics.has_null_count or statistics.null_count:

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.cdc.ordinary import ROW_OPS
 from omnisupport_ingest.cdc.protected_images import protect_image
-from omnisupport_ingest.cdc.protecting import Protections
+from omnisupport_ingest.cdc.protecting import WITHOUT_VALUES, Protections
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH
 from omnisupport_ingest.contracts.protection import Protection, Secrets, hashing, needs_protection
@@ -58,7 +57,8 @@ def _by_all_keys(texts: pa.StringArray, secrets: Secrets) -> pa.StringArray:
 
 @dataclass(frozen=True)
 class LandedProtection:
-    """Protects landed events of one source, one by one, before a person sees them."""
+    """Protects landed events of one source, one by one, before a person sees them: as ``protect_batches``
+    protects them before they are in the lake."""
 
     protections: Protections
 
@@ -73,9 +73,15 @@ class LandedProtection:
         return cls(Protections.of(contracts, workspace.secrets(contracts)))
 
     def of(self, event: LandedEvent) -> LandedEvent:
-        """Return the event with protected row images."""
-        protection = self.protections.by_table.get((event.source_schema, event.source_table))
-        if protection is None or event.op not in ROW_OPS:
+        """Return the event with protected row images; without them where one table of the source has a policy
+        and no contract describes what the event carries."""
+        name = event.source_schema, event.source_table
+        if not self.protections or event.op in WITHOUT_VALUES:
+            return event
+        if name not in self.protections.contracted:
+            return event._replace(before=None, after=None)
+        protection = self.protections.by_table.get(name)
+        if protection is None:
             return event
         return event._replace(
             before=protect_image(event.before, protection), after=protect_image(event.after, protection)

@@ -16,6 +16,7 @@ from omnisupport_ingest.cdc.erasing import Erasures, Span, key_hash
 from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.judging import ACCEPTED, QUARANTINED, JudgingRules, judge_and_erase, judge_batches
 from omnisupport_ingest.cdc.protected_images import protect_image, protect_images
+from omnisupport_ingest.cdc.protecting import Protections
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.model import Column, TableContract
@@ -23,6 +24,8 @@ from omnisupport_ingest.contracts.pii_keys import HashKey, HashKeys
 from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.protection import Protection, Secrets
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.read.protected_rows import LandedProtection
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -152,6 +155,24 @@ def test_every_event_of_a_table_with_policies_is_protected_and_no_verdict_change
         for number, row in by_number.items():
             if number not in (103, 104):
                 assert "ada.lovelace" not in str(row) and "078-05-1120" not in str(row)
+
+
+def test_a_landed_event_is_shown_as_the_lake_has_it() -> None:
+    rows = [
+        person(1),
+        person(2, source_table="plain"),
+        person(3, source_table="elsewhere"),
+        person(4, source_schema="archive", source_table="plain", before='{"email":"ada.lovelace@x.org"}'),
+        person(5, op="m", source_schema="", source_table="", key=None, after='"ada.lovelace@x.org"'),
+        person(6, op="b", key=None, after='{"by":["email"],"start":null,"end":["ada.lovelace@x.org"]}'),
+    ]
+    for contracts in ((PEOPLE, PLAIN), (PLAIN,)):
+        rules = JudgingRules(contracts, RULES.decisions, HOUR, secrets=SECRETS)
+        shown = LandedProtection(Protections.of(contracts, SECRETS))
+        for in_lake in judged(batch(*rows), rules):
+            row = rows[in_lake["commit_lsn"] - 1]
+            event = shown.of(LandedEvent(**{name: row.get(name) for name in LandedEvent._fields}))
+            assert (event.before, event.after) == (in_lake["before"], in_lake["after"]), row["commit_lsn"]
 
 
 def test_an_accepted_event_has_the_hash_of_what_is_left_and_a_quarantined_one_keeps_its_name() -> None:

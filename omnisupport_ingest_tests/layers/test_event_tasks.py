@@ -18,7 +18,9 @@ from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE
 from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pii_keys import SETTING
+from omnisupport_ingest.contracts.pii_policies import lake_columns
 from omnisupport_ingest.contracts.quality import Policies
 from omnisupport_ingest.lake import file_rows, file_tasks
 from omnisupport_ingest.lake.file_rows import batches_of, rows_of
@@ -174,7 +176,9 @@ RULES = JudgingRules((CONTRACT,), load_decision_table(default_decision_table()),
 """Row rules of the contract, and every scenario as the decision table has it."""
 
 
-def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[Path, Path, list[Path]]:
+def judged(
+    tmp_path: Path, name: str, events: list[dict[str, object]], by: JudgingRules = RULES
+) -> tuple[Path, Path, list[Path]]:
     """The raw file of ``events``, the accepted file that judging them leaves, and those of the quarantine."""
     known = {"window": "2026-11-21T12", "landed_at": NOON, "event_hash": 1}
     of_table = {"source_schema": CONTRACT.schema, "source_table": CONTRACT.table}
@@ -184,7 +188,7 @@ def judged(tmp_path: Path, name: str, events: list[dict[str, object]]) -> tuple[
     place = (("window", "2026-11-21T12"),)
     file = LakeFile(path.name, str(path), place[0][1], place, len(rows), path.stat().st_size)
     output = Output(tmp_path / f"of {name}", 0, RAW, ("window", "source_table"))
-    assert Judged.parse(judge(output, [file], RULES)).taken.events == len(rows)
+    assert Judged.parse(judge(output, [file], by)).taken.events == len(rows)
     output.close()
     [accepted] = (tmp_path / f"of {name}" / "rows").rglob("*.parquet")
     return path, accepted, list((tmp_path / f"of {name}" / "beside").rglob("*.parquet"))
@@ -201,6 +205,26 @@ def test_a_raw_file_whose_every_event_is_accepted_is_linked_and_any_other_is_wri
     assert pq.read_table(accepted, partitioning=None)["commit_lsn"].to_pylist() == [7, 8]
     assert withheld[0].parent.name == "reason=malformed_image"
     assert pq.read_table(withheld[0], partitioning=None)["commit_lsn"].to_pylist() == [9]
+
+
+def test_a_table_without_a_contract_loses_its_rows_though_one_of_its_name_has_a_contract(
+    tmp_path: Path,
+) -> None:
+    secret = (Column("id", "bigint", nullable=False), Column("ssn", "text", pii="drop", personal=True))
+    people = replace(
+        CONTRACT, name="people", table="people", key=("id",), columns=lake_columns(secret), unprotected=secret
+    )
+    by = replace(RULES, contracts=(CONTRACT, people))
+    row = {"after": '{"lane":"1","id":"1","status":"open","note":null,"body":null}', "key": '["1","1"]'}
+    raw, accepted, _ = judged(tmp_path, "own", [row], by)
+    assert accepted.samefile(raw), "no policy is about it"
+    raw, accepted, _ = judged(tmp_path, "other", [row | {"source_schema": "archive"}], by)
+    [found] = pq.read_table(accepted, partitioning=None).to_pylist()
+    assert (found["source_schema"], found["key"], found["after"]) == ("archive", row["key"], None)
+    # In one file with rows of the other too.
+    both = [row, row | {"source_schema": "archive", "commit_lsn": 8}]
+    _, accepted, _ = judged(tmp_path, "both", both, by)
+    assert pq.read_table(accepted, partitioning=None)["after"].to_pylist() == [row["after"], None]
 
 
 def test_no_event_is_judged_twice_where_a_later_one_is_refused_and_the_file_is_written(
