@@ -76,8 +76,8 @@ crash-test: $(INSTALLED) ## Kill the processes at every failpoint of recovery
 	$(BIN)/python -m pytest -m crash -n 2 $(CRASHED) $(ARGS)
 
 .PHONY: prove
-prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (SEEDS=1000 START=0)
-	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) --ways $(ARGS)
+prove: $(INSTALLED) ## Hold random histories in every layer against the oracle (BUCKET=1 SEEDS=1000 START=0)
+	$(BIN)/python -m omnisupport_ingest_tests.proof --seeds $(SEEDS) --start $(START) $(if $(BUCKET),--bucket )--ways $(ARGS)
 
 .PHONY: explore
 explore: $(INSTALLED) ## Try what the pinned tests never do: fresh seeds for properties and proof (SECONDS=60 SEEDS=6)

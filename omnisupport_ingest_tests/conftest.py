@@ -152,6 +152,7 @@ _LONG = {
     "layers/test_privacy.py": 230,
     "cdc/test_kernel_fold.py": 220,
     "layers/test_delayed_merge.py": 220,
+    "proof/test_bucket.py": 210,
     "recovery/test_sensor_kill.py": 210,
     "cli/test_runbooks.py": 200,
     "sources/debezium/test_story.py": 200,

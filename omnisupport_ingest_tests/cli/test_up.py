@@ -13,9 +13,12 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
+from omnisupport_ingest.cli.probes import LIVE, READY
 from omnisupport_ingest.cli.source_connect import shown_dsn
 from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
+from omnisupport_ingest.runtime.ports import free_port
 from omnisupport_ingest_tests.cli import pgbench
+from omnisupport_ingest_tests.cli.test_probes import asked
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -45,6 +48,14 @@ def runs_succeeded(source: SourceUnderTest) -> int:
     return int(count)
 
 
+def is_ready(port: int) -> bool:
+    try:
+        return asked(port, READY)[0] == 200
+    except OSError:
+        # The last of the services that `up` starts.
+        return False
+
+
 @pytest.mark.slow
 def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_any_file(
     kept_in: str | None, source: SourceUnderTest, tmp_path: Path
@@ -57,7 +68,7 @@ def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_
 
 def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path, kept_in: str | None) -> None:
     """``up`` and ``verify`` with the rights of ``dsn`` alone; Dagster's storage has its own."""
-    home = tmp_path / "home"
+    home, health = tmp_path / "home", free_port()
     (tmp_path / ".env").write_text(
         f"OMNISUPPORT_HOME={home}\n"
         "OMNISUPPORT_CONTRACTS_DIR=contracts\n"
@@ -67,6 +78,7 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path, kept_in:
         f"OMNISUPPORT_PUBLICATION={source.slot}\n"
         f"OMNISUPPORT_DAGSTER_PG_URL={dagster_url(source)}\n"
         "OMNISUPPORT_WEBSERVER_PORT=0\n"
+        f"OMNISUPPORT_METRICS_PORT={health}\n"
         "OMNISUPPORT_SPARK_DRIVER_MEMORY=1g\n"
         + ("" if kept_in is None else f"OMNISUPPORT_STORAGE={kept_in}\n")
     )
@@ -89,6 +101,11 @@ def up_and_verify_as(dsn: str, source: SourceUnderTest, tmp_path: Path, kept_in:
             return pgbench.rows_of_lake(home, "pgbench_tellers") == expected
 
         wait_for("the change in the lake", shows_the_change, process, seconds=600)
+        wait_for("readiness", lambda: is_ready(health), process, seconds=PATIENCE)
+        found = [each["name"] for each in asked(health, READY)[1]["found"]]
+        assert found == ["look", "home", "disk", "up", "daemon", f"capture {pgbench.SOURCE}"]
+        status, body = asked(health, LIVE)
+        assert (status, [each["name"] for each in body["found"]]) == (200, ["look", "up"])
         sampled = pgbench.command("verify", "--sample", "100", "--json", folder=tmp_path, variables={})
         assert sampled.returncode == 0, sampled.stderr + sampled.stdout
         told = json.loads(sampled.stdout)

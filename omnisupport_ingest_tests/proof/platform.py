@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,7 @@ class Platform:
         self, folder: Path, spark: SparkSession, terms: Mapping[str, Terms], actions: Mapping[str, str]
     ) -> None:
         self._folder, self._spark = folder, spark
+        self._home = folder / "home"
         self._landed = 0
         self._ends: dict[int, Lsn] = {}
         self._last: dict[int, str] = {}
@@ -97,8 +99,9 @@ class Platform:
         keys = sorted(KEYS, key=lambda name: name != current)
         write_contracts(contracts, terms)
         _write_decisions(table, actions)
+        self._law = terms, actions
         settings = Settings(
-            home=self._folder / "home",
+            home=self._home,
             window=str(WINDOW),
             contracts_dir=contracts,
             decision_table=table,
@@ -326,6 +329,19 @@ class Platform:
         for table in self.workspace.tables():
             storage_of(table.folder).remove_folder(table.folder)
         self.watch.forget()
+
+    def go_on_elsewhere(self) -> bool:
+        """Have another machine go on where a bucket keeps landing and lake; False with folders.
+
+        Its home has the rest of this one, as from a backup, and no copy of what is in the bucket.
+        """
+        if self._place is None:
+            return False
+        lost, self._home = self._home, self._folder / "another"
+        shutil.copytree(lost, self._home, ignore=shutil.ignore_patterns("landing", "lake"))
+        shutil.rmtree(lost)
+        self.change_law(*self._law)
+        return True
 
     def content(self) -> dict[tuple[str, str], str]:
         """The content hash of every window of every table but quarantine, by table and window."""

@@ -52,6 +52,10 @@ _RELEASABLE = frozenset(
 )
 
 
+ELSEWHERE = "  another machine goes on"
+"""What is said when one does (``Platform.go_on_elsewhere``)."""
+
+
 class ProofFailed(AssertionError):
     """A layer holds what it must not; ``differences`` are the first ones, ``told`` the events of the history
     of one of them."""
@@ -133,6 +137,8 @@ class _Home:
             self._tell_otherwise()
         self._review()
         self._erase()
+        if self._platform.go_on_elsewhere():
+            self._say(ELSEWHERE)
         self._settle("after the last reviews and erasures")
         expected = self._rebuild()
         self.tally.things += self._held
