@@ -1,8 +1,9 @@
 """Decrypt the row images of events that landed encrypted, with the keys of their data subjects, before events
 are judged.
 
-A value whose key was destroyed becomes NULL, and the fold treats the column as known. Rules see such an image
-without the column, as if it had not been sent: the erasure of a subject keeps no row and no batch out.
+A value whose key was destroyed becomes NULL, and the fold treats the column as known. So does any column that
+the image does not show: it may have landed encrypted because no contract named it then. Rules see the image
+without these columns, as if they had not been sent: the erasure of a subject keeps no row and no batch out.
 A key that is missing though nobody destroyed it is a loss, not an erasure: decrypting raises and judging
 stops.
 """
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
+from omnisupport_ingest.contracts.at_rest import null_once_erased
 from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_id, without_values
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
@@ -51,7 +52,7 @@ def decrypt(
         SubjectKeysUnreadable: a key is missing that was not destroyed.
     """
     judged = batch
-    personal = {each.table_name: maybe_encrypted_columns(each) for each in contracts}
+    hidden = {each.table_name: null_once_erased(each) for each in contracts}
     for name in _IMAGES:
         if not _may_be_marked(batch.column(name)):
             continue
@@ -59,7 +60,7 @@ def decrypt(
         if not marked.true_count:
             continue
         events = batch.filter(marked)
-        made, left = _decrypted(events, name, personal, keys)
+        made, left = _decrypted(events, name, hidden, keys)
         index = batch.schema.get_field_index(name)
         field, landed = batch.schema.field(index), batch.column(name)
         kept = pc.replace_with_mask(landed, marked, pa.array(made, pa.string()))
@@ -88,7 +89,7 @@ def _marked(images: pa.StringArray) -> pa.BooleanArray:
 def _decrypted(
     events: pa.RecordBatch,
     name: str,
-    personal: dict[TableName, tuple[str, ...]],
+    hidden: dict[TableName, tuple[str, ...]],
     keys: SubjectKeys | None,
 ) -> tuple[list[str], list[str]]:
     """Return the images ``name`` of ``events``, and the same without the columns whose key is destroyed."""
@@ -112,7 +113,7 @@ def _decrypted(
             if left is found:
                 left = [*found]
             left.append(without_values(image, (), None))
-            found.append(without_values(image, personal.get(table_name, ()), unsent[row]))
+            found.append(without_values(image, hidden.get(table_name, ()), unsent[row]))
             continue
         found.append(decrypted(image, key, ".".join(table_name).encode()))
         if left is not found:

@@ -55,11 +55,21 @@ def read_at_rest(
 def readable_columns(contract: TableContract) -> frozenset[str]:
     """The columns of an encrypted contract that land as they are."""
     assert contract.subject is not None, "its values are encrypted"
-    cursor = contract.cursor
-    found = {*contract.key, contract.subject.column, contract.soft_delete_column}
-    found |= {cursor.field, cursor.event_time} if cursor is not None else set()
-    found |= {column.name for column in contract.source_columns if not column.personal}
-    return frozenset(name for name in found if name is not None)
+    return _found_by(contract) | {column.name for column in contract.source_columns if not column.personal}
+
+
+def null_once_erased(contract: TableContract) -> tuple[str, ...]:
+    """The columns that are NULL where the key of an image is gone and the image does not show them.
+
+    Not only those that are encrypted now: what no contract named as it landed is encrypted too. But none that
+    rows are found by, and none that may not be NULL.
+    """
+    found_by = _found_by(contract)
+    return tuple(
+        column.name
+        for column in contract.source_columns
+        if column.name not in found_by and (column.personal or column.nullable)
+    )
 
 
 def encrypted_columns(contract: TableContract) -> tuple[str, ...]:
@@ -79,6 +89,15 @@ def maybe_encrypted_columns(contract: TableContract) -> tuple[str, ...]:
         for column in contract.source_columns
         if column.personal and column.name not in contract.key
     )
+
+
+def _found_by(contract: TableContract) -> frozenset[str]:
+    """The columns by which rows are found and ordered: they land readable, whatever they hold."""
+    subject, cursor = contract.subject, contract.cursor
+    found = {*contract.key, contract.soft_delete_column}
+    found |= {subject.column} if subject is not None else set()
+    found |= {cursor.field, cursor.event_time} if cursor is not None else set()
+    return frozenset(name for name in found if name is not None)
 
 
 def _column(path: Path, policy: dict[str, Any], columns: tuple[Column, ...], stated: str | None) -> str:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.cdc.broken_rules import RulesLookout
-from omnisupport_ingest.cdc.decrypting import has_encrypted
+from omnisupport_ingest.cdc.decrypting import decrypt, has_encrypted
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.encrypted_images import MARK, Split, encrypt_images
-from omnisupport_ingest.contracts.model import Subject
+from omnisupport_ingest.contracts.model import Column, Default, Subject
 from omnisupport_ingest.contracts.protection import Secrets
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest_tests.cdc.test_rule_policies import CONTRACT, judged, judging_rules, marked
@@ -54,11 +54,40 @@ def test_a_subject_that_is_erased_breaks_no_rule_of_several_columns(tmp_path: Pa
     assert not RulesLookout([ENCRYPTED]).found(found).rejected
     kept = [json.loads(each) for each in found.column("after").to_pylist()]
     assert [each["owner"] for each in kept] == ["boss", None, "boss", "boss"], "NULL, not a column not sent"
-    assert kept[1] == images[1] | {"owner": None}
+    assert {name: kept[1][name] for name in images[1]} == images[1] | {"owner": None}
     # A rule of what can be read is asked as ever.
     late = pa.array([each.replace(SOLVED, "2026-11-21 08:00:00+00") for each in landed.to_pylist()])
     events = events.set_column(events.schema.get_field_index("after"), "after", late)
     assert judged(events, by, few).column("rules").to_pylist() == [["solved_after_opened"]] * 4
+
+
+def test_a_column_that_was_not_named_yet_is_null_once_its_subject_is_erased(tmp_path: Path) -> None:
+    """What no contract names lands encrypted; then the contract learns it, with a default for older rows."""
+    keys = SubjectKeys(tmp_path / "keys" / "subjects.sqlite")
+    priority = Column("priority", "text", default=Default("low"))
+    learned = replace(ENCRYPTED, columns=(*ENCRYPTED.columns, priority))
+    images = [
+        {"id": str(number), "owner": "boss", "opened": OPENED} | ({"priority": "high"} if number < 3 else {})
+        for number in range(1, 5)
+    ]
+    events = marked(images, ["a"] * 4)
+    landed = encrypt_images(
+        events.column("after"),
+        events.column("key"),
+        Split(readable_columns(ENCRYPTED), "id"),
+        ENCRYPTED.full_name.encode(),
+        lambda whose: keys.keys_of([("desk", "person", text) for _, text in whose]),
+    )
+    assert "high" not in str(landed.to_pylist())
+    events = events.set_column(events.schema.get_field_index("after"), "after", landed)
+    keys.destroy(key.id for key in keys.keys_of([("desk", "person", "2"), ("desk", "person", "4")]))
+    stored, to_judge = decrypt(events, [learned], keys)
+    after = [json.loads(each) for each in stored.column("after").to_pylist()]
+    # The fold makes the default of what an image lacks. Of 4 nobody can say any more that it lacked it.
+    assert [each.get("priority", "lacks it") for each in after] == ["high", None, "lacks it", None]
+    seen_by_rules = [json.loads(each) for each in to_judge.column("after").to_pylist()]
+    assert ["priority" in each for each in seen_by_rules] == [True, False, False, False]
+    assert all(each["id"] == str(number) for number, each in enumerate(after, start=1))
 
 
 def test_an_encrypted_image_is_seen_wherever_it_stands() -> None:
