@@ -23,6 +23,7 @@ from omnisupport_ingest.contracts.decision_table import (
     ROW_RULE,
 )
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.quality import QUARANTINE, WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.errors import IngestError
@@ -178,8 +179,10 @@ class _Plan:
         return self._unreleasable(row, values) or positions.taken(row)
 
     def _unreleasable(self, row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
-        contract = self._workspace.contracts.find(self._source, row.source_schema, row.source_table)
-        return _unreleasable(row, values) or _broken(row, contract)
+        contracts = self._workspace.contracts
+        contract = contracts.find(self._source, row.source_schema, row.source_table)
+        hidden = contract is None and any(map(needs_protection, contracts.of_source(self._source)))
+        return _unreleasable(row, values, hidden=hidden) or _broken(row, contract)
 
     def _beside(self, new: Iterable[Quarantined | Review], rows: Iterable[Quarantined]) -> list[Quarantined]:
         if self._decision != RELEASE:
@@ -264,8 +267,9 @@ def _require_complete(decision: str, events: Sequence[EventRef], reviewer: str, 
             )
 
 
-def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] | None:
-    """Return what is wrong with the event itself, whatever the reason for its quarantine."""
+def _unreleasable(row: Quarantined, values: dict[str, Any], *, hidden: bool) -> tuple[str, str] | None:
+    """Return what is wrong with the event itself, whatever the reason for its quarantine. ``hidden``: as of
+    ``is_malformed``."""
     if row.reason == DUPLICATE_POSITION:
         return "It is a copy; the event itself is judged on its own.", "Discard the copy."
     if row.window == OUT_OF_RANGE or row.reason == OUT_OF_RANGE_TIME:
@@ -273,7 +277,7 @@ def _unreleasable(row: Quarantined, values: dict[str, Any]) -> tuple[str, str] |
             f"Its commit time, {row.source_ts:%Y-%m-%d %H:%M:%S} UTC, has no window in this lake.",
             "Discard it; if its row matters, let the source write it again.",
         )
-    if row.reason == MALFORMED or is_malformed(values):
+    if row.reason == MALFORMED or is_malformed(values, hidden=hidden):
         return (
             "Its row image or its key cannot be read.",
             "Discard it; if its row matters, let the source write it again.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import shutil
@@ -24,12 +25,24 @@ from omnisupport_ingest.checks import content_checks
 from omnisupport_ingest.checks import lake_checks as checks
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake.ledger import LedgerUnreadable
+from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.layers.event_ref import EventRef, EventRefRefused
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.reviews import ReviewLedger
+from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import Decided, ReviewIncomplete, ReviewRefused, decide
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
-from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import (
+    CONTRACT,
+    FIRST,
+    SECOND,
+    SOURCE,
+    START,
+    Change,
+    Commit,
+    Story,
+    events,
+)
 from omnisupport_ingest_tests.recovery.pipeline import open_workspace, run_layers
 from omnisupport_ingest_tests.waiting import PATIENCE
 
@@ -145,6 +158,23 @@ def test_what_is_no_id_is_refused(text: str):
 
 
 # --- from quarantine to the dimension ------------------------------------------------------
+
+
+def test_an_event_that_no_contract_describes_is_released_though_its_image_is_left_out(story, spark):
+    """Where another table has a policy for personal data, quarantine has no image of it."""
+    protected = copy.deepcopy(CONTRACT)
+    protected["x-cdc"]["pii"] = {"title": {"policy": "drop", "note": "A test."}}
+    story.write_contract(protected)
+    story.workspace = open_workspace(folder_of(story))
+    ends = [Lsn(end) for end in (0, 10, 11)]
+    for before, end, commit in zip(ends[:-1], ends[1:], (INSERT, OTHER), strict=True):
+        drafts = [each._replace(source_table="drafts") for each in events(commit)]
+        story._seal(drafts, StreamSpan(before, end, end, end, 1, START, START))
+    run(story, spark, (FIRST,))
+    assert {(row.reason, row.table) for row in held(story)} == {("collision", "public.drafts")}
+    review(story, "release", held(story)[0].event)
+    run(story, spark, (FIRST,))
+    assert counts(story) == (2, 1, 0, 1)
 
 
 @pytest.mark.quick
