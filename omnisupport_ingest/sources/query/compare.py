@@ -24,7 +24,7 @@ from omnisupport_ingest.sources.query.batches import Batches, Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
-from omnisupport_ingest.sources.query.reader import KeyBounds, Reader, Rows
+from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Reader, Rows
 from omnisupport_ingest.sources.query.state import QueryState
 
 LEAF_ROWS = 20_000
@@ -83,7 +83,9 @@ class Comparison:
 def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, LakeKeys]) -> Comparison:
     """Land the differences between the keys of the source and of ``lake`` (by ``schema.table``).
 
-    The caller holds the lease of the source. ``QueryRefused`` for a table whose keys cannot be compared.
+    The caller holds the lease of the source. ``QueryRefused`` for a table whose keys cannot be compared,
+    or a server that lags behind what was read, ``AnotherDatabase`` for another one: rows that it does not
+    have would count as deleted.
     """
     epoch = inlet.store.current_epoch()
     if epoch is None:
@@ -93,6 +95,8 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         )
     moment = reader.begin()
     try:
+        state.claim(moment.database)
+        _require_reached(moment, state)
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:
@@ -105,6 +109,17 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         return found
     finally:
         reader.end()
+
+
+def _require_reached(moment: Moment, state: QueryState) -> None:
+    reached = state.reached()
+    if reached is not None and moment.low is not None and moment.low < reached:
+        raise QueryRefused(
+            "The server shows an earlier state than the one that was read: a standby that lags behind, or a "
+            "restored backup. Rows that it does not have would count as deleted.",
+            fix="Name one server in the connection, and compare when it has caught up. If it was restored, "
+            "read all of it anew: sync NAME --full-refresh REASON",
+        )
 
 
 @dataclass

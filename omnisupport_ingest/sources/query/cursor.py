@@ -2,13 +2,14 @@
 
 Of a source without a log, only the cursor column orders the versions of a row. So its value is the position:
 an event has the position ``(epoch, 0, ordinal)``, and the ordinal is the cursor as a number, times
-``GENERATIONS``. The numbers between are for later readings of one version: where the schema of its table
-changed, its image is another one and no contradiction, so each change of the schema raises the ordinals of
-what is read from then on by one. What a comparison corrects stands one above the version. Rows with one
-cursor value differ by the key in the event's identity.
+``GENERATIONS``. The numbers up to the next cursor are for later events of the same version. Where the schema
+of its table has changed, its image is another one and no contradiction, so each change of the schema raises
+the ordinals of what is read from then on by two. A delete that a comparison finds stands one above the
+reading that it ends, below any reading after a further change. Rows with one cursor value differ by the key
+in the event's identity.
 
-A time is counted in microseconds since 1970; ``infinity`` of PostgreSQL, and times before 2600 BC or after
-6500, count as the highest or lowest number. A number counts as itself.
+A time is counted in microseconds since 1970. ``infinity`` of PostgreSQL and times after the year 4253 count
+as the highest number, times before our era as the lowest. A number counts as itself.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from omnisupport_ingest.sources.query.errors import QueryRefused
 
 _GENERATION_BITS = 6
 GENERATIONS = 1 << _GENERATION_BITS
-"""Ordinals per cursor value: for readings after changes of the schema, and for corrections by comparisons."""
+"""Ordinals per cursor value: an even one for each schema of the table, and the odd one above for a delete."""
 
 MOST_SCHEMAS = GENERATIONS // 2
-"""Ordinals per cursor value for schemas of the table, one after the other; the last one is for all later ones
-too."""
+"""Schemas of a table, one after the other, that have ordinals of their own; those of the last are for all
+later ones too."""
 
 HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 """The largest cursor as a number."""
@@ -101,12 +102,12 @@ class CursorColumn:
         )
 
     def numbers(self, texts: pa.StringArray) -> pa.Int64Array:
-        """Return the cursors in PostgreSQL's ``texts`` as numbers, null for null.
+        """Return the cursors in PostgreSQL's ``texts`` as numbers; null for null, and for what is no time.
 
-        ``QueryRefused`` for a text that is no value of the column.
+        ``QueryRefused`` for a text that is no whole number, or beyond ``HIGHEST``.
         """
         if self.kind is CursorKind.TIME:
-            return micros_of(texts)
+            return _within(micros_of(texts))
         try:
             numbers = texts.cast(pa.int64())
         except pa.ArrowInvalid:
@@ -138,7 +139,7 @@ def ordinals(numbers: pa.Int64Array, schema_number: int = 0) -> pa.Int64Array:
     had changed when they were read.
     """
     first = pc.multiply(pc.fill_null(numbers, NO_CURSOR), GENERATIONS)
-    return pc.add(first, min(schema_number, MOST_SCHEMAS - 1))
+    return pc.add(first, 2 * min(schema_number, MOST_SCHEMAS - 1))
 
 
 def corrected(ordinal: int) -> int:
@@ -192,3 +193,9 @@ def _micros(text: str | None) -> int | None:
 def _beyond(numbers: pa.Int64Array) -> bool:
     bounds = pc.min_max(numbers).as_py()
     return bounds["min"] is not None and (bounds["min"] < -HIGHEST or bounds["max"] > HIGHEST)
+
+
+def _within(numbers: pa.Int64Array) -> pa.Int64Array:
+    """Return ``numbers``, none beyond ``HIGHEST``: ordinals of others would overflow, and stand anywhere."""
+    most = pc.min_element_wise(numbers, HIGHEST, skip_nulls=False)
+    return pc.max_element_wise(most, -HIGHEST, skip_nulls=False)

@@ -47,6 +47,33 @@ _CHECK_SECONDS = 0.2
 
 _IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 
+_LSN = (
+    "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()"
+    " ELSE pg_current_wal_insert_lsn() END, '0/0')::bigint"
+)
+
+_REPLACED = """
+WITH RECURSIVE stored (oid) AS (
+    SELECT {}::regclass::oid
+    UNION
+    SELECT below.oid FROM stored CROSS JOIN LATERAL (
+        SELECT inhrelid FROM pg_inherits WHERE inhparent = stored.oid
+        UNION ALL
+        SELECT d.refobjid
+        FROM pg_class v JOIN pg_rewrite r ON r.ev_class = v.oid JOIN pg_depend d ON d.objid = r.oid
+        WHERE v.oid = stored.oid AND v.relkind = 'v'
+        AND d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
+    ) below (oid)
+)
+SELECT bool_or(
+    c.oid IS NULL
+    OR (c.relfilenode <> 0 AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid))
+)
+FROM stored LEFT JOIN pg_class c USING (oid)
+"""
+"""Whether a table, a partition of it, or a table of a view got another file after the snapshot was taken. The
+catalog has the file of the snapshot; the function returns that which is read."""
+
 
 class PostgresReader:
     """A ``Reader`` of a PostgreSQL database."""
@@ -60,14 +87,19 @@ class PostgresReader:
         self._types: dict[str, list[tuple[int, ...]]] = {}
 
     def begin(self) -> Moment:
-        database = self._identity()
+        database, low, high = self._identity(), self._lsn(), None
         with source_errors("opening a transaction"), self._connection.cursor() as cursor:
             # Read before the snapshot is taken, so every commit that the snapshot misses is later.
             cursor.execute("SELECT clock_timestamp()")
             clock = cursor.fetchone()[0]
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if low is not None:
+                # By now the snapshot is taken; the function runs after that.
+                # No failpoint: a SELECT, written above.
+                cursor.execute(_LSN)
+                high = cursor.fetchone()[0]
         self._columns = {}
-        return Moment(clock.astimezone(UTC), database)
+        return Moment(clock.astimezone(UTC), database, low, high)
 
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
         self._columns_of(table)
@@ -91,9 +123,13 @@ class PostgresReader:
         names = self._columns_of(table)
         # A number tells a column from one that had its name before. The catalog may still show what was
         # before an ALTER beside this transaction: names and types are those of the rows that are read.
+        # A value of an enum is written as its label, which can be renamed.
         catalog = self._value(
             table,
-            "SELECT coalesce(jsonb_agg(jsonb_build_array(attnum, atttypmod) ORDER BY attnum), '[]')::text"
+            "SELECT coalesce(jsonb_agg(jsonb_build_array(attnum, atttypmod) || coalesce(("
+            "SELECT jsonb_agg(enumlabel ORDER BY enumtypid, enumsortorder) FROM pg_enum JOIN pg_type t"
+            " ON enumtypid IN (t.oid, t.typelem, t.typbasetype) WHERE t.oid = atttypid"
+            "), '[]') ORDER BY attnum), '[]')::text"
             f" FROM pg_attribute WHERE attrelid = {literal(_name(table))}::regclass AND attnum > 0"
             " AND NOT attisdropped",
         )
@@ -217,6 +253,17 @@ class PostgresReader:
             # Only some roles may query it on this server.
             return None
 
+    def _lsn(self) -> int | None:
+        try:
+            with source_errors("reading the LSN"), self._connection.cursor() as cursor:
+                # No failpoint: a SELECT, put together elsewhere.
+                cursor.execute(_LSN)
+                found: int | None = cursor.fetchone()[0]
+                return found
+        except (psycopg2.ProgrammingError, psycopg2.NotSupportedError):
+            # Databases that only speak PostgreSQL's protocol have other logs.
+            return None
+
     def _columns_of(self, table: TableContract) -> tuple[str, ...]:
         if table.full_name not in self._columns:
             with (
@@ -229,6 +276,7 @@ class PostgresReader:
                 types: list[tuple[int, ...]] = [
                     (each.type_code, each.precision, each.scale) for each in cursor.description
                 ]
+            self._require_snapshot(table)
             missing = [each.name for each in table.source_columns if each.name not in found]
             if missing:
                 raise QueryRefused(
@@ -238,6 +286,20 @@ class PostgresReader:
             self._columns[table.full_name] = found
             self._types[table.full_name] = types
         return self._columns[table.full_name]
+
+    def _require_snapshot(self, table: TableContract) -> None:
+        """Raise ``QueryRefused`` if the rows of ``table`` are not those of the open transaction.
+
+        After a TRUNCATE or a rewriting ALTER TABLE, a read by an older snapshot finds no rows (PostgreSQL
+        manual, "Caveats" of concurrency control), also if it had to wait for the lock of that statement. A
+        comparison would take all of them for deleted. The caller holds a lock, so what is found here stays.
+        """
+        if self._value(table, _REPLACED.format(literal(_name(table)))):
+            raise QueryRefused(
+                f"{table.full_name} was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL …) while "
+                "this reading began, so its transaction may find none of the rows.",
+                fix="Run it again: a new transaction finds what the table has now.",
+            )
 
     def _value(self, table: TableContract, query: str) -> object:
         with (
@@ -346,6 +408,9 @@ def _name(table: TableContract) -> str:
     return qualified(table.schema, table.table)
 
 
+_NOT_UTF8 = (psycopg2.errors.CharacterNotInRepertoire, psycopg2.errors.UntranslatableCharacter)
+
+
 class _refusals:
     """Turns the server's refusal to read one table into ``QueryRefused``."""
 
@@ -360,6 +425,12 @@ class _refusals:
             raise QueryRefused(
                 f"The role may not read {self._table.full_name}.",
                 fix=f"GRANT SELECT ON {_name(self._table)} TO the role of the connection.",
+            ) from None
+        if isinstance(error, _NOT_UTF8):
+            raise QueryRefused(
+                f"{self._table.full_name} has a text that cannot be written as UTF-8: the encoding of its "
+                "database (SQL_ASCII, say) lets it pass.",
+                fix="Correct the text in the source, or name a view in the contract that converts it.",
             ) from None
         if isinstance(error, psycopg2.ProgrammingError | psycopg2.DataError):
             raise QueryRefused(

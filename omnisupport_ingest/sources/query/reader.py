@@ -22,10 +22,14 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition
 class Moment:
     """When a transaction of the source began: the source's clock, which limits cursors, and the identity of
     the database (None if unknown).
+
+    ``low``, ``high``: the server's LSN just before and just after the snapshot was taken (None: unknown).
     """
 
     clock: datetime
     database: str | None
+    low: int | None = None
+    high: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

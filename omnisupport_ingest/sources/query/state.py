@@ -17,9 +17,10 @@ from typing import Self
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
-from omnisupport_ingest.json_values import from_plain
+from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sources.query.cursor import KeysetPosition
+from omnisupport_ingest.sources.query.errors import AnotherDatabase
 
 FILE = "cursors.sqlite"
 
@@ -55,7 +56,8 @@ class Progress:
     """How far a table has been read. ``cursor``: all rows up to it were read; None: never read to its end.
 
     ``epoch``: in which it was last read whole. ``type``: the cursor column's type then. ``reading``: the
-    unfinished one. ``finished``: the source's clock at the start of the last finished reading.
+    unfinished one. ``finished``: the source's clock at the start of the last finished reading. ``column``:
+    the cursor column (None: written by an earlier version).
     """
 
     epoch: int
@@ -63,6 +65,7 @@ class Progress:
     cursor: str | None = None
     reading: UnfinishedReading | None = None
     finished: datetime | None = None
+    column: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class QueryState:
                     " (one INTEGER PRIMARY KEY CHECK (one = 1), database TEXT)"
                 )
                 self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS reached"
+                    " (one INTEGER PRIMARY KEY CHECK (one = 1), lsn INTEGER NOT NULL)"
+                )
+                self._base.execute(
                     "CREATE TABLE IF NOT EXISTS schemas"
                     " (name TEXT PRIMARY KEY, number INTEGER NOT NULL, columns TEXT NOT NULL)"
                 )
@@ -108,33 +115,55 @@ class QueryState:
         """Return the progress of ``schema.table``; None before its first reading."""
         try:
             found = self._base.execute("SELECT told FROM progress WHERE name = ?", (table,)).fetchone()
-            return None if found is None else from_plain(Progress, parse_json(found[0]))
+            return None if found is None else from_note(Progress, parse_json(found[0]))
         except (sqlite3.DatabaseError, Unreadable) as error:
             raise self._unreadable(error) from None
 
-    def database(self) -> str | None:
-        """Return the identity of the database of the cursors; None if unknown."""
-        found = self._base.execute("SELECT database FROM source").fetchone()
-        return None if found is None else found[0]
+    def claim(self, database: str | None) -> None:
+        """Record the identity of the database of the cursors, if it is known and they have none yet.
 
-    def claim(self, database: str) -> None:
-        """Record the identity of the database of the cursors."""
+        ``AnotherDatabase`` if they are of another one.
+        """
+        found = self._base.execute("SELECT database FROM source").fetchone()
+        if database is None or (found is not None and found[0] == database):
+            return
+        if found is not None:
+            raise AnotherDatabase(
+                f"The connection leads to the database {database}; the cursors are of {found[0]}. What "
+                "committed in the one says nothing of the other.",
+                fix="Correct the connection. If the database was moved there or restored from a backup, read "
+                'all of it anew: sync NAME --full-refresh "restored from a backup"',
+            )
         with failpoint("query.state"):
-            self._base.execute("INSERT OR REPLACE INTO source VALUES (1, ?)", (database,))
+            self._base.execute("INSERT INTO source VALUES (1, ?)", (database,))
+
+    def reach(self, lsn: int | None) -> None:
+        """Record that rows which committed up to ``lsn`` (None: unknown) may land from now on."""
+        if lsn is None:
+            return
+        with failpoint("query.state"):
+            self._base.execute(
+                "INSERT INTO reached VALUES (1, ?) ON CONFLICT DO UPDATE SET lsn = max(lsn, excluded.lsn)",
+                (lsn,),
+            )
+
+    def reached(self) -> int | None:
+        """Return the LSN above which no row has committed that has landed; None if unknown."""
+        found = self._base.execute("SELECT lsn FROM reached").fetchone()
+        return None if found is None else found[0]
 
     def schema_number(self, table: str, columns: str) -> int:
         """Return how often the schema of ``table`` has changed by now. ``columns``: the present one, as text.
 
-        Durable on return, so that rows which land by it are never read again by a lower number.
+        Where an earlier version read the table, and recorded no schema, it counts as changed once. Durable on
+        return, so that rows which land by it are never read again by a lower number.
         """
         found = self._base.execute("SELECT number, columns FROM schemas WHERE name = ?", (table,)).fetchone()
-        number = 0 if found is None else int(found[0])
-        if found is None or found[1] != columns:
-            number += found is not None
-            with failpoint("query.state", table):
-                self._base.execute(
-                    "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)", (table, number, columns)
-                )
+        if found is not None and found[1] == columns:
+            return int(found[0])
+        number = int(found[0]) + 1 if found is not None else int(self.progress(table) is not None)
+        with failpoint("query.state", table):
+            self._base.execute("INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)", (table, number, columns))
         return number
 
     def save(
@@ -198,6 +227,14 @@ class QueryState:
             self._base.execute("DELETE FROM schemas WHERE name = ?", (table,))
             self._base.execute("COMMIT")
 
+    def forget_all(self) -> None:
+        """Make the next reading of every table its first, of whatever database."""
+        with failpoint("query.state"):
+            self._base.execute("BEGIN IMMEDIATE")
+            for name in ("progress", "seen", "schemas", "source", "reached"):
+                self._base.execute(f"DELETE FROM {name}")
+            self._base.execute("COMMIT")
+
     def rewind(self, table: str, cursor: str | None) -> None:
         """Make the next reading of ``table`` begin at ``cursor`` (None: at the beginning)."""
         progress = self.progress(table)
@@ -216,6 +253,7 @@ class QueryState:
     def _unreadable(self, error: Exception) -> CursorsUnreadable:
         return CursorsUnreadable(
             f"{self.path} cannot be read: {type(error).__name__}.",
-            fix="Move it away: every table is then read once from its beginning, and what has landed before "
-            "is dropped as duplicates.",
+            fix="Move it away, then sync: every table is read once from its beginning, and what has landed "
+            "before is dropped as duplicates. Where columns of a table have changed since it was last read "
+            "whole, its older rows would be collisions: sync NAME --full-refresh REASON",
         )

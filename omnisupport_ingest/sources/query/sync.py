@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.query.cursor import (
     KeysetPosition,
     micros,
 )
-from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
+from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
 from omnisupport_ingest.sources.query.state import Progress, QueryState, UnfinishedReading
@@ -84,7 +84,8 @@ def sync(
     """
     moment = reader.begin()
     try:
-        _claim(state, moment)
+        state.claim(moment.database)
+        state.reach(moment.high)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing), reader, moment, state, stopped)
@@ -108,6 +109,9 @@ def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], re
         half_read = progress is not None and progress.reading is not None and progress.reading.full
         if table.full_name in again or half_read:
             state.forget(table.full_name)
+    if all(state.progress(each.full_name) is None for each in inlet.tables):
+        # No cursor says anything of the former database any more, so it may be another one from now on.
+        state.forget_all()
     return epoch
 
 
@@ -129,21 +133,6 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
             return False
     state.rewind(table.full_name, cursor)
     return True
-
-
-def _claim(state: QueryState, moment: Moment) -> None:
-    known = state.database()
-    if moment.database is None:
-        return
-    if known is None:
-        state.claim(moment.database)
-    elif known != moment.database:
-        raise AnotherDatabase(
-            f"The connection leads to the database {moment.database}; the cursors are of {known}. What "
-            "committed in the one says nothing of the other.",
-            fix="Correct the connection. If the database was moved there or restored from a backup, read it "
-            'anew: sync NAME --full-refresh "restored from a backup"',
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +207,8 @@ class _Sync:
             reading = progress.reading
             assert reading is not None
             until = reading.until
-            done = Progress(self._epoch_of(progress), progress.type, until, None, reading.started)
+            epoch = self._epoch_of(progress)
+            done = Progress(epoch, progress.type, until, None, reading.started, cursor.name)
             below = None if until is None else _number(cursor, until) - cursor.lookback
             self._state.save(table.full_name, done, below=below)
             next(each for each in self.report.tables if each.table == table.full_name).cursor = until
@@ -237,6 +227,14 @@ class _Sync:
         found = self._state.progress(table.full_name)
         kind = self._reader.cursor_type(table, cursor)
         progress = found or Progress(self._epoch.number, kind)
+        if progress.column not in (None, cursor.name):
+            raise QueryRefused(
+                f"The cursor of {table.full_name} was {progress.column} and is now {cursor.name}. How far "
+                "one was read says nothing of the other, and rows that landed stand by the first.",
+                fix='Read the table anew: sync NAME --full-refresh "another cursor"; or give the contract '
+                "its former cursor back.",
+            )
+        progress = replace(progress, column=cursor.name)
         if progress.type != kind:
             raise QueryRefused(
                 f"The cursor column {cursor.name} of {table.full_name} was {progress.type} and is now {kind}:"

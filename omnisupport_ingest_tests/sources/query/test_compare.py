@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from omnisupport_ingest.read.lake_keys import DimensionKeys
+from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query import compare as comparing
 from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected
-from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.reader import Reader
-from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
+from omnisupport_ingest.sources.query.state import FILE, QueryState
+from omnisupport_ingest_tests.sources.query.tickets import TABLE, Desk, contract
+from omnisupport_ingest_tests.waiting import until
 
 TEXT_KEY = {"id": {"type": "string", "x-pg-type": "text", "description": "Key."}}
 
@@ -146,6 +152,118 @@ def test_a_missed_row_stands_where_a_sync_has_it_after_its_table_was_altered(des
     desk.sync()
     of_two = [(each["ordinal"], each["after"]) for each in desk.events() if each["key"] == '["2"]']
     assert len(of_two) == 2 and len(set(of_two)) == 1
+
+
+def test_a_row_made_again_with_the_cursor_that_it_had_is_alive_after_its_table_was_altered(
+    desk: Desk, tmp_path: Path
+):
+    row = "INSERT INTO tickets (id, subject, updated_at) VALUES (1, 'one', '2026-11-20 10:00+00')"
+    desk.run(row)
+    desk.sync()
+    desk.run("DELETE FROM tickets")
+    assert compared(desk, tmp_path).deleted == 1
+    desk.run(f"ALTER TABLE tickets ADD priority text; {row}")
+    assert compared(desk, tmp_path).missed == 1
+    events = sorted((each["ordinal"], each["op"]) for each in desk.events() if each["key"] is not None)
+    # One position for each: two contents at one would wait for a person.
+    assert [op for _, op in events] == ["r", "d", "r"] and len({ordinal for ordinal, _ in events}) == 3
+
+
+REWRITE = "ALTER TABLE {} ALTER subject TYPE text USING subject || ''"
+RELOAD = "CREATE TABLE kept AS TABLE {0}; TRUNCATE {0}; INSERT INTO {0} TABLE kept; DROP TABLE kept"
+VIEW = "ALTER TABLE tickets RENAME TO base; CREATE VIEW tickets AS SELECT * FROM base"
+PARTITIONED = (
+    "ALTER TABLE tickets RENAME TO part; CREATE TABLE tickets (LIKE part) PARTITION BY RANGE (id);"
+    "ALTER TABLE tickets ATTACH PARTITION part FOR VALUES FROM (1) TO (100)"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "of"),
+    [
+        ("", REWRITE, "tickets"),
+        ("", RELOAD, "tickets"),
+        (VIEW, RELOAD, "base"),
+        (PARTITIONED, RELOAD, "part"),
+    ],
+)
+def test_a_table_that_is_rewritten_just_when_it_is_looked_at_is_not_taken_for_an_empty_one(
+    desk: Desk, tmp_path: Path, made: str, change: str, of: str
+):
+    desk.run(f"INSERT INTO tickets SELECT n, 'x' FROM generate_series(1, 20) AS n; {made}")
+    desk.sync()
+    for look in (lambda: compared(desk, tmp_path), desk.sync):
+        with ThreadPoolExecutor(1) as beside, closing(connect(desk.dsn)) as other:
+            other.autocommit = False
+            with other.cursor() as cursor:
+                cursor.execute(change.format(of))
+            looking = beside.submit(look)
+            until(lambda: waits_for_a_lock(desk))
+            other.commit()
+            with pytest.raises(QueryRefused, match="was truncated or rewritten"):
+                looking.result()
+    assert desk.sync().finished
+    assert compared(desk, tmp_path).deleted == 0
+    assert alive(desk) == {str(number) for number in range(1, 21)}
+
+
+def waits_for_a_lock(desk: Desk) -> bool:
+    assert desk.connection is not None
+    with desk.connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) > 0 FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def test_the_keys_of_another_database_are_not_compared(
+    desk: Desk, tmp_path: Path, postgres: EmbeddedPostgres
+):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("CREATE DATABASE empty TEMPLATE template0")
+    try:
+        with closing(connect(postgres.dsn("empty"))) as connection, connection.cursor() as cursor:
+            cursor.execute(TABLE)
+        with pytest.raises(AnotherDatabase, match="leads to the database"):
+            compared(replace(desk, dsn=postgres.dsn("empty")), tmp_path)
+    finally:
+        desk.run("DROP DATABASE empty WITH (FORCE)")
+    assert alive(desk) == {"1"}
+
+
+def test_a_server_that_lags_behind_what_was_read_is_not_compared(desk: Desk, tmp_path: Path):
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
+    desk.sync()
+    # As another standby had it, which is further on.
+    with closing(sqlite3.connect(desk.store.folder / FILE)) as base, base:
+        assert base.execute("UPDATE reached SET lsn = lsn + (1 << 40)").rowcount == 1
+    desk.run("DELETE FROM tickets WHERE id = 2")
+    desk.sync()
+    with pytest.raises(QueryRefused, match="shows an earlier state"):
+        compared(desk, tmp_path)
+    assert alive(desk) == {"1", "2"}
+    desk.refresh("restored from a backup")
+    desk.sync()
+    assert compared(desk, tmp_path).deleted == 1
+
+
+def test_a_text_that_is_not_utf8_is_refused_by_the_name_of_its_table(desk: Desk, postgres: EmbeddedPostgres):
+    desk.run("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    try:
+        with closing(connect(postgres.dsn("ascii"))) as connection:
+            elsewhere = replace(desk, connection=connection, dsn=postgres.dsn("ascii"))
+            elsewhere.run(
+                f"{TABLE}; INSERT INTO tickets VALUES (1, convert_from('\\x67726ffc', 'SQL_ASCII'))"
+            )
+            with pytest.raises(
+                QueryRefused, match=r"public\.tickets has a text that cannot be written as UTF-8"
+            ) as refused:
+                elsewhere.sync()
+        assert refused.value.__suppress_context__ and "gro" not in str(refused.value)
+    finally:
+        desk.run("DROP DATABASE ascii WITH (FORCE)")
 
 
 def test_nothing_is_compared_before_anything_has_landed(desk: Desk):

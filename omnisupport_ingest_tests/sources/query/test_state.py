@@ -1,13 +1,19 @@
-"""What the file with the cursors still says of a row that landed plain, once its contract says encrypted."""
+"""The file with the cursors: what it says of rows that landed plain, and of which database it speaks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.query.batches import Inlet
+from omnisupport_ingest.sources.query.errors import AnotherDatabase
 from omnisupport_ingest.sources.query.events import image_hash
 from omnisupport_ingest.sources.query.state import FILE, Progress, QueryState, Seen
+from omnisupport_ingest.sources.query.sync import refresh
+from omnisupport_ingest_tests.sources.query.tickets import GRID, SOURCE, contract
 
 PLAIN, ENCRYPTED = image_hash('{"id":"1","email":"a@x.org"}'), image_hash('{"id":"1","encrypted:1":"…"}')
 
@@ -30,3 +36,19 @@ def test_no_hash_of_a_plain_image_stays_in_the_file(tmp_path: Path, how: str) ->
         else:
             state.save("public.people", progress, below=8)
     assert _bytes_of(PLAIN) not in (tmp_path / FILE).read_bytes()
+
+
+def test_cursors_of_another_database_are_refused_until_every_table_is_read_anew(tmp_path: Path) -> None:
+    tables = contract(), replace(contract(), table="people")
+    inlet = Inlet(LandingStore(tmp_path, SOURCE), GRID, tables, "desk.json")
+    with QueryState(inlet.store.folder) as state:
+        state.claim("one")
+        for table in tables:
+            state.save(table.full_name, Progress(1, "bigint"))
+        refresh(inlet, state, tables[:1], "moved")
+        with pytest.raises(AnotherDatabase, match="leads to the database two; the cursors are of one"):
+            state.claim("two")
+        refresh(inlet, state, tables[1:], "moved")
+        state.claim("two")
+        with pytest.raises(AnotherDatabase):
+            state.claim("one")

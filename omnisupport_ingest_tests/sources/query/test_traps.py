@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,11 +12,11 @@ import pytest
 
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query import sync as query_sync
-from omnisupport_ingest.sources.query.cursor import GENERATIONS, corrected, ordinals
-from omnisupport_ingest.sources.query.errors import QueryRefused
-from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.cursor import GENERATIONS, MOST_SCHEMAS, corrected, ordinals
+from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
+from omnisupport_ingest.sources.query.state import FILE, QueryState
 from omnisupport_ingest.sources.query.sync import rewind
-from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
+from omnisupport_ingest_tests.sources.query.tickets import TABLE, Desk, contract
 
 NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
 
@@ -204,14 +205,19 @@ def test_what_commits_during_a_sync_of_many_transactions_is_found_by_the_next(de
     assert 99 in desk.subjects()
 
 
-def test_another_database_behind_the_connection_is_refused(desk: Desk, postgres):
+def test_another_database_behind_the_connection_is_refused_until_all_is_read_anew(desk: Desk, postgres):
     desk.run("INSERT INTO tickets VALUES (1, 'one')")
     desk.sync()
     desk.run("CREATE DATABASE other_place TEMPLATE template0")
     try:
         elsewhere = replace(desk, dsn=postgres.dsn("other_place"))
-        with pytest.raises(Exception, match="leads to the database"):
+        with pytest.raises(AnotherDatabase, match="leads to the database"):
             elsewhere.sync()
+        with closing(connect(elsewhere.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(TABLE + "; INSERT INTO tickets VALUES (2, 'two')")
+        elsewhere.refresh("moved there")
+        assert elsewhere.sync().finished
+        assert {each["key"] for each in desk.events() if each["epoch"] == 2} == {'["2"]', None}
     finally:
         desk.run("DROP DATABASE other_place")
 
@@ -293,12 +299,71 @@ def test_a_contradiction_stays_one_after_an_alter(desk: Desk):
     assert [len(images) for images in positions(desk).values()] == [2]
 
 
-def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_and_leave_room_to_correct():
-    last = 0
-    for number in range(3 * GENERATIONS):
+def test_a_renamed_label_of_an_enum_is_no_contradiction(desk: Desk):
+    desk.run("CREATE TYPE mood AS ENUM ('low', 'high'); ALTER TABLE tickets ADD mood mood, ADD moods mood[]")
+    desk.run("INSERT INTO tickets VALUES (1, 'one', now(), 'low', '{low,high}')")
+    desk.sync()
+    desk.run("ALTER TYPE mood RENAME VALUE 'low' TO 'calm'")
+    desk.sync()
+    assert newest(desk, '["1"]') | {"mood": "calm", "moods": "{calm,high}"} == newest(desk, '["1"]')
+    assert [len(images) for images in positions(desk).values()] == [1, 1]
+
+
+def test_what_an_earlier_version_read_is_no_contradiction_after_an_alter(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', now()), (2, 'no cursor', NULL)")
+    desk.sync()
+    with closing(sqlite3.connect(desk.store.folder / FILE)) as base, base:
+        # Earlier versions kept no schema.
+        base.execute("DROP TABLE schemas")
+    desk.run(ADDED)
+    desk.sync()
+    assert [len(images) for images in positions(desk).values()] == [1] * 4
+    assert "priority" in newest(desk, '["1"]') and "priority" in newest(desk, '["2"]')
+    assert desk.sync().tables[0].landed == 1, "the row without a cursor, whose page is known"
+
+
+def test_another_cursor_of_the_same_type_is_refused_until_the_table_is_read_anew(desk: Desk):
+    desk.run("ALTER TABLE tickets ADD created_at timestamptz DEFAULT now()")
+    created = {"type": ["string", "null"], "x-pg-type": "timestamp with time zone", "description": "Begin."}
+    desk.table = contract({"field": "created_at", "lookback": "PT5M"}, created_at=created)
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
+    desk.sync()
+    # Not seen, as the column stays as it was; and older than any lookback once the other one is named.
+    desk.run("UPDATE tickets SET subject = 'changed', updated_at = now() - interval '1 hour' WHERE id = 1")
+    desk.table = contract(None, created_at=created)
+    with pytest.raises(QueryRefused, match="was created_at and is now updated_at"):
+        desk.sync()
+    desk.refresh("another cursor")
+    desk.sync()
+    assert desk.subjects() == {1: "changed", 2: "two"}
+
+
+def test_a_state_that_names_no_cursor_is_read_and_names_it_from_then_on(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    with closing(sqlite3.connect(desk.store.folder / FILE)) as base, base:
+        # As earlier versions wrote it.
+        base.execute("UPDATE progress SET told = json_remove(told, '$.column')")
+    assert desk.sync().tables[0].landed == 0
+    with QueryState(desk.store.folder) as state:
+        progress = state.progress("public.tickets")
+    assert progress is not None and progress.column == "updated_at"
+
+
+@pytest.mark.parametrize("later", ["9999-12-31 23:59:59.999999+00", "infinity"])
+def test_a_version_of_a_time_that_is_very_late_stands_above_the_earlier_ones(desk: Desk, later: str):
+    desk.run("INSERT INTO tickets VALUES (1, 'one'), (2, 'two')")
+    desk.sync()
+    desk.run(f"UPDATE tickets SET subject = 'for ever', updated_at = '{later}' WHERE id = 1")
+    desk.sync()
+    assert desk.subjects() == {1: "for ever", 2: "two"}
+    assert desk.sync().tables[0].landed == 0
+
+
+def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_with_a_delete_between_each():
+    found: list[int] = []
+    for number in range(MOST_SCHEMAS):
         (ordinal,) = ordinals(pa.array([7]), number).to_pylist()
-        assert 7 * GENERATIONS <= ordinal < 8 * GENERATIONS and ordinal >= last
-        last = ordinal
-    for _ in range(GENERATIONS // 2):
-        last = corrected(last)
-    assert last < 8 * GENERATIONS
+        found += [ordinal, corrected(ordinal)]
+    assert found == list(range(7 * GENERATIONS, 8 * GENERATIONS))
+    assert ordinals(pa.array([7]), 3 * GENERATIONS).to_pylist() == found[-2:-1]

@@ -54,19 +54,25 @@ def copied(value: str | None) -> str:
     return value
 
 
-COPIED = st.none() | st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\0")
-    | st.sampled_from('"\\\\\b\t\n\v\f\r\x01\x1b\x7fvN'),
-    max_size=8,
+COPIED = (
+    st.none()
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+    | st.lists(st.sampled_from('"\\\b\t\n\v\f\r\x01\x1b\x7fvNaé'), max_size=8).map("".join)
+    | st.lists(st.sampled_from('"\\N'), max_size=8).map("".join)
 )
 
 
-@given(st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8))
-def test_copied_lines_all_at_once_are_what_each_is_alone(rows: list[tuple[str | None, ...]]) -> None:
+@given(st.lists(st.tuples(COPIED, COPIED, COPIED), min_size=1, max_size=8), st.integers(1, 12))
+def test_copied_lines_all_at_once_are_what_each_is_alone(
+    rows: list[tuple[str | None, ...]], searched_bytes: int
+) -> None:
     names = ("id", 'a "b"', "größe")
     lines = ['"'.join(map(copied, row)).encode() + b"\n" for row in rows]
     assert [tuple(parse_row(line.decode()[:-1])) for line in lines] == rows
-    found = copied_rows(b"".join(lines), names, [2, 0])
+    with pytest.MonkeyPatch.context() as patch:
+        # Escapes lie across what is searched at a time.
+        patch.setattr(copy_rows, "_SEARCHED_BYTES", searched_bytes)
+        found = copy_rows._all_at_once(b"".join(lines), names, [2, 0])
     keys, images = found.keys, found.images
     assert keys.to_pylist() == [row_key([row[2], row[0]]) for row in rows]
     assert images.to_pylist() == [row_image(names, list(row)) for row in rows]
