@@ -56,6 +56,7 @@ def is_ready(port: int) -> bool:
         return False
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.slow
 def test_it_captures_and_runs_with_its_history_in_postgresql_and_no_password_in_any_file(
     kept_in: str | None, source: SourceUnderTest, tmp_path: Path

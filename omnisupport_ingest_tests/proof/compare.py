@@ -12,9 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.event_hashes import event_hashes
 from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.net_changes import content_of
@@ -40,7 +43,7 @@ from omnisupport_ingest_tests.proof.expected import (
 )
 from omnisupport_ingest_tests.proof.history import tx_id_of
 from omnisupport_ingest_tests.proof.landed import Copy
-from omnisupport_ingest_tests.proof.privacy import as_received, exposed, readable_members
+from omnisupport_ingest_tests.proof.privacy import Hidden, as_received, exposed, readable_members
 from omnisupport_ingest_tests.proof.tables import KEY, SOURCE, from_lake
 from omnisupport_ingest_tests.proof.versions import Version
 
@@ -193,6 +196,18 @@ def _deduped(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
         Counter(_stored(expected, each) for each in wanted.values()),
     )
     yield from _other_copies("deduped_events", rows, expected, _first_copies(expected, wanted.values()))
+    yield from hashed_otherwise(rows, expected.hidden)
+
+
+def hashed_otherwise(rows: Rows, hidden: Hidden) -> Iterator[Difference]:
+    """Accepted events whose hash is of something else than what policies left of them: of the values, say."""
+    changed = [row for row in rows if hidden.images_of(row["source_table"])]
+    if not changed:
+        return
+    own = event_hashes(pa.Table.from_pylist(changed, schema=arrow_schema(RAW_TYPE, without=())))
+    for row, due in zip(changed, own.to_pylist(), strict=True):
+        if row["event_hash"] != due:
+            yield Difference("deduped_events", f"hash of copy {row['lsn']}", row["event_hash"], due)
 
 
 def _quarantine(workspace: Workspace, expected: Expected) -> Iterator[Difference]:

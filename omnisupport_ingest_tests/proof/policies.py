@@ -122,7 +122,7 @@ PROTECTIONS: tuple[Protecting, ...] = (
         )
     ),
     Protecting(
-        _with({"status": Policy(TOKENIZE), "note_2": Policy(HASH)}, {"body": Policy(DROP)}),
+        _with({"status": Policy(TOKENIZE), "note_2": Policy(HASH), "note": Policy(DROP)}, {}),
         {"tickets": "lane"},
         "k2",
     ),
@@ -134,4 +134,5 @@ PROTECTIONS: tuple[Protecting, ...] = (
         {"tickets": "id", "agents": "lane"},
     ),
 )
-"""What the contracts of a home may say by turns; with the first one all values are kept, and land plain."""
+"""What the contracts of a home may say by turns; with the first one all values are kept, and land plain.
+One of them protects one table, and leaves events of the other as they landed."""
