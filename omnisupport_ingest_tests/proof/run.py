@@ -101,6 +101,7 @@ class _Home:
         self._platform = Platform(folder, spark, self._terms, story.actions)
         self._dealt: list[str] = []
         self._dealt_later: list[str] = []
+        self._changed_later = False
         self._held: Counter[str] = Counter()
         self._lost: dict[int, str] = {}
         self._landings = 0
@@ -126,6 +127,8 @@ class _Home:
                 if self._story.order is not None:
                     # So that some of what is late is of rows that were erased.
                     self._erase()
+                if not self._changed_later:
+                    self._later_step()
                 self._settle("before the last of what is late")
             for batch in batches:
                 self._land(batch)
@@ -229,12 +232,13 @@ class _Home:
             self._later_step()
 
     def _later_step(self) -> None:
-        """Something more, dealt by lots of its own."""
+        """Something more, dealt by lots of its own: at random steps, and once at least."""
         steps = {"other policies": self._change_policies, "learn a column": self._learn}
         if not self._dealt_later:
             kinds = [name for name in sorted(steps) if name in (self._story.kinds or steps)]
             self._dealt_later = self._later_lots.sample(kinds, len(kinds))
         if self._dealt_later:
+            self._changed_later = True
             name = self._dealt_later.pop()
             self._say(f"  {name}")
             steps[name]()
