@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 5
 HUNG_SECONDS = 300
 """Dagster's daemon notes every 30 seconds that it is alive. After so long without, it loses the lock."""
 
-_NAME = "omnisupport-ingest daemon on "
+_NAME = "omnisupport_ingest: daemon on "
 
 _KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 """Each end notices within half a minute that the other machine is gone: libpq's settings, in seconds, which
