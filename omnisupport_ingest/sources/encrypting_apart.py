@@ -153,7 +153,7 @@ def main(source: str, path: str, idle_seconds: str) -> None:
     # Ctrl-C reaches the capture too, which lands what it has read, and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     known = KnownKeys(source, SubjectKeys(Path(path)))
-    asks, answers = open(sys.stdin.fileno(), "rb", closefd=False), sys.stdout.buffer
+    asks, answers = os.fdopen(sys.stdin.fileno(), "rb", closefd=False), sys.stdout.buffer
     answers.write(_READY)
     answers.flush()
     while select.select([asks], [], [], float(idle_seconds))[0] and asks.peek(1):
