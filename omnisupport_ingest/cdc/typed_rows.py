@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.contracts.model import Column
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
+from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.contracts.pg_values import value_test
 from omnisupport_ingest.contracts.typed_values import typed_array
 
 EXACT = "_cdc_exact"
@@ -31,7 +32,7 @@ def typed_batches(
     """
     for batch in batches:
         texts = {column.name: batch.column(column.name) for column in columns}
-        typed = {column.name: typed_array(texts[column.name], column.type) for column in columns}
+        typed = {column.name: _typed(texts[column.name], column) for column in columns}
         made = typed | {EXACT: _exact(texts, typed, columns, batch.num_rows)}
         names = set(batch.schema.names)
         arrays = [
@@ -45,12 +46,22 @@ def typed_batches(
         yield pa.RecordBatch.from_arrays(arrays, names=list(order))
 
 
+def _typed(texts: pa.Array, column: Column) -> pa.Array:
+    typed = typed_array(texts, column.type)
+    if not column.former_types or column.type.kind is not Kind.NUMERIC_TEXT:
+        return typed
+    # The lake has text for such a number, and every text would pass for one.
+    distinct, is_value = typed.dictionary_encode(), value_test(column.type.kind)
+    values = [text if is_value(text) else None for text in distinct.dictionary.to_pylist()]
+    return pa.array(values, typed.type).take(distinct.indices)
+
+
 def _exact(
     texts: dict[str, pa.Array], typed: dict[str, pa.Array], columns: Sequence[Column], count: int
 ) -> pa.Array:
     unfit: list[tuple[int, str, str]] = []
     for column in columns:
-        if column.type.kind in ALWAYS_FITS:
+        if column.always_fits:
             continue
         text = texts[column.name]
         lost = np.flatnonzero(
