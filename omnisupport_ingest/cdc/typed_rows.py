@@ -14,9 +14,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.contracts.model import Column
-from omnisupport_ingest.contracts.pg_types import Kind
-from omnisupport_ingest.contracts.pg_values import value_test
-from omnisupport_ingest.contracts.typed_values import typed_array
+from omnisupport_ingest.contracts.typed_values import typed_column
 
 EXACT = "_cdc_exact"
 """Column with the exact texts of values that their typed columns cannot hold, by column."""
@@ -32,7 +30,7 @@ def typed_batches(
     """
     for batch in batches:
         texts = {column.name: batch.column(column.name) for column in columns}
-        typed = {column.name: _typed(texts[column.name], column) for column in columns}
+        typed = {column.name: typed_column(texts[column.name], column) for column in columns}
         made = typed | {EXACT: _exact(texts, typed, columns, batch.num_rows)}
         names = set(batch.schema.names)
         arrays = [
@@ -44,16 +42,6 @@ def typed_batches(
             for name in order
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=list(order))
-
-
-def _typed(texts: pa.Array, column: Column) -> pa.Array:
-    typed = typed_array(texts, column.type)
-    if not column.former_types or column.type.kind is not Kind.NUMERIC_TEXT:
-        return typed
-    # The lake has text for such a number, and every text would pass for one.
-    distinct, is_value = typed.dictionary_encode(), value_test(column.type.kind)
-    values = [text if is_value(text) else None for text in distinct.dictionary.to_pylist()]
-    return pa.array(values, typed.type).take(distinct.indices)
 
 
 def _exact(

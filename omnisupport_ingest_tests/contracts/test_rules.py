@@ -25,7 +25,7 @@ from omnisupport_ingest.contracts import pandera_schema
 from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pandera_schema import GateFailed, broken_rows, failures, failures_of_few
-from omnisupport_ingest.contracts.quality import Policies
+from omnisupport_ingest.contracts.quality import ExpressionRule, Policies, Quality
 from omnisupport_ingest.contracts.row_rules import RowRules, policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.examples import examples
@@ -117,6 +117,7 @@ def test_a_value_that_does_not_fit_its_typed_column_breaks_no_rule() -> None:
 
 FORMER = replace(
     CONTRACT,
+    quality=Quality(rules=(ExpressionRule("priced", "price IS NOT NULL", ("price",), "quarantine"),)),
     columns=(
         Column("id", "bigint", nullable=False),
         Column("size", "integer", nullable=False, minimum=Decimal(1), former_types=("text",)),
@@ -131,6 +132,7 @@ def test_a_value_of_a_former_type_is_kept_as_its_text_and_breaks_no_rule() -> No
     former: Image = {"id": "1", "size": "ten", "day": "2026-01-31 09:00:00+00", "price": "dear"}
     present: Image = {"id": "2", "size": "7", "day": "2026-02-01", "price": "1.50"}
     assert rules.broken(former) == rules.broken(present) == []
+    assert rules.broken_of([former, present, present | {"price": None}]) == [[], [], ["priced"]]
     assert rules.broken({"size": "0", "day": "soon"}) == ["size:minimum", "day:type"]
     assert rules.broken({"size": None}) == ["size:not_null"], "NULL is no value of any type"
     rows = pa.table({each.name: pa.array([former[each.name], present[each.name]]) for each in columns})
