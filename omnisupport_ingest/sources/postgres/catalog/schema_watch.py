@@ -35,7 +35,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, re
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
-from omnisupport_ingest.sources.postgres.session.connection import source_errors
+from omnisupport_ingest.sources.postgres.session.connection import one_snapshot, source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlocked
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 
@@ -85,8 +85,10 @@ class SchemaWatch:
         with self._lock:
             certain = self._watermarks.next(connection)
             known = self.changes.tables()
-            live = read_seen(connection, tuple(self._contracts.values()), known)
-            self._leave_out_unpublished(connection, live)
+            # By several statements, between which a column could be renamed: it would be in none of them.
+            with one_snapshot(connection):
+                live = read_seen(connection, tuple(self._contracts.values()), known)
+                self._leave_out_unpublished(connection, live)
             with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                 end = Lsn.parse(cursor.fetchone()[0])
