@@ -26,7 +26,6 @@ from omnisupport_ingest.read.schema_changes import JudgedChange, judged_changes
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import read_seen
-from omnisupport_ingest.sources.postgres.session.connection import one_snapshot
 from omnisupport_ingest.sources.postgres.session.errors import TableUnreadable
 
 
@@ -90,7 +89,7 @@ def propose(
     """
     document = with_learned(workspace.home.path, read_document(Path(contract.path), ContractError))
     record = SchemaChanges(workspace.landing(contract.source).folder)
-    with closing(connect_to_source(settings)) as connection, one_snapshot(connection):
+    with closing(connect_to_source(settings)) as connection:
         form = read_seen(connection, [contract], record.tables()).get(contract.name)
     if form is None:
         raise TableUnreadable(

@@ -8,7 +8,7 @@ the database or the role has as its default.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
@@ -138,19 +138,6 @@ def source_errors(doing: str) -> Iterator[None]:
             fix="Start the database again if it is down, or act on its message; capture then continues "
             "where landing ends.",
         ) from error
-
-
-@contextmanager
-def one_snapshot(connection: Connection) -> Iterator[None]:
-    """Let all statements within see one state of the database. ``connection`` is in autocommit."""
-    with source_errors("beginning to read"), connection.cursor() as cursor:
-        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        # Of a connection that is lost the statement within tells.
-        with suppress(psycopg2.Error), connection.cursor() as cursor:
-            cursor.execute("ROLLBACK")
 
 
 class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types

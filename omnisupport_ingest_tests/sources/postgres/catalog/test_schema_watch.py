@@ -79,19 +79,21 @@ def test_changes_are_recorded_once_with_their_place(three: SourceUnderTest) -> N
     assert in_rows["enum_value_added"] is None, "no row shows it"
 
 
+@pytest.mark.parametrize("reading", ["read_live_tables", "read_publication"])
 def test_a_column_that_is_renamed_while_the_catalogs_are_read_is_no_dropped_one(
-    three: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+    three: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, reading: str
 ) -> None:
     """A dropped and an added column would lose the policy of the column, and what it held."""
-    read = schema_watch.read_live_tables
+    read = getattr(schema_watch, reading)
     renames = iter(["ALTER TABLE tickets RENAME v TO w"])
 
     def in_between(*arguments: Any) -> Any:
         three.sql(*renames)
         return read(*arguments)
 
-    monkeypatch.setattr(schema_watch, "read_live_tables", in_between)
-    watch = SchemaWatch.of(three.home.path, three.settings.source, three.store.folder, 1, three.tables)
+    monkeypatch.setattr(schema_watch, reading, in_between)
+    home, source = three.home.path, three.settings.source
+    watch = SchemaWatch.of(home, source, three.store.folder, 1, three.tables, three.settings.publication)
     with three.connected() as connection:
         watch.look(connection)
         watch.look(connection)
