@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.contracts.model import Column
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS
-from omnisupport_ingest.contracts.typed_values import typed_array
+from omnisupport_ingest.contracts.typed_values import typed_column
 
 EXACT = "_cdc_exact"
 """Column with the exact texts of values that their typed columns cannot hold, by column."""
@@ -31,7 +30,7 @@ def typed_batches(
     """
     for batch in batches:
         texts = {column.name: batch.column(column.name) for column in columns}
-        typed = {column.name: typed_array(texts[column.name], column.type) for column in columns}
+        typed = {column.name: typed_column(texts[column.name], column) for column in columns}
         made = typed | {EXACT: _exact(texts, typed, columns, batch.num_rows)}
         names = set(batch.schema.names)
         arrays = [
@@ -50,7 +49,7 @@ def _exact(
 ) -> pa.Array:
     unfit: list[tuple[int, str, str]] = []
     for column in columns:
-        if column.type.kind in ALWAYS_FITS:
+        if column.always_fits:
             continue
         text = texts[column.name]
         lost = np.flatnonzero(

@@ -37,6 +37,9 @@ Document = dict[str, Any]
 _TOLD_BY_SENSOR = ":source_healthy"
 """End of the kind of a red check that the sensor of the source has told of itself."""
 
+_TOLD_ONE_BY_ONE = ":schema_as_contracted"
+"""End of the kind of a red check whose findings are told each by itself."""
+
 _WELL, _WARNING, _ALARM = "well", "warning", "alarm"
 
 
@@ -69,8 +72,9 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
     """Tell people when something is wrong, by OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK.
 
     Told is every change: red checks, failed runs and sensors, broken service levels, a capture that failed, a
-    gap, events in quarantine, the disk. A problem of which just a number has changed is not told again; when
-    all is well again, that is told. Where nothing can be told, it is tried again by the next look.
+    gap, each schema change that asks for something, contracts whose file is gone, events in quarantine, the
+    disk. A problem of which just a number has changed is not told again; when all is well again, that is
+    told. Where nothing can be told, it is tried again by the next look.
 
     `up` watches by itself if one of both settings is there, and asks OMNISUPPORT_HEARTBEAT_URL after a look
     of which nothing is left to tell: somebody else who watches for that hears when the machine is gone. A
@@ -187,7 +191,7 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
     except IngestError as error:
         return [Problem("home", error.problem, error.fix, broken=True)], False
     running = bool(document["platform"]["running"])
-    found = [each for each in problems(document) if not _is_of_sensor(each)]
+    found = [each for each in problems(document) if not _is_told_otherwise(each)]
     if not running:
         found += _of_slots(home, settings)
         if expect_running:
@@ -197,9 +201,9 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
     return found, running
 
 
-def _is_of_sensor(problem: Problem) -> bool:
+def _is_told_otherwise(problem: Problem) -> bool:
     return problem.kind.startswith(SLOT) or (
-        problem.kind.startswith(CHECK) and problem.kind.endswith(_TOLD_BY_SENSOR)
+        problem.kind.startswith(CHECK) and problem.kind.endswith((_TOLD_BY_SENSOR, _TOLD_ONE_BY_ONE))
     )
 
 

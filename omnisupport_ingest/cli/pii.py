@@ -120,8 +120,8 @@ def scan(source: str | None, table: str | None, rows: int, as_json: bool) -> Non
     """Propose policies for columns that seem to hold personal data.
 
     Looks at names and types of the contracts' columns, and at values that have landed: e-mail addresses,
-    phone and card numbers, IBANs, IP addresses. No value is printed, and nothing is changed: a proposal is
-    for you to decide on, in x-cdc.pii of the contract. Columns that seem harmless may not be.
+    phone and card numbers, IBANs, IP addresses, names of people. No value is printed, and nothing is changed:
+    a proposal is for you to decide on, in x-cdc.pii of the contract. Columns that seem harmless may not be.
 
     \b
     Examples:

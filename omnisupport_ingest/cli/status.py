@@ -67,7 +67,8 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
               are in quarantine; else healthy
     windows   open, closed, and late ones, which wait for a replay
     source    every log, and every source that is read by cursors or from topics, with how far it is behind
-    changed   schema changes that need an action; files of a log that its capture does not use yet
+    changed   schema changes that need an action; contracts whose file is gone; files of a log that its
+              capture does not use yet
     pending   windows and batches that have landed and are not in the table yet; "merged by" a time: they wait
               until then, as the contract of the table allows
     behind    age of the oldest commit that a dimension lacks; if it lacks none, age of the watermark
@@ -107,7 +108,7 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
     """Return everything that is shown of the selected sources, as JSON values."""
     leave_out_pandas()
-    from omnisupport_ingest.contracts.in_force import in_force
+    from omnisupport_ingest.contracts.in_force import contracts_gone, in_force
     from omnisupport_ingest.read.overview import overview
     from omnisupport_ingest.retention.forecast import disk_forecast
     from omnisupport_ingest.sources.postgres.capture.outdated import differences
@@ -144,6 +145,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
         "sources": sources,
         "sources_not_in_use": unused,
         "schema_changes": _schema_changes(workspace),
+        "contracts_gone": contracts_gone(settings, workspace.contracts),
     }
     return document | {"health": health(document)}
 

@@ -84,8 +84,8 @@ class Problem:
     broken: bool = False
 
 
-SLOT, CHECK = "slot", "check"
-"""First words of kinds: of what threatens a slot, and of a red check."""
+SLOT, CHECK, SCHEMA = "slot", "check", "schema"
+"""First words of kinds: of what threatens a slot, of a red check, and of a schema change."""
 
 _CHECKS_NAMED = "omnisupport-ingest status"
 
@@ -98,13 +98,16 @@ def health(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reasons(found: list[Problem]) -> Iterator[str]:
-    """What each problem says, the broken ones first; red checks are counted, as ``status`` lists them."""
+    """What each problem says, the broken ones first; what ``status`` lists one by one is counted."""
     checks = [each for each in found if each.kind.startswith(CHECK)]
+    changes = [each for each in found if each.kind.startswith(SCHEMA)]
     for each in sorted(found, key=lambda each: not each.broken):
-        if each not in checks:
+        if each not in (*checks, *changes):
             yield each.says
-        elif each is checks[0]:
+        elif each in checks[:1]:
             yield f"{render.counted(len(checks), 'check')} failed"
+        elif each in changes[:1]:
+            yield f"{render.counted(len(changes), 'schema change')} to be looked after"
 
 
 def health_line(health: dict[str, Any]) -> str:
@@ -120,6 +123,12 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     yield from _of_sources(document)
     yield from _of_platform(document["platform"])
     yield from _of_disk(document["disk"])
+    for each in document["contracts_gone"]:
+        yield Problem(f"contract {each['source']}.{each['table']}", each["what"], each["fix"])
+    for change in document["schema_changes"]:
+        # Each is a kind of its own, so that of two changes of a table the second one is told too.
+        table, number = f"{change['source']}.{change['table']}", change.get("number", "")
+        yield Problem(f"{SCHEMA} {table} {number}", f"{table}: {change['what']}", change["edit"])
     for kind, says in promises_broken(document):
         helps = "verify --repair" if kind.startswith("differs") else "status"
         yield Problem(kind, says, f"omnisupport-ingest {helps}")

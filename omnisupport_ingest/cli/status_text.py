@@ -35,6 +35,8 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
     lines += [("source", reading_summary(each)) for each in document["readings"]]
     for each in document["definition_changes"]:
         lines.append(("changed", f"{each['source']}: {each['what']}. To do: {each['fix']}"))
+    for each in document["contracts_gone"]:
+        lines.append(("changed", f"{each['what']}. To do: {each['fix']}"))
     for each in document["schema_changes"]:
         table = f"{each['source']}.{each['table']}"
         lines.append(("changed", f"{table}: {each['what']}. To do: {each['edit']}"))

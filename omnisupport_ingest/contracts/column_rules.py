@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, ARRAYS, INTEGERS, NUMBERS, Kind
+from omnisupport_ingest.contracts.pg_types import ARRAYS, INTEGERS, NUMBERS, Kind
 from omnisupport_ingest.contracts.quality import WITHHOLDING
 from omnisupport_ingest.contracts.row_rules import Breaks, rules_of
 
@@ -134,7 +134,7 @@ def surely_kept(rows: pa.Table, contract: model.TableContract) -> bool:
 def _values_surely_kept(values: pa.ChunkedArray, of: model.Column) -> bool:
     column = gated(of)
     kind = column.type.kind
-    if not column.nullable and kind in ALWAYS_FITS and values.null_count:
+    if not column.nullable and column.always_fits and values.null_count:
         return False
     if column.pattern is not None:
         return False

@@ -59,8 +59,9 @@ def read_columns(path: Path, document: dict[str, Any]) -> tuple[Column, ...]:
     if unknown:
         raise refused(path, "required", f"names {unknown[0]!r}, which is not a column", "Name columns only.")
     _check_names(path, document)
+    key = document["x-cdc"]["key"]
     return tuple(
-        _column(path, name, body, nullable=name not in required)
+        _column(path, name, body, nullable=name not in required, in_key=name in key)
         for name, body in document["properties"].items()
     )
 
@@ -70,7 +71,7 @@ def refused(path: Path, at: str, problem: str, fix: str) -> ContractError:
     return ContractError(f"{path} at $.{at}: {problem}.", fix=fix)
 
 
-def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> Column:
+def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool, in_key: bool) -> Column:
     kind = PgType.parse(body["x-pg-type"]).kind
     _check_type(path, f"properties.{name}.type", body, kind, nullable=nullable)
     _check_rules(path, f"properties.{name}", body, kind)
@@ -86,9 +87,23 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool) -> C
         max_length=body.get("maxLength"),
         default=Default(body["default"]) if "default" in body else None,
         policies=_policies(path, name, body, nullable=nullable),
+        former_types=tuple(body.get("x-former-types", ())),
     )
+    _check_former_types(path, column, in_key=in_key)
     _check_default(path, column)
     return column
+
+
+def _check_former_types(path: Path, column: Column, *, in_key: bool) -> None:
+    if not column.former_types:
+        return
+    if in_key:
+        problem = "is of a key column, and a row is known by its key's own values"
+    elif column.type.kind is Kind.TEXT:
+        problem = f"is of the type {column.pg_type!r}, which holds every text"
+    else:
+        return
+    raise refused(path, f"properties.{column.name}.x-former-types", problem, "Take it out.")
 
 
 def _check_default(path: Path, column: Column) -> None:

@@ -113,7 +113,8 @@ class ExpressionRules:
     def __init__(self, rules: Iterable[ExpressionRule], columns: Iterable[Column]) -> None:
         self.rules = tuple(rules)
         named = {name for rule in self.rules for name in rule.columns}
-        self._types = {column.name: column.type for column in columns if column.name in named}
+        self._columns = {column.name: column for column in columns if column.name in named}
+        self._types = {name: column.type for name, column in self._columns.items()}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -132,9 +133,9 @@ class ExpressionRules:
             return {}
         import pyarrow.compute as pc
 
-        from omnisupport_ingest.contracts.typed_values import typed_array
+        from omnisupport_ingest.contracts.typed_values import typed_column
 
-        typed = {name: typed_array(texts[name], of) for name, of in self._types.items()}
+        typed = {name: typed_column(texts[name], column) for name, column in self._columns.items()}
         known = {
             name: pc.and_(sent[name], pc.or_(texts[name].is_null(), values.is_valid()))
             for name, values in typed.items()

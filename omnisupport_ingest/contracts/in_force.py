@@ -150,6 +150,25 @@ def contracts_in_force(settings: Settings) -> Contracts:
     return contracts
 
 
+def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, str]]:
+    """Return the tables that had a contract when the home recorded its contracts, and have none in
+    ``contracts``: ``what`` is wrong and the ``fix``, for a person.
+
+    Withdrawing a table records the contracts anew, so these files were taken away by hand.
+    """
+    chosen = in_force(settings)
+    return [
+        {
+            "source": source,
+            "table": table,
+            "what": f"the contract of {table} of {source} is not in {chosen.contracts} any more",
+            "fix": f"put the file back; if the table is to go, then omnisupport-ingest contracts withdraw "
+            f"{table}, which says first what becomes of its tables",
+        }
+        for source, _, table in (each.partition(":") for each in sorted(chosen.tables - _tables(contracts)))
+    ]
+
+
 def decisions_in_force(settings: Settings) -> DecisionTable:
     """Return the decision table of the home; ``IngestError`` if it is missing or refused."""
     chosen = in_force(settings)

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from omnisupport_ingest.contracts.masks import Mask
 from omnisupport_ingest.contracts.names import TableName, lake_name, spellings
-from omnisupport_ingest.contracts.pg_types import PgType
+from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, PgType
 from omnisupport_ingest.contracts.quality import DEFAULT, NO_QUALITY, Policies, Quality
 from omnisupport_ingest.errors import IngestError
 
@@ -55,7 +55,8 @@ class Column:
     the value; empty or None: no rule. ``personal`` marks personal data; ``pii`` is the policy for it, one of
     ``pii_policies.POLICIES``; ``pii_note`` says why that is right; ``mask`` is how it is masked, if it is.
     ``default``: the value in rows older than the column; None: unknown, so it is unresolved in them.
-    ``policies``: what happens to a row that breaks one of the rules.
+    ``policies``: what happens to a row that breaks one of the rules. ``former_types``: types that the column
+    had before, as ``pg_type``; a value of one of them that the present type cannot hold is kept as its text.
     """
 
     name: str
@@ -73,11 +74,17 @@ class Column:
     mask: Mask | None = None
     default: Default | None = None
     policies: Policies = DEFAULT
+    former_types: tuple[str, ...] = ()
 
     @property
     def type(self) -> PgType:
         """``pg_type``, parsed."""
         return PgType.parse(self.pg_type)
+
+    @property
+    def always_fits(self) -> bool:
+        """Whether the typed column holds every value that passes the rule ``type``."""
+        return not self.former_types and self.type.kind in ALWAYS_FITS
 
 
 @dataclass(frozen=True, slots=True)

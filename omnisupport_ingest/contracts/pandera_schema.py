@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.column_rules import gated
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, FLOATS, INTEGERS, Kind
+from omnisupport_ingest.contracts.pg_types import FLOATS, INTEGERS, Kind
 from omnisupport_ingest.contracts.spark_types import spark_type
 from omnisupport_ingest.errors import IngestError
 
@@ -180,7 +180,7 @@ def _of_schema(df: DataFrame, contract: model.TableContract) -> set[str]:
 
 
 def _may_be_null(column: model.Column) -> bool:
-    return column.nullable or column.type.kind not in ALWAYS_FITS
+    return column.nullable or not column.always_fits
 
 
 def _series(values: pyarrow.ChunkedArray) -> pd.Series[Any]:

@@ -54,6 +54,11 @@ def is_plain(column: Column) -> bool:
     return column.pii == KEEP
 
 
+def takes(policy: str, kind: Kind) -> bool:
+    """Return whether ``policy`` can be applied to columns of ``kind``."""
+    return policy not in _TAKES or kind in _TAKES[policy]
+
+
 def _check(path: Path, policy: dict[str, Any], column: Column, given: dict[str, str]) -> None:
     name, chosen = column.name, given["policy"]
     at = f"x-cdc.pii.{name}"
@@ -83,8 +88,7 @@ def _check(path: Path, policy: dict[str, Any], column: Column, given: dict[str, 
             "of its values, and the dimension shows them",
             "Use keep; or name another column in x-cdc.cursor.",
         )
-    kinds = _TAKES.get(chosen)
-    if kinds is not None and column.type.kind not in kinds:
+    if not takes(chosen, column.type.kind):
         raise refused(
             path,
             f"{at}.policy",
@@ -156,4 +160,5 @@ def _in_lake(column: Column) -> Column:
         pattern=None,
         max_length=None,
         default=known,
+        former_types=(),
     )

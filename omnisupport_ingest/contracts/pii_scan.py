@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,8 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """A sort of personal data. ``names``: parts of column names that suggest it, separated by spaces."""
+    """A sort of personal data. ``names``: parts of column names that suggest it, separated by spaces;
+    ``is_one``: whether a value is of it, None where a single value does not tell."""
 
     what: str
     policy: str
@@ -55,7 +57,10 @@ class _Sort:
 
 _EMAIL = re.compile(r"[^@\s]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}\Z")
 _EMAIL_WITHIN = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+\.[A-Za-z]{2,24}")
-_PHONE = re.compile(r"(?:\+|00|\(?0)[0-9 ()./-]{6,24}\Z")
+_PHONE = re.compile(
+    r"(?:\+|00|\(?0)[0-9 ()./-]{6,24}\Z"
+    r"|(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[-. ])[2-9][0-9]{2}[-. ][0-9]{4}\Z"
+)
 _IBAN = re.compile(r"[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}\Z")
 
 
@@ -64,7 +69,8 @@ def is_email(text: str) -> bool:
 
 
 def is_phone(text: str) -> bool:
-    """Whether ``text`` is written as a phone number is: it begins with +, 0 or 00, and has 7 to 15 digits."""
+    """Whether ``text`` is written as a phone number is: it begins with +, 0 or 00, and has 7 to 15 digits, or
+    it is ``(415) 555-0132`` or the like."""
     # The pattern first: it fits at most 27 characters, and other texts may be very long.
     if _PHONE.match(text.strip()) is None:
         return False
@@ -94,6 +100,60 @@ def is_ip(text: str) -> bool:
     except ValueError:
         return False
     return "." in text or ":" in text
+
+
+_WORD = r"[^\W\d_]++(?:['’-][^\W\d_]++)*+\.?"
+_WORDS = re.compile(rf"{_WORD}(?:,? {_WORD}){{0,4}}\Z")
+"""One to five words of letters."""
+
+_COMMON = """
+ada adam agnieszka ahmed aisha alejandro alessandro alexander alexandra ali alice amanda amelia amy
+ana andrea andreas andrew angela anita anja ann anna anne anthony antonio ashley astrid barbara
+beatriz benjamin bernd betty birgit brian bruno camille carlos carmen carol caroline catherine
+charles charlotte chiara chloe chris christian christina christopher claire clara claudia claudio
+cynthia daniel daniela david deborah denise dennis diana diego dieter dmitri donald donna dorothy
+edward eleanor elena elisabeth elizabeth ella emily emma eric erik ethan eva evelyn fatima felix
+fernando florian frances francesca francesco francisco frank franz frederic friedrich gabriel
+gabriela gary george giovanni giulia giuseppe gloria grace greta hanna hannah hans harold harry
+heather heike heinz helen helena henry hiroshi ibrahim ingrid irina isabel isabella isabelle ivan
+jack jacob jacqueline jakub james jan jane janet jason javier jean jeffrey jennifer jens jessica
+joan joana joao johan johanna john jonas jonathan jorge jose josef joseph joshua juan judith julia
+julian julie juliette jurgen karen karin karl katarzyna katharina kathleen katja kevin kim
+klaus krzysztof lars laura lauren lea lena leon linda lisa louis louise luca lucas lucia luis luisa
+lukas magdalena manuel marco marcus margaret maria marie mario marion mark markus marta martha
+martin martina mary mateusz matteo matthew matthias maximilian megan mei melissa mia michael michal
+michel michelle miguel mohamed mohammad mohammed monika muhammad nadia nancy natalia natalie
+nathalie nicholas nicola nicole nina noah nora olga oliver olivia omar oscar pablo pamela paolo
+patricia patrick paul paula paulo pavel pedro peter petra philip philippe pierre piotr priya rachel
+rafael rahul ralf raymond rebecca renate ricardo richard rita robert roberto roger ronald rosa ruth
+ryan sabine samantha samuel sandra sara sarah scott sebastian sergei sharon silvia simon sofia sonja
+sophia sophie stefan stefanie stephanie stephen steven susan susanne sven svetlana takashi teresa
+thomas tim timothy tobias tomasz ursula uwe valentina vera victor victoria vincent virginia vladimir
+walter wei werner william wolfgang yuki yusuf zoe
+"""
+
+_GIVEN_NAMES = frozenset(_COMMON.split())
+"""Given names that are common in Europe, America and some other countries; others are not known."""
+
+
+def are_names(texts: Collection[str]) -> bool:
+    """Whether the different ``texts`` seem to be names of people: words that begin with capitals, with common
+    given names among them.
+
+    Among full names one in ten has to have a known given name, of single words half of them.
+    """
+    named = [text for text in texts if len(text) <= 80 and _WORDS.match(text) and text[0].isupper()]
+    if not texts or len(named) < ENOUGH * len(texts):
+        return False
+    known = sum(_given_name(text) in _GIVEN_NAMES for text in named)
+    full = sum(" " in text and text.rpartition(" ")[2][0].isupper() for text in named)
+    return known >= max(2, (0.1 if full >= ENOUGH * len(texts) else 0.5) * len(texts))
+
+
+def _given_name(text: str) -> str:
+    """Return the first word, or the first one behind a comma, in small letters without accents."""
+    word = (text.partition(", ")[2] or text).split()[0].lower()
+    return "".join(each for each in unicodedata.normalize("NFKD", word) if not unicodedata.combining(each))
 
 
 _SORTS = (
@@ -174,6 +234,9 @@ def _by_values(column: Column, texts: Sequence[str]) -> Proposal | None:
         are = sum(sort.is_one(text) for text in distinct)
         if are >= ENOUGH * len(distinct):
             return _proposal(column, sort, f"by {are} of {len(distinct)} different values")
+    if column.type.kind is Kind.TEXT and are_names(distinct):
+        sort = next(each for each in _SORTS if each.mask == "name")
+        return _proposal(column, sort, f"by the common given names in {len(distinct)} different values")
     within = sum(_EMAIL_WITHIN.search(text) is not None for text in distinct)
     if within:
         why = f"with e-mail addresses in {within} of {len(distinct)} different values"

@@ -17,7 +17,7 @@ from decimal import Decimal
 
 from omnisupport_ingest.contracts import model
 from omnisupport_ingest.contracts.expressions import ExpressionRules
-from omnisupport_ingest.contracts.pg_types import Kind
+from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import above, below, number, value_test
 from omnisupport_ingest.contracts.quality import ACCEPT, QUARANTINE, WITHHOLDING
 
@@ -92,7 +92,8 @@ def rules_of(column: model.Column) -> RulesOfColumn:
     rules: dict[str, Breaks] = {}
     kind = column.type.kind
     if kind is not Kind.TEXT:
-        rules["type"] = _unless(value_test(kind))
+        kinds = (kind, *(PgType.parse(each).kind for each in column.former_types))
+        rules["type"] = _of_none(tuple(map(value_test, kinds)))
     if column.enum:
         rules["enum"] = _unless(frozenset(column.enum).__contains__)
     if column.minimum is not None:
@@ -115,6 +116,12 @@ def policies_of(contract: model.TableContract) -> dict[str, str]:
         for rule, policy in column.policies.given
     }
     return of_columns | {rule.name: rule.policy for rule in contract.quality.rules}
+
+
+def _of_none(tests: Sequence[Callable[[str], bool]]) -> Breaks:
+    if len(tests) == 1:
+        return _unless(tests[0])
+    return lambda text: not any(test(text) for test in tests)
 
 
 def _unless(holds: Callable[[str], bool]) -> Breaks:

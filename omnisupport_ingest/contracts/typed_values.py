@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnisupport_ingest.contracts.model import Column
 from omnisupport_ingest.contracts.pg_types import Kind, PgType
 from omnisupport_ingest.contracts.pg_values import LONGEST_NUMERIC, value_test, whole_number
 
@@ -144,6 +145,17 @@ def typed_array(texts: pa.Array, of: PgType) -> pa.Array:
         return usual
     rows = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
     return pc.replace_with_mask(usual, odd, _one_by_one(texts.take(pa.array(rows)), of, wanted))
+
+
+def typed_column(texts: pa.Array, column: Column) -> pa.Array:
+    """Return ``typed_array`` of the texts of ``column``; NULL also where a number that the lake keeps as text
+    is a value of a former type only."""
+    typed = typed_array(texts, column.type)
+    if not column.former_types or column.type.kind is not Kind.NUMERIC_TEXT:
+        return typed
+    distinct, is_value = typed.dictionary_encode(), value_test(column.type.kind)
+    values = [text if is_value(text) else None for text in distinct.dictionary.to_pylist()]
+    return pa.array(values, typed.type).take(distinct.indices)
 
 
 def _plain_pattern(of: PgType) -> str | None:

@@ -260,12 +260,13 @@ def _value(column: Column, form: Format) -> str:
 def _as_json(column: Column, text: str) -> str:
     """A JSON value: a number or a boolean where nothing is lost by it, else text."""
     name, exact = _name(column.name), f"_cdc_exact[{_text(column.name)}]"
+    either = f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
     if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):
-        return name
+        return either if column.former_types else name
     if column.type.kind in FLOATS:
         return f"CASE WHEN isfinite({name}) THEN to_json({name}) ELSE to_json({text}) END"
     if column.type.kind in ARRAYS:
-        return f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
+        return either
     return text
 
 

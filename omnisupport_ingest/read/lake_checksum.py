@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pg_types import ALWAYS_FITS, ARRAYS, Kind
+from omnisupport_ingest.contracts.pg_types import ARRAYS, Kind
 from omnisupport_ingest.contracts.row_checksum import DIGITS, by_number
 from omnisupport_ingest.read.row_equality import CASTS, named, text
 
@@ -85,7 +85,7 @@ def _part(column: Column) -> str:
     value, exact = f"l.{named(column.name)}", f"l._cdc_exact[{text(column.name)}]"
     shown = _text(column, value)
     # Looking into a map costs more than the rest; such a value never stands there.
-    if column.type.kind not in ALWAYS_FITS:
+    if not column.always_fits:
         shown = f"coalesce({exact}, {shown})"
     return f"CASE WHEN {shown} IS NULL THEN 'N' ELSE strlen({shown}) || ':' || {shown} END"
 

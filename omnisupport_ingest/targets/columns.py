@@ -137,6 +137,9 @@ def _of_contract(column: Column) -> TargetColumn:
         text, escaped = _array(name), True
     elif kind is Kind.TIMESTAMP:
         text = f"timezone('UTC', {name})::VARCHAR"
+    if column.former_types:
+        # The exact text of such a column may be no value of its type.
+        return TargetColumn(column.name, pg_type, text, escaped)
     exact = "_cdc_exact['" + column.name.replace("'", "''") + "']"
     return TargetColumn(column.name, pg_type, f"coalesce({exact}, {text})", escaped)
 

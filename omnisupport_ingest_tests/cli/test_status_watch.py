@@ -27,6 +27,8 @@ WELL: dict[str, Any] = {
     },
     "other_logs": [],
     "definition_changes": [],
+    "schema_changes": [],
+    "contracts_gone": [],
     "readings": [],
     "platform": {
         "checks": {"passed": 3, "failed": []},

@@ -14,6 +14,7 @@ import pytest
 from omnisupport_ingest.contracts.in_force import contracts_in_force
 from omnisupport_ingest.contracts.load import load_contract
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
 from omnisupport_ingest.storage import storage_of
@@ -109,11 +110,18 @@ def test_nothing_is_changed_without_a_yes(folder: Path):
 def test_a_contract_whose_file_is_gone_already_is_put_back_first(folder: Path, tmp_path: Path):
     """By its file alone the command knows what table of the source it was, and what is personal in it."""
     file = folder / "contracts" / "other.json"
+    LandingStore(folder / "home" / "landing", SOURCE).begin_epoch("first", None)
+    assert command("contracts", "use", str(file.parent)).code == 0
     kept = file.rename(tmp_path / "other.json")
+    (gone,) = json.loads(command("status", "--json").out)["contracts_gone"]
+    assert (gone["source"], gone["table"]) == (SOURCE, "public.other")
+    seen = " ".join(command("status").out.split())
+    assert f"the contract of public.other of {SOURCE} is not in {file.parent} any more" in seen
     refused = command("contracts", "withdraw", "other", "--yes")
     assert refused.code == 1 and f"Put the contract of other back into {file.parent}" in refused.err
     kept.rename(file)
     assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert json.loads(command("status", "--json").out)["contracts_gone"] == [], "it was withdrawn"
 
 
 @pytest.mark.crash

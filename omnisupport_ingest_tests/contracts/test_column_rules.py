@@ -70,6 +70,7 @@ def columns(draw: st.DrawFn) -> Column:
         maximum=draw(bounds) if bounded else None,
         pattern=draw(st.sampled_from((None, "^[0-9]", "1$"))),
         max_length=draw(st.sampled_from((None, 0, 3))),
+        former_types=draw(st.sampled_from(((), (), ("date",), ("numeric(4,1)", "boolean"), ("text",)))),
     )
 
 

@@ -152,6 +152,16 @@ REFUSED: dict[str, tuple[Edit, str, str]] = {
         "$.properties.state.pattern",
         "Correct the pattern",
     ),
+    "a key column had another type": (
+        lambda d: properties(d)["id"].update({"x-former-types": ["text"]}),
+        "$.properties.id.x-former-types",
+        "Take it out",
+    ),
+    "a text had another type": (
+        lambda d: properties(d)["state"].update({"x-former-types": ["integer"]}),
+        "$.properties.state.x-former-types",
+        "holds every text",
+    ),
     "the soft delete column is missing": (
         lambda d: d["x-cdc"]["events"].update(soft_delete_column="gone"),
         "$.x-cdc.events.soft_delete_column",

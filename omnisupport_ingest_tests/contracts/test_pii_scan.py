@@ -26,7 +26,10 @@ from omnisupport_ingest_tests.contracts.test_pii_policies import DOCUMENT
 
 VALUES: dict[str, list[str]] = {
     "e-mail address": ["ada@example.org", "eve.b+x@mail.example.co.uk", "o'neil@x-y.de"],
-    "phone number": ["+41 79 123 45 67", "(030) 1234567", "0049-30-123456", "+14155550132"],
+    "phone number": [
+        *("+41 79 123 45 67", "(030) 1234567", "0049-30-123456", "+14155550132"),
+        *("(415) 555-0132", "415-555-0132", "415.555.0132"),
+    ],
     "card number": ["4111 1111 1111 1111", "5500-0000-0000-0004", "340000000000009"],
     "IBAN": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "CH9300762011623852957"],
     "IP address": ["192.0.2.7", "2001:db8::1", "10.0.0.0/8"],
@@ -38,6 +41,8 @@ NONE = [
     "256.1.1.1",
     "a@b",
     "12345678",
+    "4155550132",
+    "115-555-0132",
     "x",
 ]
 TESTS = {
@@ -84,6 +89,38 @@ def test_values_tell_whatever_the_column_is_called(what: str) -> None:
     assert not any(text in repr(found) for text in texts)
     # Too few to tell.
     assert one(Column("x1", "text"), *VALUES[what][:2]) is None
+
+
+PEOPLE = [
+    *(
+        "Ada Lovelace",
+        "María José García",
+        "Jürgen Müller",
+        "O'Neil, Sarah",
+        "Nguyễn Văn An",
+        "J. R. Hartley",
+    ),
+    *("Grace Hopper", "Anne-Marie Dupont", "Katherine Johnson", "Peter van Dyck"),
+]
+THINGS = [
+    ["New York", "San Francisco", "Los Angeles", "Charlotte", "Santa Rosa"],
+    ["Blue Widget", "Red Widget", "Steel Bolt", "Copper Wire"],
+    ["Open", "Closed", "Pending"],
+    ["Printer is on fire", "Cannot log in", "Anna cannot log in", "Invoice is wrong"],
+    ["martin", "anna", "peter"],
+]
+
+
+@pytest.mark.parametrize("names", [PEOPLE, ["Anna", "Peter", "Krzysztof", "Zeno"]])
+def test_names_of_people_are_told_by_the_common_ones_among_them(names: list[str]) -> None:
+    found = one(Column("x1", "text"), *names)
+    assert found is not None and (found.what, found.policy_text) == ("name of a person", "mask (name)")
+    assert not any(name in repr(found) for name in names)
+
+
+@pytest.mark.parametrize("texts", THINGS, ids=lambda texts: texts[0])
+def test_other_texts_of_words_are_no_names(texts: list[str]) -> None:
+    assert one(Column("x1", "text"), *texts) is None
 
 
 def test_a_text_with_addresses_in_it_is_free_text() -> None:

@@ -20,10 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.fold import with_types
+from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
 from omnisupport_ingest.contracts import pandera_schema
+from omnisupport_ingest.contracts.column_rules import surely_kept
 from omnisupport_ingest.contracts.model import Column, TableContract
-from omnisupport_ingest.contracts.pandera_schema import GateFailed, broken_rows, failures
-from omnisupport_ingest.contracts.quality import Policies
+from omnisupport_ingest.contracts.pandera_schema import GateFailed, broken_rows, failures, failures_of_few
+from omnisupport_ingest.contracts.quality import ExpressionRule, Policies, Quality
 from omnisupport_ingest.contracts.row_rules import RowRules, policies_of
 from omnisupport_ingest.contracts.typed_values import typed_array
 from omnisupport_ingest_tests.examples import examples
@@ -111,6 +113,37 @@ def test_every_broken_rule_is_named() -> None:
 def test_a_value_that_does_not_fit_its_typed_column_breaks_no_rule() -> None:
     unfit: Image = {"sent_at": "infinity", "tags": "{{a}}", "weight": "1.234", "value": "NaN"}
     assert RULES.broken(FINE | unfit) == []
+
+
+FORMER = replace(
+    CONTRACT,
+    quality=Quality(rules=(ExpressionRule("priced", "price IS NOT NULL", ("price",), "quarantine"),)),
+    columns=(
+        Column("id", "bigint", nullable=False),
+        Column("size", "integer", nullable=False, minimum=Decimal(1), former_types=("text",)),
+        Column("day", "date", former_types=("timestamptz",)),
+        Column("price", "numeric", former_types=("text",)),
+    ),
+)
+
+
+def test_a_value_of_a_former_type_is_kept_as_its_text_and_breaks_no_rule() -> None:
+    rules, columns = RowRules(FORMER), FORMER.columns
+    former: Image = {"id": "1", "size": "ten", "day": "2026-01-31 09:00:00+00", "price": "dear"}
+    present: Image = {"id": "2", "size": "7", "day": "2026-02-01", "price": "1.50"}
+    assert rules.broken(former) == rules.broken(present) == []
+    assert rules.broken_of([former, present, present | {"price": None}]) == [[], [], ["priced"]]
+    assert rules.broken({"size": "0", "day": "soon"}) == ["size:minimum", "day:type"]
+    assert rules.broken({"size": None}) == ["size:not_null"], "NULL is no value of any type"
+    rows = pa.table({each.name: pa.array([former[each.name], present[each.name]]) for each in columns})
+    (typed,) = typed_batches(rows.to_batches(), columns, [*FORMER.column_names, EXACT])
+    shown, other = typed.to_pylist()
+    assert [shown[name] for name in ("size", "day", "price")] == [None, None, None]
+    assert dict(shown[EXACT]) == {name: text for name, text in former.items() if name != "id"}
+    assert (other["size"], other["day"].isoformat(), other["price"]) == (7, "2026-02-01", "1.50")
+    assert not other[EXACT]
+    assert failures_of_few(pa.Table.from_batches([typed]), FORMER) == {}, "the gate lets them pass too"
+    assert surely_kept(pa.Table.from_batches([typed]), FORMER)
 
 
 def test_columns_that_were_not_sent_are_not_judged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -153,6 +154,18 @@ def test_json_lines_are_json_and_lose_no_digit(
     assert (exact["price"], exact["ratio"], exact["tags"]) == ("NaN", "NaN", "{{1},{2}}")
     assert (unresolved["_cdc_unresolved"], unresolved["name"]) == (["name", "price"], None)
     assert (gone["_cdc_is_deleted"], gone["_cdc_deleted_at"]) == (True, "2026-03-02T12:00:00.123456Z")
+
+
+def test_a_value_of_a_former_type_is_its_text_where_numbers_are(
+    contract: TableContract, tmp_path: Path
+) -> None:
+    retyped = replace(contract.columns[0], name="size", pg_type="integer", former_types=("text",))
+    schema = pa.schema([(name, kind) for name, (_, _, kind) in COLUMNS.items()] + [("size", pa.int32())])
+    rows = [PLAIN | LIVE | {"size": 7}, PLAIN | LIVE | {"size": None, "_cdc_exact": [("size", "ten")]}]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema([*schema, *SYSTEM])), tmp_path / "lake.parquet")
+    out, known = tmp_path / "things.jsonl", replace(contract, columns=(*contract.columns, retyped))
+    write_rows(known, [str(tmp_path / "lake.parquet")], out, Format.JSON_LINES, deleted=False)
+    assert [json.loads(line)["size"] for line in out.read_text().splitlines()] == [7, "ten"]
 
 
 def test_parquet_keeps_the_types_and_the_exact_texts_beside_them(

@@ -85,6 +85,16 @@ def test_values_are_the_text_that_copy_reads(tmp_path: Path) -> None:
     assert '{"title"}' in found["2"]
 
 
+def test_a_value_of_a_former_type_is_null_where_its_text_would_be_refused(tmp_path: Path) -> None:
+    columns = [
+        replace(each, former_types=("text",)) if each.name == "amount" else each for each in CONTRACT.columns
+    ]
+    after = written(tmp_path / "after", row(1, amount=None, _cdc_exact=[("amount", "much")]), row(2))
+    with Difference(replace(CONTRACT, columns=tuple(columns)), [after], (), tmp_path) as difference:
+        found = dict(line.split("\t", 1) for line in b"".join(difference.lines()).decode().splitlines())
+    assert [found[key].split("\t")[1] for key in "12"] == [r"\N", "1.50"]
+
+
 def test_a_column_of_another_type_is_refused_with_the_sql() -> None:
     columns = target_columns(CONTRACT)
     there = {column.name: column.pg_type for column in columns if column.name != "amount"}

@@ -8,19 +8,20 @@ less, or other values) for readers of the tables.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from omnisupport_ingest.contracts.at_rest import ENCRYPTED
 from omnisupport_ingest.contracts.learned import raised
 from omnisupport_ingest.contracts.pg_types import Fit, Kind, PgType, fit
-from omnisupport_ingest.contracts.pii_policies import DROP
+from omnisupport_ingest.contracts.pii_policies import DROP, takes
 from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.landing.schema_changes import SchemaChange
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
+from omnisupport_ingest.sources.postgres.catalog.next_quality import NextQuality, TakenOut
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema
 
 ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
@@ -28,9 +29,6 @@ _WORST = (ADDITIVE, WIDENING, BREAKING)
 
 _RULES = ("enum", "pattern", "maxLength", "minimum", "maximum")
 """Keywords of rules that hold for one kind of value only."""
-
-_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[^\W\d]\w*(?:\s*\()?|\d\w*|.""", re.DOTALL)
-"""A token of an SQL expression: a text, a quoted name, a name, or a function's name with its bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,14 @@ def next_contract(
     recorded = {each.column for each in changes if each.kind in ("column_added", "column_added_again")}
     draft.add(None if every else recorded)
     draft.add_undecided(changes)
+    draft.judge_rules()
     # Only for new columns: a person has decided about the others.
     noted = with_notes(draft.document)["x-cdc"].get("pii", {})
     policies = draft.policy.get("pii", {})
     new = {name: note for name, note in noted.items() if name in draft.added and name not in policies}
     if new:
         # A new contract must not publish personal data before a person decides.
-        draft.policy["pii"] = policies | {name: note | {"policy": DROP} for name, note in new.items()}
+        draft.set_personal({name: note | {"policy": DROP} for name, note in new.items()})
     for name, note in new.items():
         draft.for_a_person.append(f"x-cdc.pii.{name} leaves the column out until you decide. {note['note']}")
     proposal = NextContract(draft.document, tuple(draft.steps), tuple(draft.for_a_person))
@@ -97,6 +96,7 @@ class _Draft:
 
     def __init__(self, document: dict[str, Any], schema: LiveSchema) -> None:
         self.document, self._schema = document, schema
+        self._quality = NextQuality(document["x-cdc"])
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
         self.added: list[str] = []
@@ -137,7 +137,8 @@ class _Draft:
             events["soft_delete_column"] = names.get(
                 events["soft_delete_column"], events["soft_delete_column"]
             )
-            self._rename_in_quality(old, new)
+            self._quality.rename(old, new)
+            self._rename_in_policy(old, new)
             self._step(
                 BREAKING, f"properties.{new}", f"{old} is called {new}",
                 f"events from before the change carry {old}; rows that were not written since have {new} "
@@ -149,7 +150,7 @@ class _Draft:
         for name in list(self.properties):
             if self._live(name) is not None:
                 continue
-            if name in self.policy["key"] or name == self.policy["events"]["soft_delete_column"]:
+            if name in self._needed():
                 self.for_a_person.append(f"{name} is gone, which the contract cannot be without.")
                 continue
             del self.properties[name]
@@ -161,32 +162,33 @@ class _Draft:
                 f"{name} is taken out",
                 "the table has no such column any more",
             )
-            self._take_out_of_quality(name)
+            self._taken_out(self._quality.take_out_column(name))
 
-    def _quality(self, part: str) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self.policy.get("quality", {}).get(part, [])
-        return entries
+    def _needed(self) -> set[str | None]:
+        """Return the columns without which the contract would not be valid."""
+        cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
+        needed = {*self.policy["key"], self.policy["events"]["soft_delete_column"]}
+        needed |= {cursor.get("field"), cursor.get("event_time"), at_rest.get("subject_column")}
+        personal = self.policy.get("pii", {}).keys()
+        return needed | set(personal) if self._encrypted and len(personal) == 1 else needed
 
-    def _rename_in_quality(self, old: str, new: str) -> None:
-        for rule in self._quality("rules"):
-            rule["expression"] = "".join(
-                '"' + new.replace('"', '""') + '"' if _is_name(token, old) else token
-                for token in _tokens(rule["expression"])
-            )
-        for reference in self._quality("references"):
-            reference["columns"] = [new if each == old else each for each in reference["columns"]]
+    @property
+    def _encrypted(self) -> bool:
+        encrypted: bool = self.policy.get("at_rest", {}).get("pii") == ENCRYPTED
+        return encrypted
 
-    def _take_out_of_quality(self, column: str) -> None:
-        for rule in list(self._quality("rules")):
-            if any(_is_name(token, column) for token in _tokens(rule["expression"])):
-                self._quality("rules").remove(rule)
-                description = f"the rule {rule['name']} ({rule['expression']}) is taken out"
-                self._step(BREAKING, "x-cdc.quality.rules", description, f"it names {column}")
-        for reference in list(self._quality("references")):
-            if column in reference["columns"]:
-                self._quality("references").remove(reference)
-                description = f"{reference['name']} ({', '.join(reference['columns'])}) is taken out"
-                self._step(BREAKING, "x-cdc.quality.references", description, f"it names {column}")
+    def _rename_in_policy(self, old: str, new: str) -> None:
+        """Rename a column where ``x-cdc`` names it beside key, personal data and soft deletes."""
+        cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
+        named = [*((cursor, each) for each in ("field", "event_time")), (at_rest, "subject_column")]
+        named += [(each, "column") for each in cursor.get("candidates", ())]
+        for part, member in named:
+            if part.get(member) == old:
+                part[member] = new
+
+    def _taken_out(self, found: Iterable[TakenOut]) -> None:
+        for each in found:
+            self._step(BREAKING, each.at, each.what, each.why)
 
     def follow(self, name: str) -> None:
         """Make the column accept the values that the source may send."""
@@ -196,12 +198,7 @@ class _Draft:
         line = self.properties[name]
         self._follow_type(name, line, live)
         if not live.not_null and name in self.document["required"] and name not in self.policy["key"]:
-            self.document["required"].remove(name)
-            _without_policies(line, "required")
-            types = line["type"] if isinstance(line["type"], list) else [line["type"]]
-            line["type"] = [*types, "null"]
-            if "enum" in line:
-                line["enum"] = [*line["enum"], None]
+            self._let_be_null(name)
             self._step(
                 WIDENING, "required", f"{name} may be NULL", "the source has no NOT NULL on it any more"
             )
@@ -227,6 +224,15 @@ class _Draft:
                 "longer values are quarantined",
             )
 
+    def _let_be_null(self, name: str) -> None:
+        line = self.properties[name]
+        self.document["required"] = [each for each in self.document["required"] if each != name]
+        _without_policies(line, "required")
+        types = line["type"] if isinstance(line["type"], list) else [line["type"]]
+        line["type"] = [*types, "null"]
+        if "enum" in line:
+            line["enum"] = [*line["enum"], None]
+
     def _follow_type(self, name: str, line: dict[str, Any], live: LiveColumn) -> None:
         before, now = PgType.parse(line["x-pg-type"]), live.type
         if fit(before, now) is Fit.ALL or line["x-pg-type"] == live.pg_type:
@@ -237,17 +243,25 @@ class _Draft:
             line.pop(key, None)
             if key in body:
                 line[key] = body[key]
+        # NULL is another question: the contract may allow it where the source does not, and not yet the
+        # other way round.
+        types = [body["type"]] if isinstance(body["type"], str) else body["type"]
+        types = [each for each in types if each != "null"]
+        nullable = name not in self.document["required"]
+        line["type"] = [*types, "null"] if nullable else types[0] if len(types) == 1 else types
         gone: list[str] = []
         if now.kind is not before.kind:
             # Rules for another kind of value.
             gone = [f"{rule} {line.pop(rule)}" for rule in _RULES if rule in line]
             _without_policies(line, *_RULES, *(["type"] if now.kind is Kind.TEXT else []))
+        kept = self._former_types(name, line, was, now)
+        self._follow_policy(name, live)
         widens = fit(now, before) is Fit.ALL and now.kind.name != "TEXT"
         why = (
             "values that came before have their place in it"
             if fit(now, before) is Fit.ALL
             else "values that came before and have no place in it are NULL, with their exact text in "
-            "_cdc_exact, or quarantined"
+            f"_cdc_exact{'' if kept else ', or quarantined'}"
         )
         if not widens:
             why += "; `omnisupport-ingest contracts retype` lets readers have it"
@@ -255,6 +269,32 @@ class _Draft:
         if gone:
             description += f", and its rules are taken out ({', '.join(gone)})"
         self._step(WIDENING if widens else BREAKING, f"properties.{name}.x-pg-type", description, why)
+
+    def _former_types(self, name: str, line: dict[str, Any], was: str, now: PgType) -> bool:
+        """Let the column keep the values that came before its type changed; returns whether it does."""
+        former = [was, *line.pop("x-former-types", ())]
+        if name in self.policy["key"]:
+            return False
+        unfit = [each for each in dict.fromkeys(former) if fit(now, PgType.parse(each)) is Fit.NONE]
+        if unfit:
+            line["x-former-types"] = unfit
+        return True
+
+    def _follow_policy(self, name: str, live: LiveColumn) -> None:
+        """Leave the column out of the lake where its policy for personal data cannot take its new type."""
+        given = self.policy.get("pii", {}).get(name)
+        if given is None or takes(given["policy"], live.type.kind):
+            return
+        self.policy["pii"][name] = {"policy": DROP, "note": given["note"]}
+        self.for_a_person.append(
+            f"x-cdc.pii.{name} leaves the column out until you decide: its policy was {given['policy']}, "
+            f"which cannot be applied to {live.pg_type}."
+        )
+
+    def judge_rules(self) -> None:
+        """Take out rules of several columns that the new types of columns cannot have."""
+        if self.steps:
+            self._taken_out(self._quality.take_out_unfit(self.properties))
 
     def add(self, names: Collection[str | None] | None) -> None:
         """Take in columns that the contract does not name; ``names``: only these."""
@@ -279,6 +319,14 @@ class _Draft:
             self._step(
                 ADDITIVE, f"properties.{live.name}", f"{live.name} ({live.pg_type}) is taken in", known
             )
+
+    def set_personal(self, policies: dict[str, Any]) -> None:
+        """Give new columns their policies for personal data."""
+        self.policy["pii"] = self.policy.get("pii", {}) | policies
+        for name in policies:
+            if self._encrypted and name in self.document["required"]:
+                # It is NULL once the key of its subject is destroyed; the source keeps its NOT NULL.
+                self._let_be_null(name)
 
     def add_undecided(self, changes: Sequence[SchemaChange]) -> None:
         """Add to ``for_a_person`` what no edit of the contract covers."""
@@ -307,16 +355,6 @@ class _Draft:
 
     def _step(self, compatibility: str, at: str, description: str, why: str) -> None:
         self.steps.append(Step(compatibility, at, description, why))
-
-
-def _tokens(expression: str) -> Iterator[str]:
-    return (match[0] for match in _TOKEN.finditer(expression))
-
-
-def _is_name(token: str, column: str) -> bool:
-    """Whether a part of an expression names ``column``; SQL ignores case."""
-    name = token[1:-1].replace('""', '"') if token.startswith('"') else token
-    return name.lower() == column.lower()
 
 
 def _without_policies(line: dict[str, Any], *keywords: str) -> None:

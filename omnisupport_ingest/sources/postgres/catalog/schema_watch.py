@@ -41,6 +41,9 @@ from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogW
 
 _log = logging.getLogger(__name__)
 
+_READINGS = 5
+"""How often the catalogs are read at most until two readings agree."""
+
 
 class SchemaWatch:
     """Checks the schemas of the tables of ``contracts`` for one capture. Thread-safe."""
@@ -85,8 +88,7 @@ class SchemaWatch:
         with self._lock:
             certain = self._watermarks.next(connection)
             known = self.changes.tables()
-            live = read_seen(connection, tuple(self._contracts.values()), known)
-            self._leave_out_unpublished(connection, live)
+            live = self._read(connection, known)
             with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                 end = Lsn.parse(cursor.fetchone()[0])
@@ -148,6 +150,22 @@ class SchemaWatch:
     def accept(self, tables: Collection[str]) -> None:
         """Unblock ``tables``: a person has had them read again after the changes so far."""
         self.changes.accept(tables)
+
+    def _read(self, connection: Connection, known: Mapping[str, SeenTable]) -> dict[str, LiveSchema]:
+        """Return the tables as they are now, by the names of their contracts.
+
+        They are read by several statements. A column that is renamed in between is in none of them, and would
+        pass for dropped. So a difference counts once two readings agree.
+        """
+        before = {name: replace(known[name], rows=None) for name in self._contracts if name in known}
+        for _ in range(_READINGS):
+            live = read_seen(connection, tuple(self._contracts.values()), known)
+            self._leave_out_unpublished(connection, live)
+            now = {name: replace(each.seen, rows=None) for name, each in live.items()}
+            if now == before:
+                break
+            before = now
+        return live
 
     def _leave_out_unpublished(self, connection: Connection, live: Mapping[str, LiveSchema]) -> None:
         """Remove columns that a column list leaves out: not even their names may be stored in the home."""

@@ -260,3 +260,83 @@ def test_a_name_that_differs_from_one_in_the_contract_only_in_case_is_not_learne
     watch._learn({"tickets": now})
     assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == learned
     contract_of(with_learned(tmp_path, document), Path("tickets.json"))
+
+
+def followed(document: dict[str, Any], *columns: LiveColumn, **other: Any) -> NextContract:
+    """What is proposed for ``document``: a contract that can be used, and that there is nothing to add to."""
+    contract_of(document, Path("t.json"))
+    found = next_contract(document, form(*columns), **{"changes": ()} | other)
+    contract_of(found.document, Path("t.json"))
+    assert next_contract(found.document, form(*columns), **{"changes": ()} | other).steps == ()
+    return found
+
+
+def test_a_retyped_column_keeps_the_values_of_its_former_types() -> None:
+    day = followed(deepcopy(DOCUMENT), *with_column("size", pg_type="date"))
+    assert day.document["properties"]["size"]["x-former-types"] == ["integer"]
+    assert "quarantined" not in day.steps[0].why
+    flag = followed(day.document, *with_column("size", pg_type="boolean")).document
+    assert flag["properties"]["size"]["x-former-types"] == ["date", "integer"]
+    number = followed(day.document, *with_column("size", pg_type="bigint")).document
+    assert number["properties"]["size"]["x-former-types"] == ["date"], "it holds every integer"
+    text = followed(flag, *with_column("size", pg_type="text")).document["properties"]["size"]
+    assert text["x-pg-type"] == "text" and "x-former-types" not in text, "it holds every text"
+    key = proposed(*with_column("id", pg_type="date"))
+    assert "x-former-types" not in key.document["properties"]["id"], "a row is known by its key's values"
+
+
+@pytest.mark.parametrize("not_null", [True, False])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_column_may_be_retyped_whatever_becomes_of_its_not_null(required: bool, not_null: bool) -> None:
+    document = deepcopy(DOCUMENT)
+    if required:
+        document["required"].append("size")
+        document["properties"]["size"]["type"] = "integer"
+    found = followed(document, *with_column("size", pg_type="date", not_null=not_null)).document
+    assert ("size" in found["required"]) == (required and not_null)
+
+
+def private(**at_rest: str) -> dict[str, Any]:
+    document = deepcopy(DOCUMENT)
+    document["required"].remove("title")
+    document["properties"]["title"]["type"] = ["string", "null"]
+    document["x-cdc"]["pii"] = {"title": {"policy": "mask", "mask": "text", "note": "Who asked for it."}}
+    document["x-cdc"]["at_rest"] = {"pii": "encrypted"} | at_rest
+    return document
+
+
+def test_a_policy_that_the_new_type_cannot_have_leaves_the_column_out_until_a_person_decides() -> None:
+    document = private()
+    document["x-cdc"]["pii"]["size"] = {"policy": "hash", "note": "A badge."}
+    found = followed(document, *with_column("size", pg_type="boolean"))
+    assert found.document["x-cdc"]["pii"]["size"] == {"policy": "drop", "note": "A badge."}
+    assert found.document["x-cdc"]["pii"]["title"]["policy"] == "mask"
+    assert any("size leaves the column out" in each and "hash" in each for each in found.for_a_person)
+
+
+def test_a_rule_that_the_new_type_cannot_have_is_taken_out_in_words() -> None:
+    document = with_rules()
+    document["x-cdc"]["quality"]["rules"][0]["expression"] = "abs(size) > 2"
+    found = followed(document, *with_column("size", pg_type="date"))
+    assert found.document["x-cdc"]["quality"]["rules"] == []
+    (step,) = [each for each in found.steps if each.at == "x-cdc.quality.rules"]
+    assert "big (abs(size) > 2) is taken out" in step.what and "does not fit the types" in step.why
+
+
+def test_whose_the_values_are_follows_a_column_that_is_renamed_and_holds_one_that_is_gone() -> None:
+    document = private(subject="size", subject_column="size")
+    renamed = (change("column_renamed", "size", "size", "width"),)
+    columns = (ID, replace(TITLE, not_null=False), PLAN)
+    found = followed(document, *columns, replace(SIZE, name="width"), changes=renamed)
+    assert found.document["x-cdc"]["at_rest"]["subject_column"] == "width"
+    gone = followed(document, *columns)
+    assert any("size is gone" in each for each in gone.for_a_person)
+    last = followed(document, ID, SIZE, PLAN)
+    assert any("title is gone" in each for each in last.for_a_person), "encrypted needs a personal column"
+
+
+def test_a_new_personal_column_that_lands_encrypted_may_be_null_in_the_contract() -> None:
+    email = live("email", not_null=True)
+    columns = (*with_column("title", not_null=False), email)
+    found = followed(private(), *columns, changes=(change("column_added", "email"),)).document
+    assert "email" not in found["required"] and found["properties"]["email"]["type"] == ["string", "null"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import ADDITIVE, BLOCK
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.catalog import schema_watch
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import SchemaWatch
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, TableMissedChanges
 from omnisupport_ingest.sources.postgres.snapshot.requests import SnapshotRequests
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
@@ -74,6 +77,28 @@ def test_changes_are_recorded_once_with_their_place(three: SourceUnderTest) -> N
     assert in_rows["column_renamed"] is not None and in_rows["column_renamed"].value == last
     assert in_rows["column_widened"] is not None and in_rows["column_widened"].value == last
     assert in_rows["enum_value_added"] is None, "no row shows it"
+
+
+@pytest.mark.parametrize("reading", ["read_live_tables", "read_publication"])
+def test_a_column_that_is_renamed_while_the_catalogs_are_read_is_no_dropped_one(
+    three: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    """A dropped and an added column would lose the policy of the column, and what it held."""
+    read = getattr(schema_watch, reading)
+    renames = iter(["ALTER TABLE tickets RENAME v TO w"])
+
+    def in_between(*arguments: Any) -> Any:
+        three.sql(*renames)
+        return read(*arguments)
+
+    monkeypatch.setattr(schema_watch, reading, in_between)
+    home, source = three.home.path, three.settings.source
+    watch = SchemaWatch.of(home, source, three.store.folder, 1, three.tables, three.settings.publication)
+    with three.connected() as connection:
+        watch.look(connection)
+        watch.look(connection)
+    found = SchemaChanges(three.store.folder).all()
+    assert [(each.kind, each.before, each.after) for each in found] == [("column_renamed", "v", "w")]
 
 
 def test_each_policy_does_what_it_says(three: SourceUnderTest) -> None:
