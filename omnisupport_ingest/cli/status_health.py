@@ -120,8 +120,7 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     yield from _of_sources(document)
     yield from _of_platform(document["platform"])
     yield from _of_disk(document["disk"])
-    for kind, says in promises_broken(document):
-        helps = "verify --repair" if kind.startswith("differs") else "status"
+    for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
         if events := sum(each["quarantine"].values()):
