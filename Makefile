@@ -112,6 +112,7 @@ bench: $(INSTALLED) ## Measure speed and compare with PostgreSQL's own tools
 	$(BIN)/python -m bench.platform
 	$(BIN)/python -m bench.landing_index
 	$(BIN)/python -m bench.cluster
+	$(BIN)/python -m bench.requests
 
 .PHONY: parity
 parity: $(PARITY_INSTALLED) ## Hold our capture against Debezium's own engine (ARGS="--seeds 50 --start 100")

@@ -32,11 +32,11 @@ def main() -> None:
     # A run may go on in a copy of a home, whose slot is a copy too.
     HomeIdentity(home).adopt({})
     landed: list[Manifest] = []
-    began, cpu = time.monotonic(), sum(os.times()[:2])
+    began, cpu = time.monotonic(), sum(os.times()[:4])
     capture_once(settings, home, contracts, Lsn.parse(until), landed.append)
     seen = {
         "seconds": time.monotonic() - began,
-        "cpu_seconds": sum(os.times()[:2]) - cpu,
+        "cpu_seconds": sum(os.times()[:4]) - cpu,
         "peak_mb": _peak_bytes() / 1e6,
         "rows": sum(batch.rows for batch in landed),
         "batches": len(landed),

@@ -24,8 +24,8 @@ FLOOR = 0.6
 
 
 @click.command()
-@click.option("--changes", default=300_000, show_default=True, help="Changes to capture.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each.")
+@click.option("--changes", default=1_000_000, show_default=True, help="Changes to capture.")
+@click.option("--repeats", default=2, show_default=True, help="Runs of each.")
 @click.option("--subject", default="customer_id", show_default=True, help="The column that says whose it is.")
 def main(changes: int, repeats: int, subject: str) -> None:
     """Compare encrypted with plain capture on the same slot content."""

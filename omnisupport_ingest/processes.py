@@ -85,6 +85,11 @@ class ProcessIdentity:
             return str(self.pid)
         return f"{self.pid}.{self.started}.{self.boot}"
 
+    def is_of_this_boot(self) -> bool:
+        """Whether it began on this machine since its last start, as far as the record says; else nothing that
+        this machine knows tells whether it runs."""
+        return self.boot is None or self.boot == _boot_id()
+
     def lives(self) -> bool:
         """Whether this process runs now; one that has ended and is still listed does not."""
         now = type(self).of(self.pid)

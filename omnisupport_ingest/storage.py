@@ -329,8 +329,23 @@ def _changed_before(folder: Path, limit: float) -> bool:
         return False
 
 
+_forked: int | None = None
+"""The process that has said ``leave_to_forks``."""
+
+
+def leave_to_forks() -> None:
+    """Have this process ask no object store when it opens a home, as forks are made of it.
+
+    They would lack the threads of the library. A fork that looks at what has landed brings it itself.
+    """
+    global _forked
+    _forked = os.getpid()
+
+
 def bring_sources(home: Path) -> None:
     """Have the records of every source that landed elsewhere at hand; nothing with folders."""
+    if _forked == os.getpid():
+        return
     storage = storage_of(home / "landing" / "any")
     for name in storage.sources():
         folder = home / "landing" / name

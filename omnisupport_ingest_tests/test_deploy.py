@@ -77,11 +77,18 @@ def test_every_command_can_be_typed() -> None:
 def test_each_way_has_every_service_once() -> None:
     ours = [tuple(each["command"][:2]) for each in compose().values() if "command" in each]
     ways = {
-        "systemd": [tuple(words) for words in units().values()],
+        "systemd": [tuple(words) for name, words in units().items() if not name.endswith("@")],
         "compose": ours,
         "kubernetes": [tuple(each["args"][:2]) for each in containers()],
     }
     assert {name: sorted(found) for name, found in ways.items()} == dict.fromkeys(ways, sorted(SERVICES))
+
+
+def test_a_further_log_has_a_unit_that_differs_by_its_name_alone() -> None:
+    both = [(DEPLOY / "systemd" / f"omnisupport-capture{end}.service").read_text() for end in ("", "@")]
+    _, _, further = both[1].partition("\n")
+    assert further.count(" %i\n") == 2
+    assert further.replace(" %i\n", "\n") == both[0]
 
 
 def test_probes_over_http_ask_for_what_is_served_where_it_is_served() -> None:
@@ -108,6 +115,12 @@ def test_every_variable_is_a_setting() -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     text = "".join(path.read_text() for path in DEPLOY.rglob("*") if path.is_file())
     assert set(re.findall(rf"{PREFIX}[A-Z_]+", text)) - known == set()
+
+
+def test_compose_takes_every_other_setting_from_a_file_that_git_does_not_see() -> None:
+    named = [each["env_file"] for each in compose().values() if "command" in each]
+    assert named == [[{"path": "settings.env", "required": False}]] * len(SERVICES)
+    assert "settings.env" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
 
 
 def test_what_sees_one_anothers_processes_is_in_one_namespace() -> None:

@@ -33,6 +33,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.settings import STORAGE_URL
 from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -180,12 +181,14 @@ def ingest_run(
     from omnisupport_ingest.defs.direct_run import WindowRun, run_windows
     from omnisupport_ingest.defs.lost_runs import end_lost_runs
     from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.runtime.records_lease import daemon_of
     from omnisupport_ingest.windows import WindowRange
 
     definitions = build_definitions(Workspace.open(open_settings()))
     with dg.DagsterInstance.get() as instance:
         # A killed run would keep the pools of its tables for itself.
-        end_lost_runs(instance)
+        url = os.environ.get(STORAGE_URL)
+        end_lost_runs(instance, elsewhere=url is not None and daemon_of(url) is None)
         run = run_windows(
             instance,
             definitions,

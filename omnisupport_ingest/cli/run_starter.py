@@ -1,7 +1,8 @@
 """The process that starts runs quickly: it has imported and defined everything, and opened nothing.
 
 A fork of it executes a run, 0.2 seconds after the request; a new process would take seconds to import. The
-parent never opens a Spark session, an instance of Dagster or a table: each child opens its own.
+parent never opens a Spark session, an instance of Dagster or a table, and asks no object store: each child
+does so itself.
 
 A child must run what a new process would. So before each fork the parent checks the files that definitions
 are made from: our code, the contracts, the sources, the decision table, `.env`. If one has changed, it
@@ -27,6 +28,7 @@ from omnisupport_ingest.contracts.sources import sources_folder
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.fork_server import Duties, ForkServer, threads_in_the_way
 from omnisupport_ingest.settings import ENV_FILE, Settings
+from omnisupport_ingest.storage import leave_to_forks
 
 _PACKAGE = Path(omnisupport_ingest.__file__).parent
 _OF_RUNS = ("cdc", "lake", "landing", "layers", "read", "review", "checks", "targets")
@@ -91,6 +93,7 @@ def import_everything() -> None:
 def main() -> int:
     """Stand ready at the socket named by the argument, until a signal stops it."""
     (socket,) = sys.argv[1:]
+    leave_to_forks()
     settings = settings_of_home(Settings())
     record_in_force(settings, Home.open(settings.home, settings.window_size, first=settings.first_window))
     # Before anything is imported: what changes meanwhile is noticed at the first request.

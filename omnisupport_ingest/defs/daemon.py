@@ -5,13 +5,23 @@ it costs a query of Dagster's storage. To make up for it, the daemon reads all d
 server every four minutes instead of every minute, which is its largest cost. A thread of Dagster's notices
 within seconds when a code server has reloaded or restarted.
 
+Where a PostgreSQL keeps Dagster's records, another machine's daemon may work with them: then this one stands
+by until that one is gone (``runtime/records_lease.py``).
+
 Run as ``python -m omnisupport_ingest.defs.daemon``, with the options of ``dagster-daemon``.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+
+import psycopg2
 from dagster._daemon import controller, sensor
 from dagster._daemon.cli import main
+
+from omnisupport_ingest.runtime.records_lease import RecordsLease
+from omnisupport_ingest.settings import STORAGE_URL
 
 LOOP_SECONDS = 1
 """How often the daemon looks for due sensors; a sensor with a longer interval keeps it."""
@@ -31,6 +41,28 @@ def set_pace() -> None:
     controller.RELOAD_WORKSPACE_INTERVAL = REFRESH_SECONDS
 
 
+def wait_until_alone() -> None:
+    """Return once no other daemon works with the records; this process ends as soon as one may."""
+    if url := os.environ.get(STORAGE_URL):
+        try:
+            RecordsLease.wait_for(url, _say).keep(_end)
+        except psycopg2.Error as problem:
+            # Started again by who supervises it; the text of libpq has no password.
+            sys.exit(f"The PostgreSQL of Dagster's records does not answer: {problem}")
+
+
+def _end() -> None:
+    _say("The session with Dagster's records has ended, so another daemon may go on: this one ends.")
+    # At once: the threads of Dagster's daemon may be in the middle of a tick.
+    os._exit(1)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 if __name__ == "__main__":
     set_pace()
+    wait_until_alone()
     main()

@@ -38,7 +38,7 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
         found = pending_windows(workspace.current(), source).late
         if not found:
             return dg.SensorResult(skip_reason="No event waits in a closed window.", cursor=context.cursor)
-        end_lost_runs(context.instance)
+        end_lost_runs(context.instance, elsewhere=True)
         running = RunHistory(context.instance, source).in_progress()
         replayed = windows_in_backfills(context.instance, source)
         due = without_running(

@@ -4,10 +4,15 @@ Dagster's default launcher has no health check, and the code server that would h
 died with the run. Such a run would block the sensor and hold the pools of its tables forever. To end a live
 run by mistake is worse: its pools would be freed while it still writes. So before its first step a run
 records its process by an identity that does not depend on the clock (``processes``).
+
+Records in a PostgreSQL may have runs of other machines, whose processes nobody sees here. Only for the daemon
+are those lost: there is one (``runtime/records_lease.py``), and it launches every run, so a run of another
+machine is one of a daemon that is gone.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, cast
@@ -18,6 +23,7 @@ from omnisupport_ingest import tracing
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.settings import STORAGE_URL
 
 _STARTED = [
     dg.DagsterRunStatus.STARTING,
@@ -65,9 +71,15 @@ run_executor = dg.ExecutorDefinition(
 """The executor of every job: one process per run, so that a run opens Spark once."""
 
 
-def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
+def is_elsewhere(process: ProcessIdentity) -> bool:
+    """Whether ``process`` may be one of another machine that has its records in the same PostgreSQL."""
+    return STORAGE_URL in os.environ and not process.is_of_this_boot()
+
+
+def end_lost_runs(instance: dg.DagsterInstance, *, elsewhere: bool = False) -> list[str]:
     """Mark the runs whose process has ended as failed, and free their pools; return their ids.
 
+    ``elsewhere``: also those that may run on another machine; for who knows that no other daemon has them.
     A run without a recorded process is left alone: it is just being started. If only a process number is
     recorded (by an earlier version, or by Dagster before the run's first step), the process that has the
     number at the first call counts as the run's and is recorded; a later process with that number does not
@@ -77,7 +89,7 @@ def end_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     for record in instance.get_run_records(dg.RunsFilter(statuses=_STARTED)):
         run = record.dagster_run
         process = _process_of(instance, run)
-        if process is None:
+        if process is None or (is_elsewhere(process) and not elsewhere):
             continue
         found = ProcessIdentity.of(process.pid) if process.started is None else None
         if found is not None and found.started is not None:

@@ -32,7 +32,7 @@ from dagster._utils.interrupts import capture_interrupts
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from omnisupport_ingest.defs.keys import PROCESS_TAG, TAKE_NEW_TAG
-from omnisupport_ingest.defs.lost_runs import end_lost_runs
+from omnisupport_ingest.defs.lost_runs import end_lost_runs, is_elsewhere
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
@@ -73,6 +73,9 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, "")) if run is not None else None
         if run is None or run.is_finished or process is None or GRPC_INFO_TAG in run.tags:
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
+        if is_elsewhere(process):
+            # The machine that runs it can end it; if it is gone, the daemon finds that.
+            return False
         # No failpoint: Dagster's own call, which requests, launches or ends a run.
         self._instance.report_run_canceling(run)
         if not process.lives():
@@ -112,7 +115,10 @@ class PromptRunCoordinator(QueuedRunCoordinator[Any]):
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         run = context.dagster_run
-        if run.status is not dg.DagsterRunStatus.NOT_STARTED or TAKE_NEW_TAG not in run.tags:
+        # What a person asks for again in the UI comes from a webserver, perhaps on another machine than the
+        # daemon, which alone is to launch runs.
+        of_sensor = TAKE_NEW_TAG in run.tags and run.parent_run_id is None
+        if run.status is not dg.DagsterRunStatus.NOT_STARTED or not of_sensor:
             # No failpoint: Dagster's own call, which requests, launches or ends a run.
             return super().submit_run(context)
         running = self._instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES))

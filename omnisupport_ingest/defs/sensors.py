@@ -100,7 +100,7 @@ def wal_batches_sensor(
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn)
             return _nothing(_all_committed(pending), cursor, observations)
 
-        end_lost_runs(context.instance)
+        end_lost_runs(context.instance, elsewhere=True)
         failures, last_failure = history.failures_in_a_row()
         if last_failure is not None and now < (again := retry_at(failures, last_failure)):
             # Nothing is requested, so the attempt stays the same.

@@ -7,6 +7,7 @@ PostgreSQL's URL is a reference to a variable that only the processes have.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from datetime import timedelta
@@ -40,6 +41,7 @@ _BESIDE_AT_ONCE = 2
 """How many such runs there may be at once: a long one, say a large history, and a short one."""
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
+_DRIVER = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
 
 
 def write_dagster_home(settings: Settings, home: Home) -> None:
@@ -94,6 +96,11 @@ def with_driver(url: str) -> str:
     if parts.scheme not in _POSTGRES_SCHEMES:
         return url
     return urlunsplit(parts._replace(scheme="postgresql+psycopg2"))
+
+
+def without_driver(url: str) -> str:
+    """``url`` as libpq reads it: SQLAlchemy's name of a driver is no part of a connection string."""
+    return _DRIVER.sub("postgresql://", url)
 
 
 def _instance(settings: Settings, home: Home) -> dict[str, Any]:

@@ -6,7 +6,6 @@ tables ``runs``, ``job_ticks``, ``instigators``, ``asset_check_executions``, ``d
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from omnisupport_ingest.foreign import Unreadable, parse_json
+from omnisupport_ingest.runtime.dagster_home import without_driver
 from omnisupport_ingest.runtime.sensors_seen import SensorSeen
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _POSTGRES_SECONDS = 2
 
 _RUNS_LOOKED_AT = 300
 """So many runs back a failed one is told, for hours where an ingest run comes every few seconds."""
-
-_DRIVER = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
 
 _GOING_ON = frozenset({"QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"})
 
@@ -157,8 +155,7 @@ def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T
     import psycopg2
 
     options = f"-c statement_timeout={_POSTGRES_SECONDS * 1000}"
-    # SQLAlchemy's name of a driver is no part of a connection string.
-    dsn = _DRIVER.sub("postgresql://", storage.get_secret_value())
+    dsn = without_driver(storage.get_secret_value())
     try:
         with closing(psycopg2.connect(dsn, connect_timeout=_POSTGRES_SECONDS, options=options)) as connection:
             connection.set_session(readonly=True, autocommit=True)

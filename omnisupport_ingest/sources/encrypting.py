@@ -38,15 +38,14 @@ from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import (
     DIGEST,
     FILE,
-    SubjectKey,
     SubjectKeys,
     keyed_identity,
-    row_subject,
 )
 from omnisupport_ingest.foreign import Unreadable, texts_only
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, UNREAD, Division, LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.sources.encrypting_apart import EncryptingProcess, KnownKeys
 
 _IMAGES = ("before", "after")
 _WITHOUT_VALUES = pa.array(["t", "b"])
@@ -54,9 +53,6 @@ _WITHOUT_VALUES = pa.array(["t", "b"])
 
 _NOTHING = Split(frozenset(), "")
 """What is readable of an image that no contract describes."""
-
-_MOST_KEYS = 20_000
-"""Keys kept in memory, about 2 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +76,8 @@ class EncryptedLanding:
     def __init__(
         self, source: str, keys: SubjectKeys, contracts: Callable[[], Iterable[TableContract]]
     ) -> None:
-        self._source, self._keys, self._contracts = source, keys, contracts
-        self._known: dict[tuple[str, str, str], SubjectKey] = {}
-        self._known_of = keys.file_id
+        self._keys, self._contracts = keys, contracts
+        self._known, self._apart = KnownKeys(source, keys), EncryptingProcess(source, keys)
         self._digest_key: bytes | None = None
         self._divided: dict[str, _Table] = {}
         self._lock = threading.Lock()
@@ -105,6 +100,10 @@ class EncryptedLanding:
                 table = _Table(full_name, split, contract.subject.name)
                 events = self._encrypted(events, pc.equal(named, full_name), table, done)
         return events
+
+    def close(self) -> None:
+        """End the process that encrypts large blocks, if there is one."""
+        self._apart.close()
 
     def divisions(self, table_names: Sequence[TableName]) -> list[Division | None]:
         """How the images of each table may come divided, None if they land as they are. ``__call__`` has
@@ -178,7 +177,7 @@ class EncryptedLanding:
                 [str(each["envelope"]) for each in few],
                 [_whose(each, subject.column if subject else None) for each in few],
                 full_name.encode(),
-                partial(self._keys_of, table),
+                partial(self._known.of, table.name, table.subject),
             )
             for row, text in zip(rows, found, strict=True):
                 texts[row] = text
@@ -206,8 +205,12 @@ class EncryptedLanding:
 
     def _of_divided(self, events: pa.Table, full_name: str) -> pa.StringArray:
         """The images of one table, of which ``events`` has the parts, the subject and the key of the row."""
+        table = self._divided[full_name]
+        assert table.subject is not None, "images are divided by the contract's subject"
+        if (images := self._apart.encrypted(full_name, table.subject, events)) is not None:
+            return images
         readable, hidden, subjects, rows = map(_one_chunk, events.columns)
-        keys_of = partial(self._keys_of, self._divided[full_name])
+        keys_of = partial(self._known.of, full_name, table.subject)
         return encrypt_divided(readable, hidden, Whose.said(subjects, rows), full_name.encode(), keys_of)
 
     def _encrypted(
@@ -229,27 +232,10 @@ class EncryptedLanding:
                 events.column("key").take(rows).combine_chunks(),
                 table.split,
                 table.name.encode(),
-                partial(self._keys_of, table),
+                partial(self._known.of, table.name, table.subject),
             )
             events = _with(events, name, pc.replace_with_mask(images, mask, encrypted))
         return events
-
-    def _keys_of(self, table: _Table, whose: Sequence[tuple[bool, str]]) -> list[SubjectKey]:
-        own, source = row_subject(table.name), self._source
-        subject = table.subject or own
-        wanted = [(source, subject if named else own, text) for named, text in whose]
-        with self._lock:
-            if self._keys.file_id != self._known_of:
-                # Lost or restored meanwhile: what is encrypted by a key that it lacks, nobody can read.
-                self._known = {}
-            new = [each for each in wanted if each not in self._known]
-            if new:
-                keys = self._keys.keys_of(new)
-                if len(self._known) + len(new) > _MOST_KEYS:
-                    self._known = {each: self._known[each] for each in wanted if each in self._known}
-                self._known |= dict(zip(new, keys, strict=True))
-                self._known_of = self._keys.file_id
-            return [self._known[each] for each in wanted]
 
 
 def encrypting_store(home: Home, source: str, contracts: Iterable[TableContract]) -> LandingStore:

@@ -16,6 +16,7 @@ import pytest
 from omnisupport_ingest.defs.keys import PROCESS_TAG
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.settings import STORAGE_URL
 from omnisupport_ingest_tests.defs.waiting_job import REACHED
 from omnisupport_ingest_tests.waiting import until
 
@@ -72,6 +73,22 @@ def test_a_run_names_its_process_by_what_no_clock_moves_and_another_of_its_numbe
         finally:
             process.kill()
             process.wait()
+
+
+def test_where_records_are_shared_a_run_of_another_machine_is_lost_for_the_daemon_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        process = started(tmp_path, "launched")
+        process.kill()
+        process.wait()
+        (run,) = instance.get_runs()
+        named = ProcessIdentity.parse(run.tags[PROCESS_TAG])
+        assert named is not None
+        monkeypatch.setenv(STORAGE_URL, "postgresql://records.example/dagster")
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: replace(named, boot="of another machine").text})
+        assert end_lost_runs(instance) == []
+        assert end_lost_runs(instance, elsewhere=True) == [run.run_id]
 
 
 def test_of_a_bare_number_the_process_that_has_it_at_the_first_look_counts_and_no_later_one(

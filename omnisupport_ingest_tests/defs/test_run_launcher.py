@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dagster as dg
@@ -24,6 +24,7 @@ from omnisupport_ingest.defs.run_launcher import PromptRunCoordinator, ReadyRunL
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
+from omnisupport_ingest.settings import STORAGE_URL
 from omnisupport_ingest_tests.defs import waiting_job
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
@@ -171,6 +172,34 @@ def test_where_what_stood_ready_was_killed_with_its_run_the_monitor_and_the_sens
         assert not launching.instance.run_launcher.terminate(run.run_id)
         assert launching.run(run.run_id).status is Status.FAILURE
         assert launching.pool_is_free
+
+
+def test_a_run_of_another_machine_is_not_ended_here(
+    launching: Launching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here sees its process: a UI there ends it, or the daemon finds it lost."""
+    run = launching.made()
+    with launching.standing():
+        launching.instance.launch_run(run.run_id, None)
+        until(lambda: launching.reached)
+        elsewhere = replace(launching.process(run.run_id), boot="another")
+        launching.instance.add_run_tags(run.run_id, {PROCESS_TAG: elsewhere.text})
+        monkeypatch.setenv(STORAGE_URL, "postgresql://records.example/dagster")
+        assert not launching.instance.run_launcher.terminate(run.run_id)
+        assert launching.run(run.run_id).status is Status.STARTED
+        assert not launching.pool_is_free
+
+
+def test_a_run_that_a_person_asks_for_again_waits_for_the_daemon(launching: Launching) -> None:
+    """The webserver that is asked may be on another machine than the daemon."""
+    first = launching.made({TAKE_NEW_TAG: "true"})
+    again = launching.made({TAKE_NEW_TAG: "true"})._replace(
+        parent_run_id=first.run_id, root_run_id=first.run_id
+    )
+    coordinator = launching.instance.run_coordinator
+    with launching.standing():
+        assert coordinator.submit_run(SubmitRunContext(again, None)).status is Status.QUEUED
+        assert coordinator.submit_run(SubmitRunContext(first, None)).status is Status.STARTING
 
 
 def test_where_nothing_stands_ready_dagsters_own_launcher_is_asked(launching: Launching) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 BUSY = "busy"
 """The store answers 503 and does nothing."""
@@ -24,6 +24,16 @@ SLOW = "slow"
 """The answer comes after ``SLOW_SECONDS``."""
 
 SLOW_SECONDS = 1.5
+
+
+class Passed(NamedTuple):
+    """A request that was passed on, and the bytes of its body and of the answer's."""
+
+    method: str
+    path: str
+    sent: int
+    received: int
+
 
 _LISTED = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 
@@ -40,6 +50,7 @@ class FaultyProxy:
         self.method, self.of = "PUT", ""
         self.requests: list[str] = []
         """Method of each, and how many bytes it brought."""
+        self.passed: list[Passed] = []
         self.unlisted: set[bytes] = set()
         """Ends of keys that lists leave out, as those of a store that has not heard of them everywhere."""
         self._lock = threading.Lock()
@@ -95,6 +106,8 @@ class FaultyProxy:
         answer = client.getresponse()
         content = answer.read()
         client.close()
+        with self._lock:
+            self.passed.append(Passed(request.command, request.path, size, len(content)))
         if request.command == "GET" and "list-type=2" in request.path:
             content = _LISTED.sub(self._unless_unlisted, content)
         if fault == LOST:

@@ -124,7 +124,7 @@ class Capture:
         self._captured = CapturedTables(self._contracted)
         self._contracts_again = contracts_again or (lambda: contracts)
         self._reread_contracts: tuple[TableContract, ...] = ()
-        encrypting = EncryptedLanding(
+        self._encrypting = encrypting = EncryptedLanding(
             settings.source,
             SubjectKeys(home.path / SUBJECT_KEYS),
             lambda: (*self._reread_contracts, *self._contracted, *self._captured.all),
@@ -155,6 +155,7 @@ class Capture:
         pause.raise_if_paused(source)
         restart: StopOrRestart | None = None
         with (
+            closing(self._encrypting),
             take_lease(self._home.run, source),
             recorded(
                 CaptureRecords(folder),
@@ -231,7 +232,7 @@ class Capture:
         done; the next ``run`` reads the others whole, also if this raises. Changes nothing before ``lake``
         can be held. ``SlotNotMade`` if ``stop`` came before the epoch began.
         """
-        with take_lease(self._home.run, self._settings.source):
+        with closing(self._encrypting), take_lease(self._home.run, self._settings.source):
             self._identity.require_original()
             lake.pin()
             dsn = source_dsn(self._settings, self._home)
