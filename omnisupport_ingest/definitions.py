@@ -13,6 +13,7 @@ from omnisupport_ingest.defs.checks import build_content_checks, build_log_check
 from omnisupport_ingest.defs.equality import build_equality
 from omnisupport_ingest.defs.freshness import freshness_sensor
 from omnisupport_ingest.defs.history import build_history
+from omnisupport_ingest.defs.hourly import first_checks_sensor, hourly_jobs
 from omnisupport_ingest.defs.jobs import JobContent, build_jobs
 from omnisupport_ingest.defs.kafka_sensors import topics_sensor
 from omnisupport_ingest.defs.late_arrivals import late_arrivals_sensor
@@ -73,6 +74,7 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         ),
         build_report(),
     ]
+    checking: dict[str, list[Any]] = {}
     for source in workspace.contracts.sources():
         contracts = workspace.contracts.of_source(source)
         log_checks = build_log_checks(source, contracts)
@@ -81,15 +83,18 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
         captured = definition.kind is SourceKind.LOG
         # It asks the server, which an ingest run does not need.
         asking_checks = [source_health_check(definition)] if captured else []
+        jobs = build_jobs(
+            workspace.contracts,
+            source,
+            log_checks=log_checks,
+            audit_checks=[*content_checks, *asking_checks],
+        )
+        history = build_history(workspace, source)
+        checking[source] = hourly_jobs(jobs, history)
         parts += [
             dg.Definitions(asset_checks=[*log_checks, *content_checks, *asking_checks]),
-            build_jobs(
-                workspace.contracts,
-                source,
-                log_checks=log_checks,
-                audit_checks=[*content_checks, *asking_checks],
-            ),
-            build_history(workspace, source),
+            jobs,
+            history,
             build_targets(workspace, source),
             dg.Definitions(jobs=[build_review_job(source)]),
             dg.Definitions(
@@ -113,6 +118,8 @@ def build_definitions(workspace: Workspace) -> dg.Definitions:
             parts.append(dg.Definitions(jobs=[compare], sensors=[cursor_sensor(definition), *due_sensors]))
         if definition.kind is SourceKind.KAFKA:
             parts.append(dg.Definitions(sensors=[topics_sensor(definition)]))
+    if checking:
+        parts.append(dg.Definitions(sensors=[first_checks_sensor(checking)]))
     return dg.Definitions.merge(*parts, build_retention())
 
 

@@ -38,7 +38,7 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
         summary = (
             f"{cells} cells of {rows} live rows are unresolved: no accepted event carried them. Release "
             f"what waits (omnisupport-ingest quarantine list --source {contract.source}), or read the table: "
-            f"omnisupport-ingest source snapshot {contract.full_name}"
+            f"omnisupport-ingest source snapshot {contract.full_name} --source {contract.source}"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "No cell of the live rows is unresolved.", numbers)
@@ -54,7 +54,8 @@ def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableCon
     if broken:
         named = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
         summary = (
-            f"Broken: {named}. Find the events of a row: omnisupport-ingest explain {contract.name} --key KEY"
+            f"Broken: {named}. Find the events of a row: omnisupport-ingest explain {contract.name} "
+            f"--source {contract.source} --key KEY"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(True, f"Live rows meet contract {contract.full_name} {contract.version}.", numbers)

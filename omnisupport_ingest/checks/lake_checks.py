@@ -123,7 +123,8 @@ def _table_complete(workspace: Workspace, contract: TableContract, facts: _Landi
     if missing:
         summary = (
             f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
-            "stream below it. The sensor requests runs of their windows. See: omnisupport-ingest status"
+            "stream below it. The sensor requests runs of their windows. See: omnisupport-ingest status "
+            f"--source {contract.source}"
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
     return CheckFinding(
@@ -195,7 +196,7 @@ def tables_fresh(
         windows = unsettled if waits(workspace, contract) is None else None
         behind = freshness(contract, net_changes, dimension, landing, landed, windows)
         level = service_level(contract, behind, verified_of(workspace.home, contract), now)
-        found = _table_fresh(behind, level)
+        found = _table_fresh(contract.source, behind, level)
         return found if expectation is None else replace(found, severity=expectation.severity)
 
     return _of_each_table(workspace, source, names, fresh)
@@ -225,7 +226,7 @@ def _of_each_table(
     return found
 
 
-def _table_fresh(found: Freshness, level: ServiceLevel) -> CheckFinding:
+def _table_fresh(source: str, found: Freshness, level: ServiceLevel) -> CheckFinding:
     lag, behind = level.lag, found.behind_landing_seconds
     numbers: dict[str, int | float] = {
         "unshown_batches": found.unshown_batches,
@@ -240,22 +241,25 @@ def _table_fresh(found: Freshness, level: ServiceLevel) -> CheckFinding:
     promised = "The service level of its contract is" if level.by_contract else "The default service level is"
     if level.broken:
         why = "; ".join(level.broken)
-        return CheckFinding(False, f"{promised} broken: {why}. {_help(found, level)}", numbers)
+        return CheckFinding(False, f"{promised} broken: {why}. {_help(source, found, level)}", numbers)
     if lag is None:
         return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
     return CheckFinding(True, f"{promised} kept: the dimension is {lag:.0f} seconds behind.", numbers)
 
 
-def _help(found: Freshness, level: ServiceLevel) -> str:
+def _help(source: str, found: Freshness, level: ServiceLevel) -> str:
     """Return where to look, and the command that helps."""
     if level.lag is None or level.lag <= level.within:
-        return "See: omnisupport-ingest verify --checksums"
+        return f"See: omnisupport-ingest verify {source} --checksums"
     if found.unshown_batches:
         return (
             f"{found.unshown_batches} batches with changes of the table have landed and are not shown: look "
-            "at the runs (omnisupport-ingest status)."
+            f"at the runs (omnisupport-ingest status --source {source})."
         )
-    return "The table shows all that has landed: is capture running (omnisupport-ingest source status)?"
+    return (
+        "The table shows all that has landed: is capture running "
+        f"(omnisupport-ingest source status {source})?"
+    )
 
 
 def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:

@@ -182,7 +182,8 @@ def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[in
         return CheckFinding(True, summary, numbers)
     return CheckFinding(
         False,
-        f"{summary} Look at the source (omnisupport-ingest status), or at the expectation.",
+        f"{summary} Look at the source (omnisupport-ingest status --source {contract.source}), or at the "
+        "expectation.",
         numbers,
         severity=expected.severity,
     )
@@ -214,7 +215,8 @@ def not_quiet(
             passed,
             summary
             if passed
-            else f"{summary} Is the source silent, or its capture? See: omnisupport-ingest status",
+            else f"{summary} Is the source silent, or its capture? See: omnisupport-ingest status "
+            f"--source {source}",
             numbers,
             severity=freshness.severity,
         )
@@ -281,7 +283,10 @@ def references_kept(workspace: Workspace, spark: SparkSession, contract: TableCo
             samples[reference.name] = tuple(row["_cdc_key"] for row in first)
     if problems:
         named = "; ".join(problems)
-        summary = f"{named}. A row's events: omnisupport-ingest explain {contract.name} --key KEY"
+        summary = (
+            f"{named}. A row's events: omnisupport-ingest explain {contract.name} --source {contract.source} "
+            "--key KEY"
+        )
         return CheckFinding(False, summary, numbers, severity=severity, samples=samples)
     return CheckFinding(True, "Every reference leads to a live row.", numbers)
 
@@ -326,10 +331,10 @@ def _text(name: str) -> Column:
 def schemas_as_contracted(
     workspace: Workspace, source: str, names: Collection[str]
 ) -> dict[str, CheckFinding]:
-    """Check that no schema change of the tables ``names`` at their source waits for an edit of a contract.
+    """Check that no schema change of a table at its source waits for an edit of its contract.
 
-    Returns a finding by contract name, with names of columns and types only; `contracts changes` shows the
-    rest.
+    Returns a finding by contract name, for the tables in ``names``, with names of columns and types only;
+    `contracts changes` shows the rest.
     """
     changes = judged_changes(workspace, source)
     found = {}

@@ -61,7 +61,8 @@ def show(table: str | None, as_json: bool) -> None:
 
 @checkpoint.command()
 @out_option("Where to write checkpoints.json; an existing file is replaced.", required=True)
-def export(out: Out) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def export(out: Out, as_json: bool) -> None:
     """Write to a file how far landing and every window of the lake are, for `checkpoint import`.
 
     The file is no backup: it has no row and no key. It shows whether a restored home is complete. Back up
@@ -85,13 +86,17 @@ def export(out: Out) -> None:
     with failpoint("checkpoint.file"):
         replace(path, encode(record))
     checkpoints, sources = record.checkpoints, record.sources
+    if as_json:
+        echo_json({"file": str(path), "checkpoints": len(checkpoints), "sources": sorted(sources)})
+        return
     click.echo(f"{counted(len(checkpoints), 'checkpoint')} of {counted(len(sources), 'source')} in {path}.")
 
 
 @checkpoint.command(name="import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--check", "check_only", is_flag=True, help="Only compare; report nothing to Dagster.")
-def import_file(file: Path, check_only: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def import_file(file: Path, check_only: bool, as_json: bool) -> None:
     """Compare the home with a FILE of `checkpoint export`, then report its checkpoints to Dagster.
 
     A file cannot bring back what landing and lake have lost. So a home that is behind the file, or has
@@ -113,15 +118,18 @@ def import_file(file: Path, check_only: bool) -> None:
     workspace = open_workspace(settings)
     record = read_file(file)
     require_held(workspace, record, file)
-    click.echo(
-        f"The home holds all {len(record.checkpoints)} checkpoints of {file}, or has gone on from them."
-    )
+    held = len(record.checkpoints)
+    if as_json:
+        echo_json({"held": held, "partitions_reported": None if check_only else _rebuild(settings)})
+        return
+    click.echo(f"The home holds all {held} checkpoints of {file}, or has gone on from them.")
     if not check_only:
-        click.echo(f"{_rebuild(settings)} partitions are reported materialized again.")
+        click.echo(_reported(_rebuild(settings)))
 
 
 @checkpoint.command()
-def rebuild() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def rebuild(as_json: bool) -> None:
     """Report every committed partition to Dagster as materialized, after Dagster lost its event log.
 
     \b
@@ -130,7 +138,15 @@ def rebuild() -> None:
 
     Exit code: 0 done, 2 usage or settings.
     """
-    click.echo(f"{_rebuild(open_settings())} partitions are reported materialized again.")
+    partitions = _rebuild(open_settings())
+    if as_json:
+        echo_json({"partitions_reported": partitions})
+    else:
+        click.echo(_reported(partitions))
+
+
+def _reported(partitions: int) -> str:
+    return f"{partitions} partitions are reported materialized again."
 
 
 def _rebuild(settings: Settings) -> int:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,9 +144,8 @@ def demo(changes: int, seed: int, domain: str | None, workers: int | None, fresh
     if fresh and has_home(home_settings):
         remove_home(open_home(open_settings(**_home_overrides(domain))))
     overrides = _settings_of(domain)
-    if not has_home(home_settings) and "window" not in home_settings.model_fields_set:
-        # The window size is fixed when a home is made.
-        overrides["window"] = WINDOW
+    if not has_home(home_settings):
+        overrides |= _new_home_overrides(home_settings)
     settings = open_settings(**overrides)
     home = open_home(settings)
     # If the next command finds the home by itself, nothing need be typed before it.
@@ -169,6 +169,14 @@ def _home_overrides(domain: str | None) -> dict[str, Any]:
     if domain is None or "home" in Settings().model_fields_set:
         return {}
     return {"home": home_of(domain_called(domain))}
+
+
+def _new_home_overrides(settings: Settings) -> dict[str, Any]:
+    """What is fixed when a home is made, unless the environment sets it: the size of its windows, and the
+    first one. Nothing in the demo's database is older than its home, and windows before it would look like a
+    gap in the UI."""
+    wanted = {"window": WINDOW, "first_window": datetime.now(UTC)}
+    return {name: value for name, value in wanted.items() if name not in settings.model_fields_set}
 
 
 def _settings_of(domain: str | None) -> dict[str, Any]:

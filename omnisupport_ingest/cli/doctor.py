@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -11,6 +10,7 @@ from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.doctor_machine import Diagnosis, Level
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import existing_home, has_home, leave_out_pandas, open_settings
+from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.storage import recorded_storage
 
@@ -19,13 +19,9 @@ _WIDEST = 8
 
 
 @click.command()
-@click.option(
-    "--archive",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a ZIP file for a bug report, without secrets or personal data.",
-)
+@out_option("Also write doctor.zip for a bug report, without secrets or personal data.", option="--archive")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(archive: Path | None, as_json: bool) -> int:
+def doctor(archive: Out | None, as_json: bool) -> int:
     """Look for everything that may be wrong, and name the exact fix of each finding.
 
     Looks at Python and the packages, Java, memory, the disk and how long it lasts, permissions, clocks, the
@@ -42,20 +38,19 @@ def doctor(archive: Path | None, as_json: bool) -> int:
 
     Exit code: 0 nothing to do, 1 a warning or a problem, 2 usage or settings.
     """
+    path = archive.file("doctor.zip") if archive is not None else None
     diagnosed = list(diagnoses())
     bad = [each for each in diagnosed if each.level in (Level.WARNING, Level.PROBLEM)]
-    if archive is not None:
+    if path is not None:
         from omnisupport_ingest.cli.doctor_archive import write_archive
 
-        if not archive.absolute().parent.is_dir():
-            raise click.UsageError(f"{archive.absolute().parent} is not a folder.")
-        write_archive(archive.absolute(), diagnosed)
+        write_archive(path, diagnosed)
     if as_json:
         render.echo_json(document(diagnosed))
     else:
         _show(diagnosed, bad)
-        if archive is not None:
-            click.echo(f"Wrote {archive}. Look through it before you send it.")
+        if path is not None:
+            click.echo(f"Wrote {path}. Look through it before you send it.")
     return FINDINGS if bad else 0
 
 

@@ -19,19 +19,17 @@ from omnisupport_ingest.storage import path_at_hand
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.report.facts import SourceFacts
     from omnisupport_ingest.settings import Settings
 
 _SKEW_SECONDS = 1.0
 _DAEMON_SILENT = timedelta(minutes=2)
-_BATCHES_READ = 500
 _RESTORE = "Restore lake/ from a backup, or make the windows again: omnisupport-ingest replay --help"
 
 
 def home(settings: Settings, workspace: Workspace) -> Iterator[Diagnosis]:
     """Everything about the home and its sources."""
     yield from permissions(workspace.home.path)
-    yield from _area("disk", lambda: disk(workspace, list(_recent(workspace))))
+    yield from _area("disk", lambda: [disk(workspace)])
     yield from _area("contracts", lambda: _contracts(workspace))
     yield from _area("source", lambda: _sources(settings, workspace))
     for source in sources_in_use(workspace):
@@ -60,15 +58,6 @@ def _area(name: str, look: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagno
             f"It cannot be looked at ({type(error).__name__}).",
             "Mend first what is said of `lake` and `chain`; if nothing is, report this with an --archive.",
         )
-
-
-def _recent(workspace: Workspace) -> Iterator[SourceFacts]:
-    from omnisupport_ingest.report.facts import source_facts
-
-    for source in sources_in_use(workspace):
-        facts = source_facts(workspace, source, most=_BATCHES_READ)
-        if facts is not None:
-            yield facts
 
 
 def _contracts(workspace: Workspace) -> Iterator[Diagnosis]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +21,8 @@ from omnisupport_ingest.cli.status_health import SCARCE_BYTES, SOON_DAYS
 
 if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
-    from omnisupport_ingest.report.facts import SourceFacts
+    from omnisupport_ingest.retention.forecast import DiskForecast
     from omnisupport_ingest.settings import Settings
-
-_LEAST_HISTORY = timedelta(minutes=10)
-"""A forecast from less than that is not reliable."""
 
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -54,7 +51,7 @@ def machine(settings: Settings) -> Iterator[Diagnosis]:
     yield from _versions()
     yield from _java(settings)
     yield from _memory(settings)
-    yield from _port(settings)
+    yield from _ports(settings)
     yield from contradictions(settings)
 
 
@@ -75,7 +72,7 @@ def _versions() -> Iterator[Diagnosis]:
             "versions",
             Level.NOTE,
             "The package is not installed; its dependencies are not compared.",
-            "make install",
+            f"{sys.executable} -m pip install --editable FOLDER, the folder of the project",
         )
         return
     tested, wrong = 0, []
@@ -144,29 +141,44 @@ def spark_bytes(text: str) -> int | None:
     return int(number) * _UNITS[unit] if unit in _UNITS and number.isdigit() else None
 
 
-def _port(settings: Settings) -> Iterator[Diagnosis]:
-    from omnisupport_ingest.runtime.ports import answers
-    from omnisupport_ingest.runtime.running import ui_port
+def _ports(settings: Settings) -> Iterator[Diagnosis]:
+    from omnisupport_ingest.runtime.running import running_services, ui_port
 
-    port = settings.webserver_port
-    ours = ui_port(settings.home.expanduser().absolute() / "run")
+    run_folder = settings.home.expanduser().absolute() / "run"
+    ours = ui_port(run_folder)
     if ours is not None:
         yield Diagnosis("ports", Level.OK, f"the UI of this home listens on {ours}")
-    elif port and answers(port):
-        yield Diagnosis(
+    elif not settings.webserver_port:
+        yield Diagnosis("ports", Level.OK, "the port of the UI is any free one")
+    else:
+        yield _port(
+            settings.webserver_port, "the UI", "OMNISUPPORT_WEBSERVER_PORT", "a free port (0 takes one)"
+        )
+    if settings.metrics_port is None:
+        return
+    if "metrics" in running_services(run_folder):
+        yield Diagnosis("ports", Level.OK, f"the metrics of this home are served on {settings.metrics_port}")
+    else:
+        yield _port(settings.metrics_port, "metrics", "OMNISUPPORT_METRICS_PORT", "a free port")
+
+
+def _port(port: int, of: str, variable: str, free: str) -> Diagnosis:
+    from omnisupport_ingest.runtime.ports import answers
+
+    if answers(port):
+        return Diagnosis(
             "ports",
             Level.WARNING,
-            f"Another program listens on {port}, the port of the UI.",
-            "Stop it, or set OMNISUPPORT_WEBSERVER_PORT to a free port (0 takes one).",
+            f"Another program listens on {port}, the port of {of}.",
+            f"Stop it, or set {variable} to {free}.",
         )
-    else:
-        yield Diagnosis(
-            "ports", Level.OK, f"the port of the UI is {'any free one' if not port else f'free: {port}'}"
-        )
+    return Diagnosis("ports", Level.OK, f"the port of {of} is free: {port}")
 
 
 def contradictions(settings: Settings) -> Iterator[Diagnosis]:
     """Settings that contradict each other, or have no effect beside another one."""
+    from omnisupport_ingest.settings import NightlyRetention
+
     set_fields = settings.model_fields_set
     if settings.slot_warning_bytes > settings.slot_alarm_bytes:
         yield Diagnosis(
@@ -187,6 +199,27 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
                 f"OMNISUPPORT_{name.upper()} has no effect: OMNISUPPORT_SPARK_REMOTE names a server.",
                 f"Take OMNISUPPORT_{name.upper()} out, and set it where that server is started.",
             )
+    if "stream_above_bytes" in set_fields and not settings.stream_transactions:
+        yield Diagnosis(
+            "settings",
+            Level.WARNING,
+            "OMNISUPPORT_STREAM_ABOVE_BYTES has no effect: OMNISUPPORT_STREAM_TRANSACTIONS is false.",
+            "Take OMNISUPPORT_STREAM_ABOVE_BYTES out, or set OMNISUPPORT_STREAM_TRANSACTIONS to true.",
+        )
+    if settings.metrics_port is not None and settings.metrics_port == settings.webserver_port:
+        yield Diagnosis(
+            "settings",
+            Level.WARNING,
+            f"OMNISUPPORT_METRICS_PORT and OMNISUPPORT_WEBSERVER_PORT are both {settings.metrics_port}.",
+            "Set one of them to another port.",
+        )
+    if settings.runs_kept_days is not None and settings.retention is NightlyRetention.PLAN:
+        yield Diagnosis(
+            "settings",
+            Level.NOTE,
+            "OMNISUPPORT_RUNS_KEPT_DAYS removes no run: OMNISUPPORT_RETENTION is plan, which only counts.",
+            "Set OMNISUPPORT_RETENTION=apply to have them removed.",
+        )
     if settings.batch_max_seconds > settings.window_size.length.total_seconds():
         yield Diagnosis(
             "settings",
@@ -207,41 +240,28 @@ def contradictions(settings: Settings) -> Iterator[Diagnosis]:
 # --- disk and permissions of a home -----------------------------------------------------------------------
 
 
-def disk(workspace: Workspace, facts: list[SourceFacts]) -> Iterator[Diagnosis]:
-    """Free space on the disk of the home, and how long it lasts at the pace of the last day."""
-    usage = shutil.disk_usage(workspace.home.path)
-    free = f"{render.size(usage.free)} free of {render.size(usage.total)}"
-    days = days_left(facts, usage.free, datetime.now(UTC))
-    ahead = "" if days is None else f", full in {days:,.0f} days at the pace of the last day"
-    if usage.free < SCARCE_BYTES or (days is not None and days < SOON_DAYS):
-        yield Diagnosis(
-            "disk",
-            Level.PROBLEM if usage.free < SCARCE_BYTES // 4 else Level.WARNING,
-            f"{free}{ahead}.",
-            "omnisupport-ingest sweep deletes replaced versions of tables. Or use a larger disk.",
-        )
-    else:
-        yield Diagnosis("disk", Level.OK, free + ahead)
+def disk(workspace: Workspace) -> Diagnosis:
+    """Free space on the disk of the home, and how long it lasts by the forecast of ``status``."""
+    from omnisupport_ingest.retention.forecast import disk_forecast
+
+    total = shutil.disk_usage(workspace.home.path).total
+    return judged_disk(disk_forecast(workspace, datetime.now(UTC)), total)
 
 
-def days_left(facts: list[SourceFacts], free: int, now: datetime) -> float | None:
-    """Days until ``free`` bytes are used, by what landed and what runs wrote in the last day; None where that
-    is nothing, or was too short a time."""
-    since = now - timedelta(days=1)
-    written = [
-        (moment, size)
-        for each in facts
-        for moment, size in (
-            *((batch.landed_at, batch.bytes) for batch in each.batches),
-            *((commit.at, commit.written) for table in each.tables for commit in table.commits),
-        )
-        if moment >= since
-    ]
-    total = sum(size for _, size in written)
-    lasted = now - min((moment for moment, _ in written), default=now)
-    if not total or lasted < _LEAST_HISTORY:
-        return None
-    return free / (total / (lasted / timedelta(days=1)))
+def judged_disk(forecast: DiskForecast, total: int) -> Diagnosis:
+    """How bad ``forecast`` is on a disk of ``total`` bytes."""
+    fix = "omnisupport-ingest sweep deletes replaced versions of tables. Or use a larger disk."
+    seen = f"{render.size(forecast.free)} free of {render.size(total)}"
+    soon = forecast.days is not None and forecast.days < SOON_DAYS
+    if forecast.days is not None:
+        once = "" if forecast.settled else ", the first reading of the tables included, which comes once"
+        seen += f", full in {forecast.days:,.0f} days at the pace of the last days (estimated{once})"
+    if forecast.free < SCARCE_BYTES:
+        level = Level.PROBLEM if forecast.free < SCARCE_BYTES // 4 else Level.WARNING
+        return Diagnosis("disk", level, f"{seen}.", fix)
+    if soon:
+        return Diagnosis("disk", Level.WARNING if forecast.settled else Level.NOTE, f"{seen}.", fix)
+    return Diagnosis("disk", Level.OK, seen)
 
 
 def permissions(home: Path) -> Iterator[Diagnosis]:

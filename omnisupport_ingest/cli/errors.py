@@ -23,6 +23,9 @@ from omnisupport_ingest.settings import PREFIX, Settings
 FINDINGS = 1
 """The command did its work, and found something for a person: a difference, damage, a refused file."""
 
+WARNED = 8
+"""What a look found is a warning, and it was asked to say so."""
+
 UNEXPECTED_EXIT_CODE = 70
 """For an error that this program did not foresee (``EX_SOFTWARE`` of BSD's ``sysexits.h``)."""
 
@@ -57,6 +60,7 @@ EXIT_CODES = {
         "a gap, or a service",
         "a gap in the source, or another source; a service of `up`, `demo` or `tune` failed",
     ),
+    WARNED: ExitCode("a warning", "a warning, where `status --strict` asks for it"),
     UNEXPECTED_EXIT_CODE: ExitCode("not foreseen", "an error that was not foreseen; `--debug` shows more"),
     INTERRUPTED_EXIT_CODE: ExitCode("Ctrl-C", "Ctrl-C"),
 }

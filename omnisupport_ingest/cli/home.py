@@ -69,7 +69,8 @@ def settings(as_json: bool) -> None:
     show_default=True,
     help="Keep younger files. No run may take longer than that.",
 )
-def sweep(hours: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def sweep(hours: int, as_json: bool) -> None:
     """Delete files of the lake that no table needs: leftovers of crashed runs, and replaced versions.
 
     The platform may keep running. Afterwards, table versions older than the given hours can no longer be
@@ -85,22 +86,31 @@ def sweep(hours: int) -> None:
     from omnisupport_ingest.layers.quarantine_files import named_anywhere
     from omnisupport_ingest.layers.workspace import Workspace
 
-    total, workspace = 0, Workspace.open(open_settings())
+    workspace = Workspace.open(open_settings())
     named = {
         workspace.quarantine(source).spec.path: named_anywhere(workspace, source)
         for source in workspace.contracts.sources()
     }
-    for table in workspace.tables():
-        spare = named.get(table.spec.path, frozenset())
-        removed = len(sweep_table(table, timedelta(hours=hours), spare=spare))
+    tables = {
+        table.spec.path: len(
+            sweep_table(table, timedelta(hours=hours), spare=named.get(table.spec.path, frozenset()))
+        )
+        for table in workspace.tables()
+    }
+    batches = {
+        source: len(workspace.landing(source).sweep(timedelta(hours=hours)))
+        for source in workspace.contracts.sources()
+    }
+    total = sum(tables.values()) + sum(batches.values())
+    if as_json:
+        echo_json({"removed": total, "tables": tables, "batches_that_never_landed": batches})
+        return
+    for path, removed in tables.items():
         if removed:
-            click.echo(f"{table.spec.path}: {removed}")
-        total += removed
-    for source in workspace.contracts.sources():
-        batches = workspace.landing(source).sweep(timedelta(hours=hours))
-        if batches:
-            click.echo(f"{source}: data of {len(batches)} batches that never landed")
-        total += len(batches)
+            click.echo(f"{path}: {removed}")
+    for source, removed in batches.items():
+        if removed:
+            click.echo(f"{source}: data of {removed} batches that never landed")
     click.echo(f"{total:,} folders and single files that no table holds any more are removed.")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.long_look import speaking
 from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_settings, open_workspace
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, facts, size
 from omnisupport_ingest.cli.render import table as show_table
@@ -129,10 +130,11 @@ def verify(source: str | None, as_json: bool) -> int:
     from omnisupport_ingest.layers.removed import Present, Removed
 
     lake = existing_home(open_settings()).lake
-    findings = [
-        check_landing(store, Present(store, Removed.in_lake(lake, store.source)).has)
-        for store in ([_store(source)] if source else _stores())
-    ]
+    with speaking():
+        findings = [
+            check_landing(store, Present(store, Removed.in_lake(lake, store.source)).has)
+            for store in ([_store(source)] if source else _stores())
+        ]
     damaged = any(finding.damage for finding in findings)
     if as_json:
         document = {"whole": not damaged, "sources": [asdict(finding) for finding in findings]}

@@ -28,7 +28,8 @@ def manifest() -> None:
 
 @manifest.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-def validate(path: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def validate(path: Path | None, as_json: bool) -> None:
     """Check the manifest at PATH, or all in data/seed_manifests, against the schema and the contracts.
 
     \b
@@ -42,8 +43,15 @@ def validate(path: Path | None) -> None:
 
     contracts = contracts_in_force(open_settings())
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
-    for each in paths:
-        seed = load_manifest(each, contracts)
+    seeds = {each: load_manifest(each, contracts) for each in paths}
+    if as_json:
+        rows = {
+            str(each): {"load_mode": seed.load_mode, "table": seed.contract.full_name, "rows": seed.rows}
+            for each, seed in seeds.items()
+        }
+        echo_json({"manifests": rows})
+        return
+    for each, seed in seeds.items():
         click.echo(f"{each}: {seed.load_mode} of {seed.contract.full_name}, {seed.rows:,} rows")
     click.echo(f"{len(paths)} manifests are valid.")
 

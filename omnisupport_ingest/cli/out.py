@@ -71,10 +71,13 @@ class _OutPath(click.Path):
         return value if isinstance(value, Out) else Out.of(str(super().convert(value, param, ctx)))
 
 
-def out_option(help_text: str, *, required: bool = False, default: str | None = None) -> Callable[[Any], Any]:
-    """Return the option ``--out`` of a command, as ``Out``. ``help_text``: what it writes."""
+def out_option(
+    help_text: str, *, option: str = "--out", required: bool = False, default: str | None = None
+) -> Callable[[Any], Any]:
+    """Return the option ``--out`` of a command, or another one like it, as ``Out``. ``help_text``: what it
+    writes."""
     return click.option(
-        "--out",
+        option,
         type=_OutPath(),
         metavar="PATH",
         required=required,

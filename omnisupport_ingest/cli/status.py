@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.errors import FINDINGS
+from omnisupport_ingest.cli.errors import FINDINGS, WARNED
 from omnisupport_ingest.cli.opening import (
     contracted_source,
     leave_out_pandas,
@@ -18,7 +18,7 @@ from omnisupport_ingest.cli.opening import (
     sources_in_use,
 )
 from omnisupport_ingest.cli.render import echo_json
-from omnisupport_ingest.cli.status_health import BROKEN, facts_document, health
+from omnisupport_ingest.cli.status_health import BROKEN, HEALTHY, WARNING, facts_document, health
 from omnisupport_ingest.cli.status_platform import plain, platform_document
 from omnisupport_ingest.cli.status_promised import promised_document
 from omnisupport_ingest.cli.status_reading import ReadingLooks
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _SOURCE_SECONDS = 1.0
 """How long the source may take to answer after everything else has been read."""
 
+_EXIT_CODES = {HEALTHY: 0, WARNING: WARNED, BROKEN: FINDINGS}
+
 
 @click.command()
 @click.option("--source", metavar="NAME", help="Show only this source, in use or not.")
@@ -52,10 +54,13 @@ _SOURCE_SECONDS = 1.0
     metavar="SECONDS",
     help="How often --watch looks.",
 )
+@click.option("--strict", is_flag=True, help="A warning has an exit code of its own, 8.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document; with --watch one per look and line."
 )
-def status(source: str | None, everything: bool, watch: bool, every: float, as_json: bool) -> int:
+def status(
+    source: str | None, everything: bool, watch: bool, every: float, strict: bool, as_json: bool
+) -> int:
     """Show what runs, how far the source has landed, and how far every table is.
 
     Reads landing, the tables' own logs and Dagster's files. Changes nothing, and needs neither Spark nor a
@@ -80,9 +85,10 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
       omnisupport-ingest status
       omnisupport-ingest status --watch --every 5
       omnisupport-ingest status --json | jq '.sources[].tables[] | {table, lag_seconds}'
+      omnisupport-ingest status --strict > /dev/null || mail -s "look at the platform" ops
 
-    Exit code: 0 healthy or a warning, also when --watch is ended; 1 broken, 2 usage or settings, 3 no home or
-    another home's contracts.
+    Exit code: 0 healthy, also when --watch is ended; a warning is 0, too, and 8 with --strict; 1 broken,
+    2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.cli.status_live import watch as watching
 
@@ -102,7 +108,8 @@ def status(source: str | None, everything: bool, watch: bool, every: float, as_j
         echo_json(document)
     else:
         show(document)
-    return FINDINGS if document["health"]["level"] == BROKEN else 0
+    code = _EXIT_CODES[document["health"]["level"]]
+    return code if strict or code != WARNED else 0
 
 
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:

@@ -129,8 +129,7 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
         # Each is a kind of its own, so that of two changes of a table the second one is told too.
         table, number = f"{change['source']}.{change['table']}", change.get("number", "")
         yield Problem(f"{SCHEMA} {table} {number}", f"{table}: {change['what']}", change["edit"])
-    for kind, says in promises_broken(document):
-        helps = "verify --repair" if kind.startswith("differs") else "status"
+    for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
         if events := sum(each["quarantine"].values()):

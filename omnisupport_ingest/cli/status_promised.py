@@ -63,20 +63,23 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
         yield "verified", f"{_name(source, oldest)}{others}: {in_words}"
     for each in checked:
         if each["verified"]["state"] == "differs":
-            yield "differs", f"{_name(source, each)}: {each['verified']['in_words']} (verify --repair)"
+            yield (
+                "differs",
+                f"{_name(source, each)}: {each['verified']['in_words']} (verify {source} --repair)",
+            )
 
 
-def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Kind and words of each warning: service levels that contracts ask for and are broken, tables that
-    differ."""
+def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Kind, words and the command that helps of each warning: service levels that contracts ask for and are
+    broken, tables that differ."""
     for source in document["sources"]:
         for table in source.get("tables", ()):
             name, of = _name(source["source"], table), source["source"]
             level, verified = table.get("service_level"), table.get("verified")
             if level and level["by_contract"] and level["broken"]:
-                yield f"level {of}.{name}", f"the service level of {name} is broken"
+                yield f"level {of}.{name}", f"the service level of {name} is broken", f"status --source {of}"
             if verified and verified["state"] == "differs":
-                yield f"differs {of}.{name}", f"{name} differs from its source"
+                yield f"differs {of}.{name}", f"{name} differs from its source", f"verify {of} --repair"
 
 
 def _name(source: str, table: dict[str, Any]) -> str:

@@ -92,7 +92,7 @@ def _details(checked: Checked) -> Iterator[str]:
         more = " …" if len(differing.keys) > _KEYS_SHOWN else ""
         if keys:
             yield f"keys: {'; '.join(keys)}{more}"
-        yield "Read them again: omnisupport-ingest verify --repair"
+        yield f"Read them again: omnisupport-ingest verify {checked.contract.source} --repair"
 
 
 def _columns_left_out(checked: Checked) -> list[str]:

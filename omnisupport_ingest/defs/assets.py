@@ -44,6 +44,9 @@ from omnisupport_ingest.runtime.spark_errors import named_spark_errors
 
 _LAKE_KINDS = {"spark", "deltalake"}
 
+_warned: set[tuple[str, str]] = set()
+"""Runs and sources that this process has warned of sealed windows; a run is one process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
@@ -305,7 +308,9 @@ def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> No
     sealed = sorted(Removed.open(workspace, source).sealed.intersection(windows))
     if len(sealed) == len(windows):
         refuse_sealed(workspace, source, windows)
-    if sealed:
+    if sealed and (context.run_id, source) not in _warned:
+        # Every table of the run comes here, and they all leave out the same.
+        _warned.add((context.run_id, source))
         named = f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0]
         context.log.warning(f"{len(sealed)} sealed windows of {source} stay as they are: {named}.")
 

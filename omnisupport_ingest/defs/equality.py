@@ -129,7 +129,7 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
         shown = [", ".join(key) for key in checked.differing.keys[:_KEYS_SHOWN]]
         metadata["keys"] = dg.MetadataValue.json(shown)
     differs = note.state == DIFFERS
-    help_of = " Read them again: omnisupport-ingest verify --repair" if differs else ""
+    help_of = f" Read them again: omnisupport-ingest verify {contract.source} --repair" if differs else ""
     return dg.AssetCheckResult(
         asset_key=keys.dimension_key(contract),
         check_name=CHECK,

@@ -15,6 +15,7 @@ from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.assets import LakeTable, lake_asset
+from omnisupport_ingest.defs.hourly import hourly_schedule
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.defs.tables import source_lineage
 from omnisupport_ingest.layers import history
@@ -41,13 +42,9 @@ def build_history(workspace: Workspace, source: str) -> dg.Definitions:
         executor_def=run_executor,
         tags={keys.TAKE_NEW_TAG: "true", keys.SOURCE_TAG: source, BESIDE_TAG: "true"},
     )
-    hourly = dg.ScheduleDefinition(
-        name=f"hourly_{job.name}",
-        job=job,
-        # Halfway between two audits.
-        cron_schedule="35 * * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Updates the histories of {source} at minute 35 of every hour.",
+    # Halfway between two audits.
+    hourly = hourly_schedule(
+        source, job.name, 35, f"Updates the histories of {source} at minute 35 of every hour."
     )
     return dg.Definitions(
         assets=[lake_asset(_history(workspace, contract, is_long)) for contract in contracts],

@@ -13,6 +13,7 @@ import dagster as dg
 
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.hourly import hourly_schedule
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 
@@ -92,11 +93,7 @@ def build_jobs(
         executor_def=run_executor,
         tags={keys.SOURCE_TAG: source, BESIDE_TAG: "true"},
     )
-    hourly = dg.ScheduleDefinition(
-        name=f"hourly_{audit.name}",
-        job=audit,
-        cron_schedule="5 * * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Runs every check of {source} at minute 5 of every hour.",
+    hourly = hourly_schedule(
+        source, audit.name, 5, f"Runs every check of {source} at minute 5 of every hour."
     )
     return dg.Definitions(jobs=[ingest, replay, audit], schedules=[hourly])

@@ -8,7 +8,7 @@ has moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import dagster as dg
 from dagster import MetadataValue
@@ -42,6 +42,19 @@ _COUNTED: Mapping[str, tuple[str, ...]] = {
 }
 """The scenarios that a layer counts: of its events, and of rebuilds of its windows."""
 
+_EVENTS: Mapping[str, Mapping[str, Callable[[Checkpoint], int]]] = {
+    RAW: {"events_raw": lambda each: each.raw},
+    DEDUPED: {
+        "events_raw": lambda each: each.raw,
+        "events_deduped": lambda each: each.deduped,
+        "events_duplicate": lambda each: each.duplicates,
+        "events_quarantined": lambda each: each.quarantined,
+    },
+    NET_CHANGES: {"events_deduped": lambda each: each.deduped},
+}
+"""The events that a layer counts. Another number would be plotted as a zero that means nothing: raw judges no
+event, and a dimension is made from accepted ones alone."""
+
 CONCEPTS = ("cursor", "watermark", "dedupe_key", "idempotency_key", "checkpoint")
 """The five entries that every materialization carries."""
 
@@ -60,7 +73,7 @@ MEANINGS: Mapping[str, str] = {
     "dagster/row_count": "Rows of the window; of a history, of the table.",
     "watermark_lag_seconds": "How far the watermark was behind the commit.",
     "events_raw": "Events of the window, duplicates included.",
-    "events_deduped": "Distinct accepted events.",
+    "events_deduped": "Distinct accepted events; of a dimension those of its table.",
     "events_duplicate": "Copies that were left out.",
     "events_quarantined": "Events that wait in quarantine, or were discarded.",
     "closed": "Whether the window is closed.",
@@ -129,15 +142,12 @@ def checkpoint_metadata(
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
     if checkpoint.window:
         # A history holds rows of all windows, and counts no events.
-        entries["events_raw"] = MetadataValue.int(checkpoint.raw)
+        entries |= {
+            name: MetadataValue.int(count(checkpoint))
+            for name, count in _EVENTS.get(checkpoint.layer, {}).items()
+        }
         if checkpoint.layer != RAW:
-            # Raw judges nothing: a zero would be misread as a count.
-            entries |= {
-                "events_deduped": MetadataValue.int(checkpoint.deduped),
-                "events_duplicate": MetadataValue.int(checkpoint.duplicates),
-                "events_quarantined": MetadataValue.int(checkpoint.quarantined),
-                "closed": MetadataValue.bool(checkpoint.closed),
-            }
+            entries["closed"] = MetadataValue.bool(checkpoint.closed)
         entries |= {
             f"scenario_{name}": MetadataValue.int(checkpoint.scenarios.get(name, 0))
             for name in _COUNTED.get(checkpoint.layer, ())

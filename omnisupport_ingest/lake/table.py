@@ -317,7 +317,10 @@ class TableSnapshot:
         try:
             states = [read_state(Path(file.uri)) for file in self._states_of(window)]
         except StateUnreadable as error:
-            _log.warning("%s The window counts as one without a state.", error.problem)
+            if error.problem not in _warned:
+                # A run asks for it again in each of its steps.
+                _warned.add(error.problem)
+                _log.warning("%s The window counts as one without a state.", error.problem)
             return None
         return max(states, key=lambda state: state.generation, default=None)
 
@@ -483,6 +486,9 @@ def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *,
 
 _opened: dict[Path, TableSnapshot] = {}
 """The tables that this process opened last, by folder: the layers of a run open the same tables."""
+
+_warned: set[str] = set()
+"""What this process has warned of already: damaged states."""
 
 
 def _remember(snapshot: TableSnapshot) -> TableSnapshot:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.chain import unbroken
 from omnisupport_ingest.landing.epochs import EpochRecord
@@ -58,13 +59,13 @@ def check_landing(store: LandingStore, expected: Callable[[LandedPart], bool] = 
     damage: list[Damage] = []
     manifests: list[Manifest] = []
     names = store.names_on_disk()
-    for batch_id in names:
+    for batch_id in progress.each(names, lambda _: f"reading the manifests of {store.source}"):
         try:
             manifests.append(store.read(batch_id))
         except IngestError as error:
             damage.append(Damage("manifest", batch_id, error.problem, error.fix))
     files, removed = [], 0
-    for manifest in manifests:
+    for manifest in progress.each(manifests, lambda _: f"reading the files of {store.source}"):
         for file in manifest.files:
             if not expected(LandedPart.of(manifest, file)):
                 removed += 1

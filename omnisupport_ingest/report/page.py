@@ -26,6 +26,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--rule); }
 h3 { font-size: 1rem; margin: 0; }
+.grid + h3, table + h3 { margin-top: 2rem; }
 p, figcaption { color: var(--soft); margin: .2rem 0 .8rem; max-width: 60rem; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1.5rem 2rem; }
 figure { margin: 0; } .chart { width: 100%; height: auto; }
@@ -293,7 +294,7 @@ def _figures(facts: SourceFacts) -> Iterator[Figure]:
         ),
         (
             "Growth of tables",
-            "Bytes of the files that the newest version holds; replaced files wait for `sweep` beside them.",
+            "Bytes of the files that the newest version holds; replaced ones stay until they are swept.",
             figures.growth(facts),
             when,
             size,

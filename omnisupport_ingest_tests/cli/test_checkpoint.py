@@ -41,6 +41,16 @@ def test_importing_tells_dagster_of_partitions_it_does_not_know_and_once_only(
     assert "0 partitions are reported" in run(checkpoint, "import", str(path)).stdout
 
 
+def test_what_was_written_and_reported_is_said_as_json_too(sample_home: SampleHome) -> None:
+    path = sample_home.folder / "checkpoints.json"
+    written = document(checkpoint, "export", "--out", str(path))
+    assert written == {"file": str(path), "checkpoints": 4, "sources": [SOURCE]}
+    checked = document(checkpoint, "import", str(path), "--check")
+    assert checked == {"held": 4, "partitions_reported": None}
+    assert document(checkpoint, "import", str(path)) == {"held": 4, "partitions_reported": 3}
+    assert document(checkpoint, "rebuild") == {"partitions_reported": 0}
+
+
 def refused(path: Path, record: Any) -> str:
     path.write_text(json.dumps(record))
     with pytest.raises(HomeContradicts) as raised:

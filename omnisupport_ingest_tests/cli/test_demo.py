@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def test_each_domain_has_a_home_a_database_and_contracts_of_its_own(tmp_path: Pa
         found[domain.name] = settings.home.absolute()
     assert found == {"support_desk": tmp_path / ".omnisupport", "social": tmp_path / ".omnisupport-social"}
     assert database_of(SUPPORT_DESK.name) != database_of(SOCIAL.name)
+
+
+def test_the_windows_of_a_new_home_begin_when_it_is_made_unless_a_setting_says_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = datetime.now(UTC)
+    settings = open_settings(**demo._new_home_overrides(Settings()))
+    grid = open_home(settings).grid
+    assert str(grid.size) == demo.WINDOW
+    assert grid.truncate(before) <= grid.first <= datetime.now(UTC), "windows before would look like a gap"
+    monkeypatch.setenv("OMNISUPPORT_FIRST_WINDOW", "2026-01-01T00:00:00+00:00")
+    assert demo._new_home_overrides(Settings()) == {"window": demo.WINDOW}
 
 
 def test_a_home_knows_its_domain_in_every_later_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from omnisupport_ingest.cli.doctor import doctor
 from omnisupport_ingest.cli.doctor_archive import log_summary, without_words
 from omnisupport_ingest.cli.doctor_home import clocks
-from omnisupport_ingest.cli.doctor_machine import Level, contradictions, days_left, permissions, spark_bytes
+from omnisupport_ingest.cli.doctor_machine import Level, contradictions, judged_disk, permissions, spark_bytes
 from omnisupport_ingest.landing.accepted_losses import AcceptedLosses
-from omnisupport_ingest.report.facts import Batch, SourceFacts
+from omnisupport_ingest.retention.forecast import DiskForecast
+from omnisupport_ingest.runtime.running import record_service
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, run
 from omnisupport_ingest_tests.layers.story import SOURCE
@@ -128,6 +130,10 @@ def test_settings_that_contradict_each_other_are_named(monkeypatch: pytest.Monke
     assert "the alarm comes first" in seen(slot_warning_bytes=2, slot_alarm_bytes=1)[0]
     assert "SPARK_MASTER has no effect" in seen(spark_remote="sc://h:1", spark_master="local[4]")[0]
     assert seen(spark_remote="sc://h:1") == []
+    assert "STREAM_ABOVE_BYTES has no effect" in seen(stream_transactions=False, stream_above_bytes=65536)[0]
+    assert "are both 3000" in seen(metrics_port=3000)[0]
+    assert "removes no run" in seen(runs_kept_days=30)[0]
+    assert seen(runs_kept_days=30, retention="apply", metrics_port=9464) == []
     assert "longer than a window" in seen(window="minutes:1", batch_max_seconds=61)[0]
     assert "Nobody hears of it" in seen(source_dsn="host=h")[0]
     assert seen(source_dsn="host=h", alarm_command="page") == []
@@ -140,15 +146,41 @@ def test_clocks_that_differ_are_named_with_the_way() -> None:
     assert well.level is Level.OK
 
 
-def test_the_disk_lasts_as_long_as_the_pace_of_the_last_day_says() -> None:
-    def batch(hours: float, size: int) -> Batch:
-        at = NOW - timedelta(hours=hours)
-        return Batch("b", "stream", at, 1, size, at, at, None, (), {}, {})
+GB = 1024**3
 
-    facts = [SourceFacts("desk", (batch(30, 10**9), batch(12, 600), batch(1, 400)), 0, (), ())]
-    assert days_left(facts, 20_000, NOW) == pytest.approx(10.0)
-    assert days_left([SourceFacts("desk", (batch(0.01, 5),), 0, (), ())], 20_000, NOW) is None
-    assert days_left([], 20_000, NOW) is None
+
+@pytest.mark.parametrize(
+    ("free", "days", "settled", "level"),
+    [
+        (500 * GB, None, False, Level.OK),
+        (500 * GB, 90.0, True, Level.OK),
+        (500 * GB, 3.0, True, Level.WARNING),
+        # Its first hours, with the first reading of the tables in them, say nothing of a usual day.
+        (500 * GB, 0.1, False, Level.NOTE),
+        (GB, 90.0, True, Level.WARNING),
+        (GB // 4, None, False, Level.PROBLEM),
+    ],
+)
+def test_the_disk_lasts_as_long_as_status_says(
+    free: int, days: float | None, settled: bool, level: Level
+) -> None:
+    found = judged_disk(DiskForecast({}, None, free, days, settled), 1000 * GB)
+    assert found.level is level and bool(found.fix) is (level is not Level.OK)
+    assert (f"full in {days:,.0f} days" if days is not None else "free of") in found.seen
+
+
+def test_a_port_of_metrics_that_another_program_has_is_named(
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("OMNISUPPORT_METRICS_PORT", str(port))
+        found = [each for each in document(doctor)["findings"] if each["area"] == "ports"]
+        assert found[-1]["seen"] == f"Another program listens on {port}, the port of metrics."
+        assert "OMNISUPPORT_METRICS_PORT" in found[-1]["fix"]
+        record_service(sample_home.home / "run", "metrics")
+        found = [each for each in document(doctor)["findings"] if each["area"] == "ports"]
+        assert (found[-1]["level"], found[-1]["seen"].endswith(f"served on {port}")) == ("ok", True)
 
 
 def test_a_folder_that_others_may_look_into_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -48,8 +49,9 @@ def test_old_leftovers_of_every_table_are_removed_and_counted(workspace: Workspa
     assert done.output.splitlines()[-1].startswith("1 folders")
     assert (old.exists(), young.exists()) == (False, True)
 
-    done = CliRunner().invoke(sweep, ["--older-than-hours", "1"])
-    assert done.output.splitlines()[-1].startswith("1 folders")
+    done = CliRunner().invoke(sweep, ["--older-than-hours", "1", "--json"])
+    told = json.loads(done.stdout)
+    assert (told["removed"], told["tables"][last.spec.path], told["tables"][first.spec.path]) == (1, 1, 0)
     assert not young.exists()
 
 

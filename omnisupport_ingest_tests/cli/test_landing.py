@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from omnisupport_ingest import progress
 from omnisupport_ingest.cli.landing import landing
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
@@ -62,6 +65,22 @@ def test_the_newest_batches_are_listed_last_and_the_others_are_counted(store: La
     told = run("list", "--limit", "1").stdout
     assert "4 batches of support_desk with 3 events; 3 earlier ones are not listed" in told
     assert len(document("list", "--limit", "0")["listed"]) == 4
+
+
+def test_a_long_check_of_landing_says_how_far_it_is(
+    store: LandingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def speaking() -> Iterator[None]:
+        with progress.listening(lambda stage: heard.append((stage.what, stage.done, stage.of))):
+            yield
+
+    monkeypatch.setattr("omnisupport_ingest.cli.landing.speaking", speaking)
+    run("verify")
+    manifests = [(f"reading the manifests of {SOURCE}", done, 4) for done in range(4)]
+    assert heard == manifests + [(f"reading the files of {SOURCE}", done, 4) for done in range(4)]
 
 
 def test_a_batch_is_described_in_words_and_as_it_is_stored(store: LandingStore) -> None:

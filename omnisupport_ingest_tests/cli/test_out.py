@@ -49,7 +49,8 @@ def test_the_folder_around_it_has_to_exist(tmp_path: Path) -> None:
 
 def test_every_command_with_the_option_goes_by_the_rule() -> None:
     options = dict(_out_options(cli, ()))
-    assert {"export", "as-of", "report", "tune", "checkpoint export", "contracts new"} <= set(options)
+    named = {"export", "as-of", "report", "tune", "checkpoint export", "contracts new", "doctor"}
+    assert named <= set(options)
     for name, option in options.items():
         assert isinstance(option.type(str(Path(__file__).parent)), Out), name
 
@@ -62,5 +63,5 @@ def _out_options(command: click.Command, path: tuple[str, ...]) -> Iterator[tupl
             assert below is not None
             yield from _out_options(below, (*path, name))
     for each in command.params:
-        if isinstance(each, click.Option) and "--out" in each.opts:
+        if isinstance(each, click.Option) and {"--out", "--archive"} & set(each.opts):
             yield " ".join(path), each

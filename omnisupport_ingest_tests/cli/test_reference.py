@@ -87,9 +87,10 @@ def test_every_entry_of_metadata_has_a_meaning() -> None:
     makers = ("checkpoint_metadata", "dimension_metadata", "_rules", "_replay")
     names = {
         name
-        for function in tree.body
-        if isinstance(function, ast.FunctionDef) and function.name in makers
-        for node in ast.walk(function)
+        for part in tree.body
+        if (isinstance(part, ast.FunctionDef) and part.name in makers)
+        or (isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == "_EVENTS")
+        for node in ast.walk(part)
         for name in _entries(node)
     }
     assert len(names) > 30

@@ -150,6 +150,16 @@ def test_a_capture_that_has_failed_is_told_by_the_exit_code(sample_home: SampleH
     assert done.return_value == 1
 
 
+def test_healthy_a_warning_and_broken_can_be_told_apart_by_the_exit_code(
+    sample_home: SampleHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for level, codes in (("healthy", (0, 0)), ("warning", (0, 8)), ("broken", (1, 1))):
+        monkeypatch.setattr(
+            "omnisupport_ingest.cli.status.health", lambda _, level=level: {"level": level, "reasons": []}
+        )
+        assert (run(status).return_value, run(status, "--strict").return_value) == codes, level
+
+
 def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again(
     sample_home: SampleHome,
 ) -> None:

@@ -19,12 +19,13 @@ from omnisupport_ingest.equality.checking import Checked
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.read.verified import NOT_COMPARABLE, Moment, Verified
+from omnisupport_ingest.read.verified import DIFFERS, NOT_COMPARABLE, Moment, Verified
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.windows import WindowSize
 
 CONTRACTS = Path(__file__).parents[2] / "contracts" / "data"
 SCHEDULE = "verify_support_desk_often"
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
 
 
 def workspace_in(folder: Path, minutes: int | None) -> Workspace:
@@ -74,13 +75,21 @@ def test_a_table_whose_key_is_protected_has_no_check_that_could_only_warn(tmp_pa
         assert sum(len(list(each.check_specs)) for each in made.asset_checks or ()) == checked
 
 
+def test_a_table_that_differs_names_the_command_for_its_source(tmp_path: Path) -> None:
+    (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
+    note = Verified(contract.name, DIFFERS, NOW, why="1 key differs", differing=1)
+    result = _result(Checked(contract, note), NOW)
+    assert not result.passed
+    assert (result.description or "").endswith("omnisupport-ingest verify support_desk --repair")
+
+
 @pytest.mark.parametrize(("hours", "passes"), [(2, True), (4, False)])
 def test_a_table_whose_net_changes_may_wait_is_not_warned_of_while_they_do(
     tmp_path: Path, hours: int, passes: bool
 ) -> None:
     (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
     contract = replace(contract, delayed_merge=DelayedMerge(timedelta(hours=2), 0.1))
-    now = datetime(2026, 11, 24, tzinfo=UTC)
+    now = NOW
     since = now - timedelta(hours=hours)
     through = Moment(1, Lsn(1), since)
     note = Verified(

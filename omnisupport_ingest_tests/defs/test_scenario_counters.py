@@ -92,6 +92,19 @@ def test_landing_counts_gaps_and_recoveries_with_what_found_them() -> None:
     assert "detected_by" not in found
 
 
+@pytest.mark.parametrize(
+    ("layer", "counted"),
+    [
+        ("raw_cdc_staging", {"events_raw"}),
+        ("deduped_events", {"events_raw", "events_deduped", "events_duplicate", "events_quarantined"}),
+        ("net_changes", {"events_deduped"}),
+    ],
+)
+def test_a_layer_shows_no_zero_of_what_it_does_not_count(layer: str, counted: set[str]) -> None:
+    entries = checkpoint_metadata(replace(CHECKPOINT, layer=layer))
+    assert {name for name in entries if name.startswith("events_")} == counted
+
+
 def test_every_scenario_has_a_counter() -> None:
     counted = {name for layer in ("raw_cdc_staging", "deduped_events") for name in entries_of(layer)}
     # Those of landing are metadata of its asset.

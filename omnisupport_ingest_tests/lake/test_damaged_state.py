@@ -67,6 +67,15 @@ def test_a_window_with_a_damaged_state_is_made_again(
     assert sorted(read.project("n").fetchall()) == [(1,), (2,)]
 
 
+def test_a_damaged_state_is_warned_of_once_however_often_it_is_asked_for(
+    table: LakeTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = state_of(table, W1)
+    file.write_bytes(b"")
+    assert [table.look().state(W1), table.open().state(W1), table.open().state(W1)] == [None] * 3  # type: ignore[union-attr]
+    assert [str(file) in each.getMessage() for each in caplog.records] == [True]
+
+
 def test_a_window_without_rows_whose_state_is_damaged_begins_anew(tmp_path: Path) -> None:
     table = by_window(tmp_path)
     table.open().commit([change(W1, (), ["nothing in it"])])

@@ -6,17 +6,19 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlparse
 
 import dagster as dg
 import pytest
 
 from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs.assets import _leave_sealed
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.retention.forecast import disk_forecast
 from omnisupport_ingest.settings import NightlyRetention
-from omnisupport_ingest_tests.layers.story import SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
 from omnisupport_ingest_tests.retention.test_story import take_all, told
 
 
@@ -75,6 +77,26 @@ def test_every_night_what_would_go_is_counted_and_it_goes_only_by_the_setting_or
     same = {name.removesuffix("_to_go"): value for name, value in counted.items() if name.endswith("_to_go")}
     assert {name: gone[name] for name in same} == same
     assert not [name for name in night(landed.workspace, apply=True) if name.endswith("_windows")]
+
+
+def test_a_run_is_warned_of_sealed_windows_once_and_not_by_each_of_its_tables(
+    landed: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    windows = [FIRST, SECOND]
+    monkeypatch.setattr(
+        "omnisupport_ingest.defs.assets.Removed",
+        SimpleNamespace(open=lambda *_: SimpleNamespace(sealed=frozenset({FIRST}))),
+    )
+    for run, name in (("one", "raw_cdc_staging"), ("one", "dim_notes"), ("other", "dim_notes")):
+        context = SimpleNamespace(
+            run_id=run,
+            asset_key=dg.AssetKey([SOURCE, name]),
+            partition_keys=windows,
+            log=SimpleNamespace(warning=told.append),
+        )
+        _leave_sealed(context, landed.workspace)  # type: ignore[arg-type]
+    assert told == [f"1 sealed windows of {SOURCE} stay as they are: {FIRST}."] * 2
 
 
 def test_the_schedule_runs_by_itself_where_something_is_given_up(landed: Story, tmp_path: Path) -> None:
