@@ -126,6 +126,7 @@ def _session(url: str) -> Connection:
 
 
 def _held_by(cursor: Any) -> str | None:
+    # No failpoint: a SELECT, put together above.
     cursor.execute(_HOLDER, _LOCK)
     row = cursor.fetchone()
     return None if row is None else str(row[1]).removeprefix(_NAME)
