@@ -37,8 +37,8 @@ Document = dict[str, Any]
 _TOLD_BY_SENSOR = ":source_healthy"
 """End of the kind of a red check that the sensor of the source has told of itself."""
 
-_TOLD_ONE_BY_ONE = ":schema_as_contracted"
-"""End of the kind of a red check whose findings are told each by itself."""
+_ALARMS_OF_ITS_OWN = ":schema_as_contracted"
+"""End of the kind of a red check of which each finding is an alarm of its own."""
 
 _WELL, _WARNING, _ALARM = "well", "warning", "alarm"
 
@@ -191,7 +191,7 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
     except IngestError as error:
         return [Problem("home", error.problem, error.fix, broken=True)], False
     running = bool(document["platform"]["running"])
-    found = [each for each in problems(document) if not _is_told_otherwise(each)]
+    found = [each for each in problems(document) if not _has_other_alarms(each)]
     if not running:
         found += _of_slots(home, settings)
         if expect_running:
@@ -201,9 +201,9 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
     return found, running
 
 
-def _is_told_otherwise(problem: Problem) -> bool:
+def _has_other_alarms(problem: Problem) -> bool:
     return problem.kind.startswith(SLOT) or (
-        problem.kind.startswith(CHECK) and problem.kind.endswith((_TOLD_BY_SENSOR, _TOLD_ONE_BY_ONE))
+        problem.kind.startswith(CHECK) and problem.kind.endswith((_TOLD_BY_SENSOR, _ALARMS_OF_ITS_OWN))
     )
 
 

@@ -126,7 +126,7 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     for each in document["contracts_gone"]:
         yield Problem(f"contract {each['source']}.{each['table']}", each["what"], each["fix"])
     for change in document["schema_changes"]:
-        # Each is a kind of its own, so that of two changes of a table the second one is told too.
+        # Each is a kind of its own, so that the second change of a table is an alarm too.
         table, number = f"{change['source']}.{change['table']}", change.get("number", "")
         yield Problem(f"{SCHEMA} {table} {number}", f"{table}: {change['what']}", change["edit"])
     for kind, says, helps in promises_broken(document):

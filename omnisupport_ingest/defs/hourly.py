@@ -1,6 +1,6 @@
 """What a source runs every hour: its audit and its histories, once something of it has landed.
 
-The first of both need not wait for their minute: a sensor asks for them as soon as every table of the source
+The first of both need not wait for their minute: a sensor requests them as soon as every table of the source
 is complete and somebody can look at the UI.
 """
 

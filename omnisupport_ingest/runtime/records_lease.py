@@ -62,8 +62,8 @@ class RecordsLease:
     def wait_for(cls, url: str, report: Callable[[str], None]) -> Self:
         """Take the lock of the records at ``url``, and wait for it while another daemon has it.
 
-        ``report`` is told once whom it waits for. Each try has a session of its own, so the start of the
-        holder's is when it got the lock. ``psycopg2.Error`` where the server does not answer.
+        ``report`` is called once with whom it waits for. Each try has a session of its own, so the holder's
+        session began when it got the lock. ``psycopg2.Error`` where the server does not answer.
         """
         waits_for = None
         while True:

@@ -146,9 +146,9 @@ def _asked(process: subprocess.Popen[bytes], table: str, subject: str, images: p
 
 
 def main(source: str, path: str, idle_seconds: str) -> None:
-    """Answer what stdin asks on stdout until it ends, or nothing is asked for long.
+    """Encrypt the blocks that come on stdin, and write them to stdout, until stdin ends or is idle.
 
-    An error ends the process; who has asked does the work and meets it.
+    An error ends the process. The capture then encrypts the block itself, and raises the error if it recurs.
     """
     # Ctrl-C reaches the capture too, which lands what it has read, and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

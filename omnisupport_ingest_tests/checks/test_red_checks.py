@@ -52,8 +52,8 @@ OF_A_SOURCE = {"status", "source", "verify", "explain", "replay", "quarantine"}
 
 @pytest.mark.parametrize(("where", "text"), list(_red()), ids=[where for where, _ in _red()])
 def test_a_command_that_is_about_a_source_names_the_source_of_the_check(where: str, text: str) -> None:
-    told = re.findall(r"omnisupport-ingest \"?\s*f?\"?([a-z-]+)(.{0,170})", text, flags=re.DOTALL)
-    assert [command for command, rest in told if command in OF_A_SOURCE and "source}" not in rest] == []
+    advised = re.findall(r"omnisupport-ingest \"?\s*f?\"?([a-z-]+)(.{0,170})", text, flags=re.DOTALL)
+    assert [command for command, rest in advised if command in OF_A_SOURCE and "source}" not in rest] == []
 
 
 def test_there_are_many_red_checks() -> None:

@@ -68,19 +68,19 @@ def test_a_change_is_shown_until_the_contract_says_it(changed: Path) -> None:
     assert json.loads(command("status", "--json").out)["schema_changes"] == []
 
 
-def schema_alarms(told: Path) -> list[dict[str, object]]:
-    """Those of schema changes among what was told: the home has no source and no platform that runs."""
-    return [each for each in json.loads(told.read_text())["problems"] if each["kind"].startswith("schema ")]
+def schema_alarms(sent: Path) -> list[dict[str, object]]:
+    """Those of schema changes among what was sent: the home has no source and no platform that runs."""
+    return [each for each in json.loads(sent.read_text())["problems"] if each["kind"].startswith("schema ")]
 
 
 def test_every_change_is_an_alarm_of_its_own_whatever_is_open_of_its_table(
     changed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"cat > {tmp_path / 'told'}")
+    monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"cat > {tmp_path / 'sent'}")
     assert command("alarms").code == 0
-    (told,) = schema_alarms(tmp_path / "told")
-    assert told["problem"] == "support_desk.tickets: column added: mood text"
-    assert "add mood under properties" in told["fix"] and told["new"]
+    (alarm,) = schema_alarms(tmp_path / "sent")
+    assert alarm["problem"] == "support_desk.tickets: column added: mood text"
+    assert "add mood under properties" in alarm["fix"] and alarm["new"]
     assert "1 schema change to be looked after" in command("status").out
     table = replace(
         CHANGED, columns=(*CHANGED.columns, SeenColumn(10, "tone", "text", False, None, None, ()))
@@ -89,7 +89,7 @@ def test_every_change_is_an_alarm_of_its_own_whatever_is_open_of_its_table(
     another = Difference("column_added", "tone", None, "text")
     record.seen(Look(1, Lsn(80), Lsn(96)), {"tickets": table}, {"tickets": [another]})
     assert command("alarms").code == 0
-    problems = schema_alarms(tmp_path / "told")
+    problems = schema_alarms(tmp_path / "sent")
     assert [each["problem"].split(": ")[-1] for each in problems if each["new"]] == ["tone text"]
     assert len(problems) == 2
 

@@ -50,8 +50,12 @@ def test_old_leftovers_of_every_table_are_removed_and_counted(workspace: Workspa
     assert (old.exists(), young.exists()) == (False, True)
 
     done = CliRunner().invoke(sweep, ["--older-than-hours", "1", "--json"])
-    told = json.loads(done.stdout)
-    assert (told["removed"], told["tables"][last.spec.path], told["tables"][first.spec.path]) == (1, 1, 0)
+    printed = json.loads(done.stdout)
+    assert (printed["removed"], printed["tables"][last.spec.path], printed["tables"][first.spec.path]) == (
+        1,
+        1,
+        0,
+    )
     assert not young.exists()
 
 

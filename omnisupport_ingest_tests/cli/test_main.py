@@ -122,8 +122,8 @@ def test_a_wrong_address_of_spark_is_refused_and_its_token_not_told() -> None:
 def test_contracts_and_manifests_of_the_project_are_valid() -> None:
     assert "contracts in" in run("contracts", "validate").stdout
     assert "manifests are valid" in run("manifest", "validate").stdout
-    told = json.loads(run("manifest", "validate", "--json").stdout)["manifests"]
-    assert len(told) > 3 and {each["load_mode"] for each in told.values()} >= {"full_snapshot", "cdc"}
+    printed = json.loads(run("manifest", "validate", "--json").stdout)["manifests"]
+    assert len(printed) > 3 and {each["load_mode"] for each in printed.values()} >= {"full_snapshot", "cdc"}
 
 
 def test_clean_leaves_a_folder_alone_that_is_no_home(tmp_path: Path) -> None:

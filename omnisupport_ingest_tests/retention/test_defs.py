@@ -82,7 +82,7 @@ def test_every_night_what_would_go_is_counted_and_it_goes_only_by_the_setting_or
 def test_a_run_is_warned_of_sealed_windows_once_and_not_by_each_of_its_tables(
     landed: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     windows = [FIRST, SECOND]
     monkeypatch.setattr(
         "omnisupport_ingest.defs.assets.Removed",
@@ -93,10 +93,10 @@ def test_a_run_is_warned_of_sealed_windows_once_and_not_by_each_of_its_tables(
             run_id=run,
             asset_key=dg.AssetKey([SOURCE, name]),
             partition_keys=windows,
-            log=SimpleNamespace(warning=told.append),
+            log=SimpleNamespace(warning=warnings.append),
         )
         _leave_sealed(context, landed.workspace)  # type: ignore[arg-type]
-    assert told == [f"1 sealed windows of {SOURCE} stay as they are: {FIRST}."] * 2
+    assert warnings == [f"1 sealed windows of {SOURCE} stay as they are: {FIRST}."] * 2
 
 
 def test_the_schedule_runs_by_itself_where_something_is_given_up(landed: Story, tmp_path: Path) -> None:
