@@ -37,6 +37,7 @@ from omnisupport_ingest.sources.postgres.session.connect_errors import DatabaseL
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
+from omnisupport_ingest.sources.postgres.session.silence import Awaited
 from omnisupport_ingest.targets.columns import (
     POSITION,
     TargetRefused,
@@ -292,7 +293,7 @@ class _Sync:
         path = scratch / "known.csv"
         columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
         # No failpoint: scratch files, which the next command removes if this process is killed.
-        with path.open("wb") as file:
+        with path.open("wb") as file, Awaited(cursor.connection, cursor.connection.silence):
             cursor.copy_expert(f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
         return path
 
@@ -391,20 +392,24 @@ def _table(policy: TargetPolicy) -> str:
 
 
 class _Stream:
-    """Blocks of bytes, read as a file is."""
+    """Blocks of bytes, read as a file is. ``target``: the wait for the target, which may be silent while it
+    waits for a block.
+    """
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
+    def __init__(self, blocks: Iterator[bytes], target: Awaited) -> None:
+        self._blocks, self._target, self._rest = blocks, target, b""
 
     def read(self, size: int) -> bytes:
         if not self._rest:
-            self._rest = next(self._blocks, b"")
+            with self._target.busy():
+                self._rest = next(self._blocks, b"")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 
 
 def _copy(cursor: Any, statement: str, blocks: Iterator[bytes]) -> None:
-    cursor.copy_expert(statement, _Stream(blocks), size=_BLOCK_BYTES)
+    with Awaited(cursor.connection, cursor.connection.silence) as target:
+        cursor.copy_expert(statement, _Stream(blocks, target), size=_BLOCK_BYTES)
 
 
 def _policy(contract: TableContract) -> TargetPolicy:

@@ -57,11 +57,17 @@ class Swallowing:
         """What is open now is dead; new connections are forwarded."""
         self._front.send_signal(signal.SIGUSR2)
 
+    def break_connections(self) -> None:
+        """End the front, and so whoever still waits for it."""
+        self._front.kill()
+
 
 @contextmanager
-def swallowing(backend: str) -> Iterator[Swallowing]:
-    """A front that can be told to fall silent."""
-    with _running("swallowing", backend) as (port, front):
+def swallowing(backend: str, *, after: str | None = None) -> Iterator[Swallowing]:
+    """A front that can be told to fall silent.
+
+    ``after``: the text of a statement; a connection that has sent it is dead once it was answered."""
+    with _running("swallowing", backend, *([after] if after else [])) as (port, front):
         yield Swallowing(port, front)
 
 
@@ -121,10 +127,13 @@ def _serve_pooled(backend: str) -> Serve:
 
 
 class _Swallowed:
-    """Which connections are dead: those of the first ``dead`` ones, and all that come while ``all``."""
+    """Which connections are dead: the first ``dead`` ones, all while ``all``, and each on which the statement
+    ``after`` was answered.
+    """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, after: str | None = None) -> None:
         self._backend, self._opened, self._dead, self._all = backend, 0, 0, False
+        self._after, self._answered = after, set[int]()
 
     def swallow_all(self) -> None:
         self._all = True
@@ -135,21 +144,30 @@ class _Swallowed:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._opened += 1
         number = self._opened
-        server = await _open(self._backend)
-        await asyncio.gather(self._pump(number, reader, server[1]), self._pump(number, server[0], writer))
+        server, sent = await _open(self._backend), asyncio.Event()
+        await asyncio.gather(
+            self._pump(number, reader, server[1], sent), self._pump(number, server[0], writer, sent)
+        )
 
-    async def _pump(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: asyncio.Event
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
                 if not self._is_dead(number):
+                    answered = sent.is_set()
+                    if self._after is not None and self._after.encode() in data:
+                        sent.set()
                     writer.write(data)
                     await writer.drain()
+                    if answered:
+                        self._answered.add(number)
         if not self._is_dead(number):
             with suppress(OSError, RuntimeError):
                 writer.close()
 
     def _is_dead(self, number: int) -> bool:
-        return self._all or number <= self._dead
+        return self._all or number <= self._dead or number in self._answered
 
 
 def _serve_losing(backend: str) -> Serve:
@@ -176,8 +194,8 @@ def _serve_losing(backend: str) -> Serve:
     return serve
 
 
-async def _listen_swallowing(backend: str) -> None:
-    swallowed, loop = _Swallowed(backend), asyncio.get_running_loop()
+async def _listen_swallowing(backend: str, after: str | None = None) -> None:
+    swallowed, loop = _Swallowed(backend, after), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, swallowed.swallow_all)
     loop.add_signal_handler(signal.SIGUSR2, swallowed.swallow_open)
     await _listen(swallowed.serve)

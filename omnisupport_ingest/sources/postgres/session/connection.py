@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.postgres.session.connect_errors import (
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.silence import (
     DEFAULT_SECONDS,
+    Awaited,
     AwaitedCursor,
     AwaitedReplicationCursor,
     Silence,
@@ -110,9 +111,7 @@ def connect(
     Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database by
     ``label``.
     """
-    connection = _connect(dsn, application_name, {}, replication=False, label=label)
-    connection.autocommit = True
-    return connection
+    return _connect(dsn, application_name, {}, replication=False, label=label)
 
 
 def connect_replication(
@@ -141,7 +140,17 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types
+    """A connection whose ``commit`` and ``rollback`` are watched, as its cursors' calls are."""
+
     silence: Silence
+
+    def commit(self) -> None:
+        with Awaited(self, self.silence):
+            super().commit()
+
+    def rollback(self) -> None:
+        with Awaited(self, self.silence):
+            super().rollback()
 
 
 class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc]
@@ -164,6 +173,9 @@ def _connect(
         raise connection_error(error, dsn_parameters, label) from None
     connection.silence = Silence(int(dsn_parameters.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
+    if not replication:
+        # One for replication is in autocommit from the start.
+        connection.autocommit = True
     _lift_newer_timeouts(connection)
     return connection
 
@@ -192,9 +204,6 @@ def _lift_newer_timeouts(connection: Connection) -> None:
     if known:
         with source_errors("setting up a session"), connection.cursor() as cursor:
             cursor.execute("SELECT " + ", ".join(f"set_config('{name}', '0', false)" for name in known))
-        # One for replication is in autocommit from the start.
-        if not isinstance(connection, _ReplicationConnection):
-            connection.commit()
 
 
 def dsn_parts(dsn: str, label: DatabaseLabel = SOURCE) -> dict[str, str]:

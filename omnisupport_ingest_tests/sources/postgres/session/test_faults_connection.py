@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pytest
+from psycopg2 import OperationalError
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from omnisupport_ingest.sources.postgres.protocol.walstream import WalStream
@@ -20,6 +23,8 @@ from omnisupport_ingest_tests.landing.batches import is_stream
 from omnisupport_ingest_tests.sources.postgres.fronts import Swallowing, losing, swallowing
 from omnisupport_ingest_tests.sources.postgres.source_under_test import SourceUnderTest, contract, folded
 from omnisupport_ingest_tests.waiting import PATIENCE, until
+
+T = TypeVar("T")
 
 COLUMNS = ("id", "v")
 SILENCE = 1.0
@@ -70,6 +75,24 @@ def silence(front: Swallowing, others_work: bool) -> None:
 
 def assert_same_as_source(source: SourceUnderTest) -> None:
     assert folded(source.events(), "tickets") == source.rows("tickets", COLUMNS)
+
+
+def noticed(front: Swallowing, call: Callable[[], T]) -> T:
+    """What ``call`` returns or raises; fails if it still waits for ``front`` after ``NOTICED``."""
+    ended: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(call())
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run).start()
+    try:
+        return ended.result(NOTICED)
+    except TimeoutError:
+        front.break_connections()
+        raise
 
 
 def streams(source: SourceUnderTest) -> bool:
@@ -128,6 +151,28 @@ def test_statement_without_an_answer_is_given_up(fronted: Fronted, others_work: 
         with pytest.raises(SourceUnavailable, match="while reading the replication slot: nothing has come"):
             slot_facts(connection, "none")
         assert connection.closed
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_end_of_a_transaction_without_an_answer_is_given_up(tickets: SourceUnderTest, end: str) -> None:
+    given = parse_dsn(tickets.dsn)
+    with swallowing(f"{given['host']}/.s.PGSQL.{given['port']}", after="SET v") as front:
+        behind = with_silence(make_dsn(tickets.dsn, host="127.0.0.1", port=front.port), SILENCE)
+        with closing(connect(behind)) as connection, connection.cursor() as cursor:
+            connection.autocommit = False
+            cursor.execute("UPDATE tickets SET v = 'never'")
+            with pytest.raises(OperationalError, match="nothing has come from it"):
+                noticed(front, getattr(connection, end))
+    assert tickets.query("SELECT FROM tickets WHERE v = 'never'") == []
+
+
+def test_session_is_usable_as_soon_as_its_settings_are_made(tickets: SourceUnderTest) -> None:
+    """Where the server falls silent right after that, nothing is waited for that nobody watches."""
+    given = parse_dsn(tickets.dsn)
+    with swallowing(f"{given['host']}/.s.PGSQL.{given['port']}", after="set_config") as front:
+        behind = with_silence(make_dsn(tickets.dsn, host="127.0.0.1", port=front.port), SILENCE)
+        with closing(noticed(front, lambda: connect(behind))) as connection:
+            assert not connection.info.transaction_status
 
 
 def test_stream_that_falls_silent_before_it_begins_is_given_up(fronted: Fronted) -> None:
