@@ -317,7 +317,7 @@ class Settings(BaseSettings):
     traces_endpoint: SecretStr | None = Field(
         None,
         description="Where runs send their traces, by OTLP over HTTP; needs the extra `traces`. What the "
-        "collector wants besides is told to its library by its own variables, such as "
+        "collector wants besides is set by the variables of its library, such as "
         "`OTEL_EXPORTER_OTLP_HEADERS`. Unset: nowhere.",
         examples=["http://127.0.0.1:4318/v1/traces"],
         json_schema_extra={"values": "URL, secret"},

@@ -1,11 +1,11 @@
-"""``alarms``: tell people when what is wrong with the platform changes, and others that it is alive.
+"""``alarms``: send an alarm when what is wrong with the platform changes, and a heartbeat while it runs.
 
-A look is that of ``status``. ``up`` looks every minute; a timer of the machine can look as well, and is the
-one that tells when ``up`` does not run. What was told last stands in the home, and a lock lets one look after
-the other, so each change is told once whoever looks.
+A look is that of ``status``. ``up`` looks every minute; a timer of the machine can look as well, and reports
+when ``up`` does not run. The home records what was sent last, and a lock lets one look after the other, so
+each change is sent once whoever looks.
 
-The sensor ``source_health_<source>`` tells of a captured source while Dagster's daemon runs. So slots and
-source are told here only when it does not.
+The sensor ``source_health_<source>`` reports on a captured source while Dagster's daemon runs. So slots and
+source are reported here only when it does not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_TOLD_BY_SENSOR = ":source_healthy"
-"""End of the kind of a red check that the sensor of the source has told of itself."""
+_SENT_BY_SENSOR = ":source_healthy"
+"""End of the kind of a red check for which the sensor of the source sends its own alarm."""
 
 _ALARMS_OF_ITS_OWN = ":schema_as_contracted"
 """End of the kind of a red check of which each finding is an alarm of its own."""
@@ -44,8 +44,8 @@ _WELL, _WARNING, _ALARM = "well", "warning", "alarm"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What people were told last: the kinds of the problems, and the level."""
+class Sent:
+    """What the last alarm said: the kinds of the problems, and the level."""
 
     kinds: tuple[str, ...] = ()
     level: str = _WELL
@@ -67,25 +67,25 @@ class Told:
     help="It is a problem, too, if the platform does not run; always with --watch.",
 )
 @click.option("--test", is_flag=True, help="Send one alarm that says that it is a test, and look at nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found and told as one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found and sent as one JSON document.")
 def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json: bool) -> None:
-    """Tell people when something is wrong, by OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK.
+    """Send an alarm when something is wrong, by OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK.
 
-    Told is every change: red checks, failed runs and sensors, broken service levels, a capture that failed, a
+    Each change is sent: red checks, failed runs and sensors, broken service levels, a capture that failed, a
     gap, each schema change that asks for something, contracts whose file is gone, events in quarantine, the
-    disk. A problem of which just a number has changed is not told again; when all is well again, that is
-    told. Where nothing can be told, it is tried again by the next look.
+    disk. A problem in which only a number has changed is not sent again. When all is well again, that is
+    sent. What could not be sent is tried again by the next look.
 
-    `up` watches by itself if one of both settings is there, and asks OMNISUPPORT_HEARTBEAT_URL after a look
-    of which nothing is left to tell: somebody else who watches for that hears when the machine is gone. A
-    timer of the machine with --expect-running tells when `up` does not run, and of slots meanwhile.
+    `up` looks by itself if one of the two settings is there. It requests OMNISUPPORT_HEARTBEAT_URL after each
+    look that left nothing unsent, so a service that expects this notices when the machine is gone. A timer of
+    the machine with --expect-running reports that `up` does not run, and reports on slots meanwhile.
 
     \b
     Examples:
       omnisupport-ingest alarms --test
       */5 * * * * omnisupport-ingest alarms --expect-running
 
-    Exit code: 0 nothing is left to tell, 1 it could not be told, 2 usage or settings, 3 no home.
+    Exit code: 0 nothing is left to send, 1 it could not be sent, 2 usage or settings, 3 no home.
     """
     leave_out_pandas()
     settings = open_settings()
@@ -96,7 +96,7 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
     home = open_home(settings)
     watched = Watch(settings, home, lambda: _seen(home, settings, expect_running=expect_running or watch))
     if watch:
-        _look_until_stopped(watched, every, somebody=is_told(settings))
+        _look_until_stopped(watched, every, somebody=has_receiver(settings))
         return
     document = watched.look()
     if as_json:
@@ -106,7 +106,7 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
 
 
 class Watch:
-    """Looks at a home, each of which tells what has changed since the one before, of whatever process."""
+    """Looks at a home. Each sends what has changed since the look before, of whatever process that was."""
 
     def __init__(self, settings: Settings, home: Home, see: Callable[[], tuple[list[Problem], bool]]) -> None:
         """``see`` returns what is wrong, and whether the platform runs."""
@@ -114,23 +114,23 @@ class Watch:
         self._file = home.run / "alarms.json"
 
     def look(self) -> Document:
-        """Look once, tell what has changed, then give the sign of life. ``AlarmNotSent`` if that fails."""
+        """Look once, send what has changed, then the heartbeat. ``AlarmNotSent`` if one cannot be sent."""
         try:
             lock = NamedLock.take(self._home.run / "alarms.lock", "alarms")
         except LockTaken:
-            return {"told": False, "level": None, "problems": [], "skipped": "another look is going on"}
+            return {"sent": False, "level": None, "problems": [], "skipped": "another look is going on"}
         try:
             found, running = self._see()
-            document = self._tell(found)
+            document = self._send(found)
         finally:
             lock.release()
         if running:
-            # After the alarms: who watches for it hears of a platform that cannot tell anybody, too.
+            # After the alarms: a platform that cannot send them must not look alive either.
             send_heartbeat(self._settings)
         return document
 
-    def _tell(self, found: list[Problem]) -> Document:
-        now, before = _told_of(found), self._before()
+    def _send(self, found: list[Problem]) -> Document:
+        now, before = _sent_of(found), self._before()
         document = {
             "home": str(self._home.path),
             "level": now.level,
@@ -138,22 +138,22 @@ class Watch:
             "problems": [_of(each) | {"new": each.kind not in before.kinds} for each in found],
             "gone": [kind for kind in before.kinds if kind not in now.kinds],
         }
-        told = now != before and send_alarm(self._settings, document)
-        if told:
-            # No failpoint: noted after it was sent; who dies in between tells it twice.
+        sent = now != before and send_alarm(self._settings, document)
+        if sent:
+            # No failpoint: recorded after it was sent; a process that dies in between sends it twice.
             replace(self._file, encode(now))
-        return document | {"told": told}
+        return document | {"sent": sent}
 
-    def _before(self) -> Told:
+    def _before(self) -> Sent:
         try:
-            return read_note(Told, self._file)
+            return read_note(Sent, self._file)
         except (OSError, Unreadable):
-            # Nobody was told anything, or who was is not known: then all is told again.
-            return Told()
+            # Nothing was sent yet, or what was is not known: then all is sent again.
+            return Sent()
 
 
-def is_told(settings: Settings) -> bool:
-    """Whether anybody is told of alarms, or waits for a heartbeat."""
+def has_receiver(settings: Settings) -> bool:
+    """Whether the settings say where alarms or heartbeats are sent."""
     ways = (settings.alarm_command, settings.alarm_webhook, settings.heartbeat_url)
     return any(way is not None for way in ways)
 
@@ -162,7 +162,7 @@ def _look_until_stopped(watched: Watch, every: float, *, somebody: bool) -> None
     with stop_on_signal() as stop:
         if not somebody:
             # A service manager would start it again and again if it ended.
-            say_err("Nobody is told: OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK are not set.")
+            say_err("No alarm is sent: OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK are not set.")
             stop.wait()
         while not stop.is_set():
             try:
@@ -172,9 +172,9 @@ def _look_until_stopped(watched: Watch, every: float, *, somebody: bool) -> None
             stop.wait(every)
 
 
-def _told_of(found: list[Problem]) -> Told:
+def _sent_of(found: list[Problem]) -> Sent:
     level = _ALARM if any(each.broken for each in found) else _WARNING if found else _WELL
-    return Told(tuple(sorted({each.kind for each in found})), level)
+    return Sent(tuple(sorted({each.kind for each in found})), level)
 
 
 def _of(problem: Problem) -> Document:
@@ -183,7 +183,7 @@ def _of(problem: Problem) -> Document:
 
 
 def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list[Problem], bool]:
-    """What people are to be told of, and whether the platform runs."""
+    """What alarms report, and whether the platform runs."""
     from omnisupport_ingest.cli.status import status_document
 
     try:
@@ -203,12 +203,12 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
 
 def _has_other_alarms(problem: Problem) -> bool:
     return problem.kind.startswith(SLOT) or (
-        problem.kind.startswith(CHECK) and problem.kind.endswith((_TOLD_BY_SENSOR, _ALARMS_OF_ITS_OWN))
+        problem.kind.startswith(CHECK) and problem.kind.endswith((_SENT_BY_SENSOR, _ALARMS_OF_ITS_OWN))
     )
 
 
 def _of_slots(home: Home, settings: Settings) -> Iterator[Problem]:
-    """What the sensors of the captured sources would tell if they ran."""
+    """What the sensors of the captured sources would report if they ran."""
     from omnisupport_ingest.contracts.in_force import contracts_in_force
     from omnisupport_ingest.contracts.sources import log_settings, log_sources
     from omnisupport_ingest.sources.postgres.capture.health import source_health
@@ -252,5 +252,5 @@ def _show(document: Document) -> None:
         click.echo(f"Not looked: {document['skipped']}.")
     elif not document["problems"]:
         click.echo("Nothing is wrong.")
-    if document["told"]:
-        click.echo("Told, as it has changed.")
+    if document["sent"]:
+        click.echo("Sent, as it has changed.")

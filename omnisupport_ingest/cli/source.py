@@ -107,7 +107,8 @@ def pause(name: str | None, reason: str) -> None:
             raise CaptureRunning(
                 f"The pause is set, but the capture of {settings.source} has not stopped after "
                 f"{_STOP_SECONDS:.0f} seconds.",
-                fix="It stops when the step it is in is over; watch it: omnisupport-ingest source status",
+                fix="It stops when the step it is in is over; watch it: omnisupport-ingest source status "
+                f"{settings.source}",
             )
         time.sleep(0.1)
     stopped = "The capture has stopped." if was_running else "No capture was running."

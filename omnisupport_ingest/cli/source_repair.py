@@ -207,7 +207,7 @@ def snapshot(
             "see the new assets, load Dagster's definitions again: Deployment, Reload."
         )
     if running:
-        click.echo("Progress: omnisupport-ingest source status")
+        click.echo(f"Progress: omnisupport-ingest source status {settings.source}")
     else:
         click.echo("No capture is running; the next one reads them: omnisupport-ingest up")
 

@@ -112,7 +112,7 @@ def _document(change: RowChange, contract: TableContract) -> dict[str, Any]:
         "position": str(change.position),
         "before": change.before,
         "unresolved_before": sorted(change.unresolved_before),
-        "not_told": sorted(change.hidden),
+        "hidden": sorted(change.hidden),
         "row": change.row,
     }
 

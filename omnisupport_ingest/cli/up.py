@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.alarms import is_told
+from omnisupport_ingest.cli.alarms import has_receiver
 from omnisupport_ingest.cli.metrics import require_library
 from omnisupport_ingest.cli.opening import open_home, open_settings
 from omnisupport_ingest.cli.probes import READY
@@ -90,7 +90,7 @@ def up(rate: float | None) -> None:
                     supervisor.start(services.metrics(settings, LOOPBACK))
                     at = f"http://{LOOPBACK}:{settings.metrics_port}"
                     click.echo(f"Metrics: {at}/metrics   Health: {at}{READY}")
-                if is_told(settings):
+                if has_receiver(settings):
                     supervisor.start(services.alarms(settings))
                 for name in captures.names:
                     click.echo(f"Source {name}: {captures.shown(name)}")

@@ -74,7 +74,8 @@ def _show(checked: Checked, requested: dict[str, list[str]]) -> None:
     for line in _details(checked):
         click.echo(f"  {line}")
     for each in requested.get(name, ()):
-        click.echo(f"  Requested: {each}. Capture reads it next: omnisupport-ingest source status")
+        status = f"omnisupport-ingest source status {checked.contract.source}"
+        click.echo(f"  Requested: {each}. Capture reads it next: {status}")
 
 
 def _details(checked: Checked) -> Iterator[str]:

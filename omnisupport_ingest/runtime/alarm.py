@@ -1,4 +1,4 @@
-"""Telling people of an alarm, by a command of theirs, a webhook, or both; and others that we are alive."""
+"""Sends alarms by a command of the operator, a webhook, or both; and heartbeats."""
 
 from __future__ import annotations
 

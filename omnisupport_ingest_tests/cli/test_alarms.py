@@ -1,4 +1,4 @@
-"""Alarms: each change of what is wrong is told once, whoever looks, and the sign of life comes after them."""
+"""Alarms: each change of what is wrong is sent once, whoever looks, and the heartbeat comes after them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROKEN = Problem("capture desk", "capture of desk has failed", "source status de
 
 
 class Platform:
-    """What a look finds, and what was told of it by a real command and a real heartbeat."""
+    """What a look finds, and what a real command and a real heartbeat got of it."""
 
     def __init__(self, folder: Path, heartbeat: str) -> None:
         self.found: list[Problem] = []
@@ -138,13 +138,13 @@ def test_a_timer_tells_that_the_platform_does_not_run_and_of_the_quarantine(
 ) -> None:
     told = tmp_path / "told"
     monkeypatch.setenv("OMNISUPPORT_ALARM_COMMAND", f"cat > {told}")
-    assert document(alarms)["told"] is False, "a platform that nobody expects to run is well"
+    assert document(alarms)["sent"] is False, "a platform that nobody expects to run is well"
     found = document(alarms, "--expect-running")
-    assert found["told"] is True
+    assert found["sent"] is True
     (problem,) = json.loads(told.read_text())["problems"]
     assert (problem["problem"], problem["fix"]) == ("the platform does not run", "omnisupport-ingest up")
     told.unlink()
-    assert document(alarms, "--expect-running")["told"] is False
+    assert document(alarms, "--expect-running")["sent"] is False
     assert not told.exists()
 
 

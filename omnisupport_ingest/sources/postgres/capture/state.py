@@ -265,15 +265,15 @@ def _running_record(run_folder: Path, landing: Path, source: str) -> CaptureReco
         failed = record is not None and record.failing_since is not None
         raise NotRestartable(
             f"No capture of {source} runs now" + ("; the last one has failed." if failed else "."),
-            fix="See why: omnisupport-ingest source status. Under `up` it starts again by itself once that "
-            "is repaired."
+            fix=f"See why: omnisupport-ingest source status {source}. Under `up` it starts again by itself "
+            "once that is repaired."
             if failed
             else _START,
         )
     if record is None or record.ended is not None or record.pid != holder.pid:
         raise NotRestartable(
             f"Process {holder.pid} on {holder.host} works on {source}, but it has not begun to capture.",
-            fix="Wait until it is done, and look: omnisupport-ingest source status",
+            fix=f"Wait until it is done, and look: omnisupport-ingest source status {source}",
         )
     if not record.follows:
         raise NotRestartable(
@@ -306,5 +306,6 @@ def wait_for_restart(landing: Path, source: str, before: CaptureRecord, *, secon
     raise NotRestartable(
         f"The restart is requested, but the capture of {source} has not started again after "
         f"{seconds:.0f} seconds.",
-        fix=f"It does when the step it is in is over; watch it: omnisupport-ingest source status, {LOGS}",
+        fix=f"It does when the step it is in is over; watch it: omnisupport-ingest source status {source}, "
+        f"{LOGS}",
     )
