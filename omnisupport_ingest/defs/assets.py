@@ -220,6 +220,7 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         pyspark: LazyPySparkResource,
     ) -> Iterator[dg.Output[None]]:
         started = time.monotonic()
+        workspace = workspace.looking_once(f"{context.run_id}, {table.spec.path}, {context.retry_number}")
         if contract is not None and _waits(context, workspace, contract):
             return
         replay = keys.TAKE_NEW_TAG not in context.run.tags

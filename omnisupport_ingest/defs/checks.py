@@ -137,8 +137,10 @@ def _log_check(
     severity: dg.AssetCheckSeverity,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=asset, name=name, description=_description(finding), op_tags=_LAST)
-    def check(workspace: dg.ResourceParam[Workspace]) -> dg.AssetCheckResult:
-        return _result(finding(workspace, source), severity)
+    def check(
+        context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+    ) -> dg.AssetCheckResult:
+        return _result(finding(_looking_once(context, workspace), source), severity)
 
     return check
 
@@ -242,7 +244,7 @@ def _after_tables(
         if _tables_unfinished(context.instance, context.run_id, source, dimensions):
             # Another run writes the table. If this step slept, the run could do nothing else.
             raise dg.RetryRequested(max_retries=_MAX_RETRIES, seconds_to_wait=RETRY_SECONDS)
-        yield from findings(workspace, context.selected_asset_check_keys)
+        yield from findings(_looking_once(context, workspace), context.selected_asset_check_keys)
 
     made: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
         keys_by_input_name={events: keys.deduped_key(source)},
@@ -251,6 +253,13 @@ def _after_tables(
         can_subset=True,
     )
     return made
+
+
+def _looking_once(
+    context: dg.AssetCheckExecutionContext | dg.OpExecutionContext, workspace: Workspace
+) -> Workspace:
+    """Return the workspace of all checks of logs that a run makes in a row: they look at each table once."""
+    return workspace.looking_once(f"{context.run.run_id}, checks, {context.retry_number}")
 
 
 def _tables_unfinished(
@@ -286,7 +295,13 @@ def _content_check(
     session: _Session,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(asset=keys.dimension_key(contract), name=name, description=_description(finding))
-    def check(workspace: dg.ResourceParam[Workspace], pyspark: LazyPySparkResource) -> dg.AssetCheckResult:
+    def check(
+        context: dg.AssetCheckExecutionContext,
+        workspace: dg.ResourceParam[Workspace],
+        pyspark: LazyPySparkResource,
+    ) -> dg.AssetCheckResult:
+        # Reading rows may take minutes, so the checks of logs that follow look anew.
+        workspace = workspace.looking_once(f"{context.run.run_id}, {contract.name}, {name}")
         with named_spark_errors(workspace.settings):
             return _result(finding(workspace, session(workspace, pyspark), contract), _ERROR)
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
@@ -36,6 +36,7 @@ from omnisupport_ingest.lake.delta import (
     upload_added,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import TableSpec
@@ -71,11 +72,12 @@ class LedgerUnreadable(IngestError):
 class Ledger:
     """The ledger ``spec`` below the folder ``root``; the first ``append`` creates it.
 
-    ``spec`` has an int64 column ``sequence`` and no partitions.
+    ``spec`` has an int64 column ``sequence`` and no partitions. ``looks``: as of ``LakeTable``.
     """
 
     root: Path
     spec: TableSpec
+    looks: Looks | None = field(default=None, repr=False, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -87,6 +89,9 @@ class Ledger:
 
     def entries(self) -> pa.Table:
         """Return all rows sorted by ``sequence``; none without a ledger. Raises ``LedgerUnreadable``."""
+        return self._entries() if self.looks is None else self.looks.of(self.folder, self._entries)
+
+    def _entries(self) -> pa.Table:
         log = self.folder / "_delta_log"
         try:
             handle = open_delta(self.folder) if self.exists else None
@@ -110,7 +115,10 @@ class Ledger:
         with the new rows of the ledger if another process committed first. Raises the last
         ``CommitConflict`` after ``attempts`` calls.
         """
-        return until_first(lambda: self._append(decide), attempts)
+        try:
+            return until_first(lambda: self._append(decide), attempts)
+        finally:
+            changed(self.folder)
 
     def _append(self, decide: Callable[[pa.Table], pa.Table]) -> pa.Table:
         if not self.exists and not decide(self._schema.empty_table()).num_rows:

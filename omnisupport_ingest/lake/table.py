@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +52,7 @@ from omnisupport_ingest.lake.log_entry import (
     version_to_commit_on,
 )
 from omnisupport_ingest.lake.log_files import has_vectors
+from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import (
     Retyped,
     SchemaChanged,
@@ -121,10 +122,14 @@ class TableMark:
 
 @dataclass(frozen=True)
 class LakeTable:
-    """The table ``spec`` of the lake in the folder ``root``; ``open`` creates it, nothing else does."""
+    """The table ``spec`` of the lake in the folder ``root``; ``open`` creates it, nothing else does.
+
+    ``looks``: those of the work that uses it; None: each use looks at the newest version.
+    """
 
     root: Path
     spec: TableSpec
+    looks: Looks | None = field(default=None, repr=False, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -144,26 +149,45 @@ class LakeTable:
         opened = self.opened()
         if opened is not None:
             return opened
-        spec = self.spec
-        indexed = self._indexed_version()
-        same_partitions = indexed is not None and indexed.partition_by == spec.partition_by
-        if (
-            indexed is not None
-            and same_partitions
-            and not lacks_columns(indexed.schema, spec.schema)
-            and (indexed.has_vectors or not spec.deletion_vectors)
-        ):
-            return _remember(TableSnapshot.from_index(self, indexed))
+        seen = self.looks.seen(self.folder) if self.looks is not None else None
+        if seen is not None and self._fits(seen.indexed):
+            return _remember(seen.renewed())
+        opened = self._opened_anew()
+        if self.looks is not None:
+            # It may have been made just now, or got columns.
+            changed(self.folder)
+            self.looks.of(self.folder, lambda: opened)
+        return _remember(opened)
+
+    def _opened_anew(self) -> TableSnapshot:
+        spec, indexed = self.spec, self._indexed_version()
+        if indexed is not None and self._fits(indexed):
+            return TableSnapshot.from_index(self, indexed)
         handle = open_with_schema(self.folder, spec.schema, spec.partition_by, spec.path, spec.description)
         if spec.deletion_vectors and not has_vectors(handle):
             handle = allow_vectors(self.folder, handle)
-        return _remember(self._snapshot_of(handle))
+        return self._snapshot_of(handle)
 
     def look(self) -> TableSnapshot | None:
         """Return a snapshot of the newest version as it is on disk, None without a table; changes nothing."""
-        opened = self.opened()
-        if opened is not None:
-            return opened
+        found = self._look() if self.looks is None else self.looks.of(self.folder, self._look)
+        return None if found is None else found.renewed()
+
+    def _fits(self, indexed: IndexedVersion | None) -> bool:
+        """Return whether the version ``indexed`` has all that the spec asks for."""
+        spec = self.spec
+        return (
+            indexed is not None
+            and indexed.partition_by == spec.partition_by
+            and not lacks_columns(indexed.schema, spec.schema)
+            and (indexed.has_vectors or not spec.deletion_vectors)
+        )
+
+    def _look(self) -> TableSnapshot | None:
+        held = _opened.get(self.folder)
+        return held if held is not None and held.table == self and held.is_newest() else self._newest()
+
+    def _newest(self) -> TableSnapshot | None:
         indexed = self._indexed_version()
         if indexed is not None:
             return TableSnapshot.from_index(self, indexed)
@@ -172,9 +196,16 @@ class LakeTable:
     def opened(self) -> TableSnapshot | None:
         """Return a snapshot of the newest version if this process has it open, without reading the log."""
         held = _opened.get(self.folder)
-        if held is None or held.table != self or not held.is_newest():
+        if held is None or held.table != self or not self.is_newest(held):
             return None
         return held.renewed()
+
+    def is_newest(self, snapshot: TableSnapshot) -> bool:
+        """Return whether ``snapshot`` is of the newest version of the table, as ``looks`` have seen it."""
+        if self.looks is None:
+            return snapshot.is_newest()
+        seen = self.looks.of(self.folder, lambda: snapshot if snapshot.is_newest() else self._newest())
+        return seen is not None and seen.is_version_of(snapshot)
 
     @property
     def log(self) -> TableLog:
@@ -253,6 +284,16 @@ class TableSnapshot:
         if self._entry is None or self._entry != self._log_storage.version(self._own):
             return False
         return not self._log_storage.exists(self._next)
+
+    @property
+    def indexed(self) -> IndexedVersion | None:
+        """This version as the index knows it; None if it does not."""
+        return self._indexed
+
+    def is_version_of(self, other: TableSnapshot) -> bool:
+        """Return whether this is the same version as ``other``, of the same history of the table."""
+        mine = self.table_id, self.version, self._entry
+        return mine == (other.table_id, other.version, other._entry)
 
     @cached_property
     def mark(self) -> TableMark | None:
@@ -371,21 +412,25 @@ class TableSnapshot:
         return self._put([], {"fence": True}, None)
 
     def _put(self, actions: Sequence[Action], text: dict[str, Any], schema: Schema | None) -> int:
-        with translated_store_errors(self.table.folder):
-            indexed = self._indexed
-            if indexed is None and schema is None and has_vectors(self.handle):
-                indexed = version_to_commit_on(self.handle, self.table.log)
-            if schema is None and indexed is not None and may_put_entry(indexed, self.table.folder):
-                version = put_entry(self.table.log, indexed, actions, text)
-            else:
-                version = commit_actions(
-                    self.handle,
-                    actions,
-                    folder=self.table.folder,
-                    app_id=self.table.spec.app_id,
-                    note=text,
-                    replacing_all_with=schema,
-                )
+        try:
+            with translated_store_errors(self.table.folder):
+                indexed = self._indexed
+                if indexed is None and schema is None and has_vectors(self.handle):
+                    indexed = version_to_commit_on(self.handle, self.table.log)
+                if schema is None and indexed is not None and may_put_entry(indexed, self.table.folder):
+                    version = put_entry(self.table.log, indexed, actions, text)
+                else:
+                    version = commit_actions(
+                        self.handle,
+                        actions,
+                        folder=self.table.folder,
+                        app_id=self.table.spec.app_id,
+                        note=text,
+                        replacing_all_with=schema,
+                    )
+        finally:
+            # Also if it fails: the store may have done it, and its answer was lost.
+            changed(self.table.folder)
         self._committed = True
         return version
 
@@ -475,9 +520,14 @@ class TableSnapshot:
 
 
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
-    """Call ``plan_and_commit`` on a new snapshot until it commits without a conflict (``until_first``)."""
+    """Call ``plan_and_commit`` on a new snapshot until it commits without a conflict (``until_first``).
+
+    Each call begins the looks of the table anew (``looks``), so it sees what others have committed.
+    """
 
     def attempt() -> T:
+        if table.looks is not None:
+            table.looks.begin()
         with tracing.attempt(table.spec.path):
             return plan_and_commit(table.open())
 

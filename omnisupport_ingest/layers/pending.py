@@ -208,8 +208,11 @@ class _Survey:
         deduped, quarantine = self._workspace.deduped(source), self._workspace.quarantine(source)
         for _ in range(_LOOKS):
             judged, held = self._seen.newest(deduped), self._seen.newest(quarantine)
-            if judged is None or judged.is_newest():
+            if judged is None or self._seen.once("at one moment", judged.is_newest, of=(judged, held)):
                 break
+            if self._workspace.looks is not None:
+                self._workspace.looks.begin()
+        self._judged = judged
         return None if held is None else QuarantineFiles(judged, held)
 
     def _open_layers(self, source: str) -> SourceLayers:
@@ -221,7 +224,7 @@ class _Survey:
             for each, snapshot in self._folded
             if snapshot is not None and waiting(workspace, each, snapshot)
         )
-        judged = self._files.deduped if self._files is not None else newest(workspace.deduped(source))
+        judged = self._judged
         # Raw before the record, which is written first: what raw has lost is known to be removed.
         held = newest(workspace.raw(source))
         removed = self._removed = Removed.open(workspace, source)

@@ -86,6 +86,8 @@ def settle(deduped: LakeTable, table: LakeTable, windows: Sequence[str], identit
     """
 
     def attempt() -> None:
+        if table.looks is not None:
+            table.looks.begin()
         files = QuarantineFiles.of_tables(deduped, table)
         if files is None:
             return

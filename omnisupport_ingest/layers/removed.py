@@ -102,11 +102,11 @@ class Removed:
     @classmethod
     def open(cls, workspace: Workspace, source: str) -> Removed:
         """Read the ledger; empty if nothing was removed. Raises ``LedgerUnreadable``."""
-        return cls.in_lake(workspace.home.lake, source)
+        return cls.of_entries(workspace.removals(source).entries())
 
     @classmethod
     def in_lake(cls, lake: Path, source: str) -> Removed:
-        """``open``, given only the folder of the lake."""
+        """``open``, given only the folder of the lake; looked at anew."""
         return cls.of_entries(retention_ledger(lake, source).entries())
 
     @classmethod

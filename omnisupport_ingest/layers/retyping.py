@@ -40,7 +40,7 @@ def require_types(workspace: Workspace, contract: TableContract, snapshot: Table
 def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None:
     """Why the tables of ``contract`` wait for a person; none if they do not."""
     for table in tables_of(workspace, contract):
-        if table.exists and (found := waiting(workspace, contract, table.open())):
+        if table.look() is not None and (found := waiting(workspace, contract, table.open())):
             return _asks(contract, table, found)
     return None
 

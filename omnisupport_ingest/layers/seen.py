@@ -108,15 +108,23 @@ class Seen(Generic[T]):
         return self._note.number
 
     def newest(self, table: LakeTable) -> TableSnapshot | None:
-        """The newest version of ``table``; None if it does not exist. Opened only after a commit to it."""
+        """The newest version of ``table``; None if it does not exist. Opened only after a commit to it.
+
+        What its ``looks`` have seen is enough, unless somebody has noted a newer version since.
+        """
         path = table.spec.path
-        now = self._tables.get(path)
-        if now is None or now.table != table or not now.is_newest():
-            now = table.look()
+        now = self._looked_at(table)
+        if table.looks is not None and _is_behind(now, self._note.tables.get(path)):
+            table.looks.begin()
+            now = self._looked_at(table)
         self._tables[path] = now
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)
         return now
+
+    def _looked_at(self, table: LakeTable) -> TableSnapshot | None:
+        now = self._tables.get(table.spec.path)
+        return now if now is not None and now.table == table and table.is_newest(now) else table.look()
 
     def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
         """Which windows of a table have changed since the last look."""
@@ -205,6 +213,13 @@ class Seen(Generic[T]):
         self._note = LookNote()
         self.unsettled.clear()
         self._found.clear()
+
+
+def _is_behind(now: TableSnapshot | None, noted: TableMark | None) -> bool:
+    """Whether a note of the table is of a later version than ``now``, or of another table of its name."""
+    if noted is None:
+        return False
+    return now is None or now.table_id != noted.table_id or now.version < noted.version
 
 
 def _digest(judged_by: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -32,6 +33,7 @@ from omnisupport_ingest.contracts.token_map import TokenMap
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
+from omnisupport_ingest.lake.looks import Looks
 from omnisupport_ingest.lake.table import LakeTable, TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
@@ -53,6 +55,9 @@ class Workspace:
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
     learned: Stamp | None = field(default=None, repr=False, compare=False)
     """What the contracts had learned when they were read; None if they stay as they are."""
+    looks: Looks | None = field(default=None, repr=False, compare=False)
+    """Those of the work that it was opened for (``looking_once``); None: each use of a table looks anew."""
+    _during: dict[str, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _inputs: dict[str, tuple[FilesSeen, tuple[str, ...]]] = field(
@@ -90,6 +95,19 @@ class Workspace:
         """The same home, with every contract's delay of merges ignored."""
         contracts = Contracts(tuple(each.merged_at_once for each in self.contracts))
         return replace(self, contracts=contracts)
+
+    def looking_once(self, during: str) -> Workspace:
+        """The same home, in which each table is looked at once ``during`` a stretch of work.
+
+        The same value while the same work is named, so the steps of a run may share what they have seen;
+        another name ends it.
+        """
+        if during not in self._during:
+            opened = copy(self)
+            object.__setattr__(opened, "looks", Looks())
+            self._during.clear()
+            self._during[during] = opened
+        return self._during[during]
 
     @property
     def grid(self) -> WindowGrid:
@@ -253,6 +271,7 @@ class Workspace:
                 partition_by=(),
                 description=f"Who released or discarded which quarantined event of {source}, when and why.",
             ),
+            self.looks,
         )
 
     def erasures(self, source: str) -> Ledger:
@@ -265,11 +284,12 @@ class Workspace:
                 partition_by=(),
                 description=f"Who had the values of which row of {source} erased, when, why and how far.",
             ),
+            self.looks,
         )
 
     def removals(self, source: str) -> Ledger:
         """What retention removed of ``source``. Like ``reviews`` it is none of ``tables``."""
-        return retention_ledger(self.home.lake, source)
+        return replace(retention_ledger(self.home.lake, source), looks=self.looks)
 
     def tables(self) -> Iterator[LakeTable]:
         """Every table of the lake, there or not yet, by source and in the order the data takes."""
@@ -286,8 +306,9 @@ class Workspace:
         """The table at ``path``; the same one while it is asked for by the same contract."""
         known = self._tables.get(path)
         if known is None or known[0] is not contract:
-            known = self._tables[path] = contract, self._table(spec(path))
-        return known[1]
+            known = self._tables[path] = contract, LakeTable(self.home.lake, spec(path))
+        # Workspaces of one home share what is known, each with its own looks.
+        return known[1] if self.looks is None else replace(known[1], looks=self.looks)
 
     def _table(self, spec: TableSpec) -> LakeTable:
-        return LakeTable(self.home.lake, spec)
+        return LakeTable(self.home.lake, spec, self.looks)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bench.history import SOURCE, History
-from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.lake import looks
+from omnisupport_ingest.layers import pending
+from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
 
 PER_WINDOW = 3
 
@@ -91,3 +94,30 @@ def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
     other.workspace.raw(SOURCE).folder.rename(log)
     assert not before.is_newest()
     assert mark is not None and history.workspace.raw(SOURCE).open().windows_since(mark) is None
+
+
+def test_work_that_looks_once_does_not_fall_behind_what_others_have_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(6 * PER_WINDOW)
+    ours = history.workspace.looking_once("a run")
+    standing_of_windows(ours, SOURCE)
+    before = Counter(looks._changes)
+    history.seal()
+    history.take_in([6])
+    pending_windows(history.opened(), SOURCE)
+    # As if another process had done that.
+    looks._changes.clear()
+    looks._changes.update(before)
+    looked_at, original = [], pending._Survey._unsettled
+
+    def counted(survey: pending._Survey, window: str) -> object:
+        looked_at.append(window)
+        return original(survey, window)
+
+    monkeypatch.setattr(pending._Survey, "_unsettled", counted)
+    found = standing_of_windows(ours, SOURCE)
+    # Tables as they were before the note would have all seven windows looked at again.
+    assert len(looked_at) <= 3
+    assert found == standing_of_windows(history.opened(), SOURCE)

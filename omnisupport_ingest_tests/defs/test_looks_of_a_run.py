@@ -1,0 +1,77 @@
+"""How often a run looks whether its tables have changed follows the tables, not the checks that it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from bench.history import SOURCE, History
+from omnisupport_ingest.definitions import build_definitions
+from omnisupport_ingest.defs import keys
+from omnisupport_ingest.lake import ledger as lake_ledger
+from omnisupport_ingest.lake import table as lake_table
+from omnisupport_ingest.lake.file_index import FileIndex
+from omnisupport_ingest.lake.file_index_tables import TableLog
+from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.layers.pending import pending_windows
+
+CHECKS = ["counts_add_up", "no_collisions", "epochs_in_order", "windows_settled", "replays_explained"]
+
+
+def looks_of(
+    history: History, names: list[str], instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> Counter[str]:
+    """How often a run of the checks ``names`` looks at each table, by its folder below the lake."""
+    found: Counter[str] = Counter()
+    lake = history.workspace.home.lake
+
+    def count(where: object, name: str, folder: Callable[..., Path]) -> None:
+        original: Callable[..., object] = getattr(where, name)
+
+        def counted(*arguments: object) -> object:
+            found[folder(*arguments).relative_to(lake).as_posix()] += 1
+            return original(*arguments)
+
+        patch.setattr(where, name, counted)
+
+    def of_snapshot(snapshot: TableSnapshot) -> Path:
+        return snapshot.table.folder
+
+    def of_log(_: FileIndex, log: TableLog) -> Path:
+        return log.folder
+
+    job = build_definitions(history.workspace).resolve_job_def(keys.audit_job_name(SOURCE))
+    chosen = {dg.AssetCheckKey(keys.deduped_key(SOURCE), name) for name in names}
+    subset = job.get_subset(asset_selection=set(), asset_check_selection=chosen)
+    with monkeypatch.context() as patch:
+        count(TableSnapshot, "is_newest", of_snapshot)
+        count(FileIndex, "newest", of_log)
+        count(lake_table, "is_delta", lambda folder: folder)
+        count(lake_ledger, "is_delta", lambda folder: folder)
+        result = subset.execute_in_process(instance=instance)
+    assert len(result.get_asset_check_evaluations()) == len(names)
+    return found
+
+
+def test_all_checks_of_a_run_look_at_each_table_as_often_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, 3)
+    history.grow(6)
+    pending_windows(history.workspace, SOURCE)
+    with dg.DagsterInstance.ephemeral() as instance:
+        # The first look of a process compares two tables once more.
+        looks_of(history, CHECKS[:1], instance, monkeypatch)
+        one = looks_of(history, CHECKS[:1], instance, monkeypatch)
+        every = looks_of(history, CHECKS, instance, monkeypatch)
+        # Another run sees what was committed meanwhile: it looks again.
+        again = looks_of(history, CHECKS, instance, monkeypatch)
+    ledgers = {f"{SOURCE}/{name}" for name in ("review_ledger", "erasure_ledger", "retention_ledger")}
+    tables = {f"{SOURCE}/{name}" for name in ("raw_cdc_staging", "deduped_events", "net_changes/notes")}
+    assert ledgers | tables <= one.keys()
+    assert every == again == one
+    assert set(one.values()) == {1}
