@@ -102,12 +102,13 @@ class Workspace:
         The same value while the same work is named, so the steps of a run may share what they have seen;
         another name ends it.
         """
-        if during not in self._during:
+        opened = self._during.get(during)
+        if opened is None:
             opened = copy(self)
             object.__setattr__(opened, "looks", Looks())
             self._during.clear()
             self._during[during] = opened
-        return self._during[during]
+        return opened
 
     @property
     def grid(self) -> WindowGrid:
