@@ -300,10 +300,12 @@ def _content_check(
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
     ) -> dg.AssetCheckResult:
-        # Reading rows may take minutes, so the checks of logs that follow look anew.
-        workspace = workspace.looking_once(f"{context.run.run_id}, {contract.name}, {name}")
         with named_spark_errors(workspace.settings):
-            return _result(finding(workspace, session(workspace, pyspark), contract), _ERROR)
+            # Spark may take a minute to begin, and what chooses it looks at every table in turn.
+            spark = session(workspace, pyspark)
+            # Reading rows may take minutes, so the checks of logs that follow look anew.
+            workspace = workspace.looking_once(f"{context.run.run_id}, {contract.name}, {name}")
+            return _result(finding(workspace, spark, contract), _ERROR)
 
     return check
 

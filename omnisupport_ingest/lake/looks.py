@@ -46,6 +46,11 @@ class Looks:
         found: T = known[1]
         return found
 
+    def has(self, folder: Path) -> bool:
+        """Return whether ``folder`` was looked at, and what was found there counts still."""
+        known = self._found.get(folder)
+        return known is not None and known[0] == _changes[folder]
+
     def seen(self, folder: Path) -> Any:
         """Return what was seen in ``folder`` and counts still; None if nothing was."""
         number, found = self._found.get(folder, (-1, None))

@@ -152,10 +152,12 @@ class LakeTable:
         seen = self.looks.seen(self.folder) if self.looks is not None else None
         if seen is not None and self._fits(seen.indexed):
             return _remember(seen.renewed())
-        opened = self._opened_anew()
-        if self.looks is not None:
-            # It may have been made just now, or got columns.
+        try:
+            opened = self._opened_anew()
+        finally:
+            # It may have been made just now, or got columns: whoever looks in this process is to see that.
             changed(self.folder)
+        if self.looks is not None:
             self.looks.of(self.folder, lambda: opened)
         return _remember(opened)
 

@@ -206,12 +206,12 @@ class _Survey:
 
     def _event_files(self, source: str) -> QuarantineFiles | None:
         deduped, quarantine = self._workspace.deduped(source), self._workspace.quarantine(source)
-        for _ in range(_LOOKS):
+        for number in range(_LOOKS):
+            if number and self._workspace.looks is not None:
+                self._workspace.looks.begin()
             judged, held = self._seen.newest(deduped), self._seen.newest(quarantine)
             if judged is None or self._seen.once("at one moment", judged.is_newest, of=(judged, held)):
                 break
-            if self._workspace.looks is not None:
-                self._workspace.looks.begin()
         self._judged = judged
         return None if held is None else QuarantineFiles(judged, held)
 
@@ -361,6 +361,8 @@ def _surveyed(
 
     def looked() -> T:
         with memory as seen:
+            if workspace.looks is not None:
+                seen.catch_up(workspace.looks, workspace.home.lake)
             return question(_Survey(workspace, source, seen, more=more), seen)
 
     return memory.ask(looked)

@@ -76,12 +76,12 @@ class QuarantineFiles:
     @classmethod
     def of_tables(cls, deduped: LakeTable, quarantine: LakeTable) -> QuarantineFiles | None:
         """The same of two tables. Both are seen at one moment, unless others commit again and again."""
-        for _ in range(_LOOKS):
+        for number in range(_LOOKS):
+            if number and deduped.looks is not None:
+                deduped.looks.begin()
             judged, held = deduped.look(), quarantine.look()
             if judged is None or judged.is_newest():
                 break
-            if deduped.looks is not None:
-                deduped.looks.begin()
         return None if held is None else cls(judged, held)
 
     def of(self, window: str) -> tuple[LakeFile, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from omnisupport_ingest.lake.looks import Looks
 from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
 from omnisupport_ingest.landing.index import News
 from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
@@ -107,24 +108,32 @@ class Seen(Generic[T]):
     def number(self) -> int:
         return self._note.number
 
+    def catch_up(self, looks: Looks, lake: Path) -> None:
+        """Begin ``looks`` at the tables of ``lake`` anew if somebody has noted a newer version of one since.
+
+        Before the first table is taken, and for all of them: a table that is looked at alone later than the
+        others would be newer than those that were made of it.
+        """
+        root = lake.absolute()
+        for path, noted in self._note.tables.items():
+            folder = root / path
+            if looks.has(folder) and _is_behind(looks.seen(folder), noted):
+                looks.begin()
+                return
+
     def newest(self, table: LakeTable) -> TableSnapshot | None:
         """The newest version of ``table``; None if it does not exist. Opened only after a commit to it.
 
-        What its ``looks`` have seen is enough, unless somebody has noted a newer version since.
+        What its ``looks`` have seen is enough.
         """
         path = table.spec.path
-        now = self._looked_at(table)
-        if table.looks is not None and _is_behind(now, self._note.tables.get(path)):
-            table.looks.begin()
-            now = self._looked_at(table)
+        now = self._tables.get(path)
+        if now is None or now.table != table or not table.is_newest(now):
+            now = table.look()
         self._tables[path] = now
         if table.spec.partition_by and self._marks is not None:
             self._compare(path, now, self._marks)
         return now
-
-    def _looked_at(self, table: LakeTable) -> TableSnapshot | None:
-        now = self._tables.get(table.spec.path)
-        return now if now is not None and now.table == table and table.is_newest(now) else table.look()
 
     def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
         """Which windows of a table have changed since the last look."""

@@ -13,6 +13,7 @@ above the one that the target names: ``TargetAhead`` refuses an older one. The l
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
@@ -46,6 +47,9 @@ from omnisupport_ingest.targets.columns import (
     target_columns,
 )
 from omnisupport_ingest.targets.lake_rows import CurrentState, Difference, entry_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 NOTES = "_omnisupport_targets"
 """The table in the schema of a target that says which version of the lake each target has."""
@@ -293,8 +297,8 @@ class _Sync:
         path = scratch / "known.csv"
         columns = ", ".join(("_cdc_key", *POSITION, "_cdc_row_hash"))
         # No failpoint: scratch files, which the next command removes if this process is killed.
-        with path.open("wb") as file, Awaited(cursor.connection, cursor.connection.silence):
-            cursor.copy_expert(f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
+        with path.open("wb") as file:
+            _copy_out(cursor, f"COPY (SELECT {columns} FROM {self._name}) TO STDOUT (FORMAT csv)", file)
         return path
 
     def _merge(self, cursor: Any, difference: Difference, *, again: bool) -> tuple[int, int, int]:
@@ -410,6 +414,30 @@ class _Stream:
 def _copy(cursor: Any, statement: str, blocks: Iterator[bytes]) -> None:
     with Awaited(cursor.connection, cursor.connection.silence) as target:
         cursor.copy_expert(statement, _Stream(blocks, target), size=_BLOCK_BYTES)
+
+
+class _Written(io.RawIOBase):
+    """A file to write to. ``target``: the wait for the target, which may be silent while a block is
+    written.
+    """
+
+    def __init__(self, file: IO[bytes], target: Awaited) -> None:
+        self._file, self._target = file, target
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block: ReadableBuffer) -> int:
+        with self._target.busy():
+            return self._file.write(block)
+
+
+def _copy_out(cursor: Any, statement: str, file: IO[bytes]) -> None:
+    with Awaited(cursor.connection, cursor.connection.silence) as target:
+        # psycopg2 writes line by line.
+        buffer = io.BufferedWriter(_Written(file, target), _BLOCK_BYTES)
+        cursor.copy_expert(statement, buffer)
+        buffer.flush()
 
 
 def _policy(contract: TableContract) -> TargetPolicy:

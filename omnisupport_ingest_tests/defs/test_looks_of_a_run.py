@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster_pyspark import LazyPySparkResource
 
 from bench.history import SOURCE, History
+from omnisupport_ingest.checks.findings import CheckFinding
+from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.definitions import build_definitions
-from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs import checks, keys
 from omnisupport_ingest.lake import ledger as lake_ledger
 from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.file_index import FileIndex
 from omnisupport_ingest.lake.file_index_tables import TableLog
+from omnisupport_ingest.lake.log_entry import put_entry
 from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.pending import pending_windows
+from omnisupport_ingest.layers.workspace import Workspace
 
 CHECKS = ["counts_add_up", "no_collisions", "epochs_in_order", "windows_settled", "replays_explained"]
 
@@ -75,3 +81,36 @@ def test_all_checks_of_a_run_look_at_each_table_as_often_as_one_does(
     assert ledgers | tables <= one.keys()
     assert every == again == one
     assert set(one.values()) == {1}
+
+
+def test_a_check_of_rows_looks_at_its_table_once_spark_is_there(tmp_path: Path) -> None:
+    """A minute may have passed since somebody looked whether the run needs a Spark of its own."""
+    history = History(tmp_path, 3)
+    history.grow(3)
+    contract, seen = history.contract, list[int]()
+
+    def session(workspace: Workspace, _: LazyPySparkResource) -> Any:
+        table = workspace.dimension(contract)
+        assert table.look() is not None
+        # Another run commits while Spark begins.
+        newest = table.index.newest(table.log)
+        assert newest is not None
+        put_entry(table.log, newest, [], {})
+
+    def finding(workspace: Workspace, _: Any, of: TableContract) -> CheckFinding:
+        """Look at the table."""
+        looked = workspace.dimension(of).look()
+        assert looked is not None
+        seen.append(looked.version)
+        return CheckFinding(True, "seen")
+
+    before = history.workspace.dimension(contract).open().version
+    made = checks._content_check(contract=contract, name="seen", finding=finding, session=session)
+    definitions = dg.Definitions(
+        asset_checks=[made],
+        jobs=[dg.define_asset_job("audit", selection=dg.AssetSelection.checks(made))],
+        resources={"workspace": history.workspace, "pyspark": LazyPySparkResource(spark_config={})},
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("audit").execute_in_process(instance=instance).success
+    assert seen == [before + 1]

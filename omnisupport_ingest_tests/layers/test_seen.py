@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,15 @@ def test_a_table_that_was_made_anew_is_another_one(tmp_path: Path) -> None:
     assert mark is not None and history.workspace.raw(SOURCE).open().windows_since(mark) is None
 
 
+@contextmanager
+def by_another_process() -> Iterator[None]:
+    """What is committed here, work that looks once in this process does not hear of."""
+    before = Counter(looks._changes)
+    yield
+    looks._changes.clear()
+    looks._changes.update(before)
+
+
 def test_work_that_looks_once_does_not_fall_behind_what_others_have_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,13 +114,10 @@ def test_work_that_looks_once_does_not_fall_behind_what_others_have_noted(
     history.grow(6 * PER_WINDOW)
     ours = history.workspace.looking_once("a run")
     standing_of_windows(ours, SOURCE)
-    before = Counter(looks._changes)
-    history.seal()
-    history.take_in([6])
-    pending_windows(history.opened(), SOURCE)
-    # As if another process had done that.
-    looks._changes.clear()
-    looks._changes.update(before)
+    with by_another_process():
+        history.seal()
+        history.take_in([6])
+        pending_windows(history.opened(), SOURCE)
     looked_at, original = [], pending._Survey._unsettled
 
     def counted(survey: pending._Survey, window: str) -> object:
@@ -121,3 +129,21 @@ def test_work_that_looks_once_does_not_fall_behind_what_others_have_noted(
     # Tables as they were before the note would have all seven windows looked at again.
     assert len(looked_at) <= 3
     assert found == standing_of_windows(history.opened(), SOURCE)
+
+
+def test_work_that_looks_once_never_sees_raw_as_it_was_before_the_events_made_from_it(tmp_path: Path) -> None:
+    history = History(tmp_path, PER_WINDOW)
+    history.grow(6 * PER_WINDOW)
+    ours = history.workspace.looking_once("a run")
+    standing_of_windows(ours, SOURCE)
+    with by_another_process():
+        # A run is between raw and the events, and somebody notes it.
+        history.seal()
+        history.take_in([6], layers=1)
+        pending_windows(history.opened(), SOURCE)
+    standing_of_windows(ours, SOURCE)
+    with by_another_process():
+        history.seal()
+        history.take_in([6])
+    found = standing_of_windows(ours, SOURCE)
+    assert found.wrong == ()
