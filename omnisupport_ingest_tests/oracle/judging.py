@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position
 
@@ -68,6 +69,11 @@ class Delivery:
 
     ``unreadable``: the text that came instead of a row image. ``misplaced``: its file contradicts its
     time where nothing else orders the source.
+
+    Where the subject of a copy at its position was erased: ``event`` is what is left of it, ``judged`` what
+    rules see of it, ``landed`` what it was, ``was_unreadable`` whether nothing is left of a text that was no
+    image, ``same`` what two copies of one event share, and ``order`` which of those that are judged alike
+    stands for them.
     """
 
     number: int
@@ -76,9 +82,21 @@ class Delivery:
     arrival: Arrival
     unreadable: str | None = None
     misplaced: bool = False
+    judged: Event | None = None
+    landed: Delivery | None = None
+    was_unreadable: bool = False
+    same: tuple[object, ...] | None = None
+    order: tuple[Any, ...] = ()
+
+    @property
+    def alike(self) -> EventKey:
+        """What the copies of one event share, as far as can be told by now."""
+        return self.key if self.same is None else (self.event.at, self.event.identity, self.same)
 
     @property
     def key(self) -> EventKey:
+        if self.landed is not None:
+            return self.landed.key
         return self.event.at, self.event.identity, (*self.event.content, self.unreadable)
 
     @property
@@ -192,13 +210,22 @@ def judge(deliveries: Iterable[Delivery], judging_rules: JudgingRules) -> list[V
     contents: dict[tuple[str, Position, str | None], dict[EventKey, list[Delivery]]] = defaultdict(dict)
     for each in sorted(deliveries, key=lambda each: each.number):
         place = each.window, each.event.at, each.event.identity
-        contents[place].setdefault(each.key, []).append(each)
+        contents[place].setdefault(each.alike, []).append(each)
     verdicts = []
     for events in contents.values():
-        for first, *copies in events.values():
+        for members in events.values():
+            first = _standing(members)
+            copies = [each for each in members if each is not first]
             verdicts.append(_verdict(first, judging_rules, collision=len(events) > 1))
             verdicts += [_copy(each, first, judging_rules) for each in copies]
     return [replace(each, erased=_was_erased(each.delivery.event, judging_rules)) for each in verdicts]
+
+
+def _standing(copies: list[Delivery]) -> Delivery:
+    """The copy that landed first, or of those that are judged as it is, the first one in ``order``."""
+    facts = copies[0].arrival.newest_epoch_before, copies[0].arrival.watermark_before
+    alike = (e for e in copies if (e.arrival.newest_epoch_before, e.arrival.watermark_before) == facts)
+    return min(alike, key=lambda each: each.order)
 
 
 def ledger(verdicts: Iterable[Verdict]) -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -285,7 +312,7 @@ def _lateness(delivery: Delivery, judging_rules: JudgingRules) -> tuple[bool, bo
 
 
 def _broken(delivery: Delivery, judging_rules: JudgingRules) -> tuple[str, ...]:
-    event = delivery.event
+    event = delivery.judged or delivery.event
     if event.op not in "cur" or delivery.unreadable is not None:
         return ()
     image = {**event.carried_before, **(event.after or {})}

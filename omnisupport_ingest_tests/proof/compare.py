@@ -163,11 +163,13 @@ def _exposed(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
     """Values above raw that a policy hides, wherever they stand in a row."""
     for table, found in exposed(workspace, expected.under_policies, _rows):
         yield Difference(table, "values that a policy hides", found, [])
+    for table, found in exposed(workspace, expected.of_erased_subjects, _rows):
+        yield Difference(table, "values of erased subjects", found, [])
 
 
 def _raw_row(expected: Expected, number: int) -> tuple[object, ...]:
     delivery = expected.verdicts[number].delivery
-    as_landed = _told(delivery, delivery.event, delivery.unreadable)
+    as_landed = _told(delivery, delivery.judged or delivery.event, delivery.unreadable)
     return (*as_landed, *_of_landing(expected.copies[number], number))
 
 
@@ -272,7 +274,7 @@ def _first_copies(expected: Expected, firsts: Iterable[Verdict]) -> set[int]:
 
 def _of_event(delivery: Delivery) -> tuple[object, ...]:
     arrival = delivery.arrival
-    return delivery.window, delivery.key, arrival.watermark_before, arrival.newest_epoch_before
+    return delivery.window, delivery.alike, arrival.watermark_before, arrival.newest_epoch_before
 
 
 def _rank(copy: Copy) -> tuple[object, ...]:
@@ -352,7 +354,7 @@ def _told(delivery: Delivery, event: Event, unreadable: str | None) -> tuple[obj
         tx_id_of(event),
         event.identity,
         _image(event.before, event.moved_from or event.key),
-        unreadable or _after(event),
+        unreadable or _after(event, None if delivery.was_unreadable else event.key),
         tuple(sorted(event.unchanged)),
         event.moved_from,
         delivery.misplaced,
@@ -366,8 +368,8 @@ def _is_no_image(row: Mapping[str, Any]) -> bool:
     return row["op"] == "b" or (row["after"] is not None and not row["after"].endswith("}"))
 
 
-def _after(event: Event) -> object:
-    return _image(event.after, event.key) if event.scope is None else scope_text(event.scope)
+def _after(event: Event, key: Key | None) -> object:
+    return _image(event.after, key) if event.scope is None else scope_text(event.scope)
 
 
 def _payload(text: str | None) -> object:

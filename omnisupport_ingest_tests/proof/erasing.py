@@ -1,28 +1,52 @@
-"""Having rows erased in a home: which of them may be, and what of each is gone, by the oracle's words.
+"""Having rows and subjects erased in a home: which of them may be, and what is gone, by the oracle's words.
 
 A row that has ended may be erased, under the key that it had last. Gone are the events of that key back to
 where another row left it, and those of the keys that the row had before, back likewise.
+
+A subject may be erased by any of its rows, if no image of that row is of another one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from random import Random
+from typing import Any
 
+from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.erasing import ErasureRefused
+from omnisupport_ingest.review.subject_erasure import SubjectErased
 from omnisupport_ingest_tests.oracle.model import Event, Key, Position, TableShape
 from omnisupport_ingest_tests.proof.compare import Difference
-from omnisupport_ingest_tests.proof.expected import Expected
+from omnisupport_ingest_tests.proof.expected import Expected, is_whole
+from omnisupport_ingest_tests.proof.landed import Landed, Subject, own_subject
 from omnisupport_ingest_tests.proof.platform import Platform
+from omnisupport_ingest_tests.proof.privacy import Sought, texts_of
+from omnisupport_ingest_tests.proof.subjects import Left
 
 Span = tuple[Position | None, Position]
 """Events above the first position (null: from the first event on) and up to the second one."""
 
 _AT_ONCE = 6
 """Rows of one table that are asked for in one step."""
+
+_TRIES = 8
+"""Rows of a table that are looked at until the subject of one may be erased."""
+
+_LARGEST = 0.4
+"""A subject with a greater share of its table's images is not erased: too little would be left to prove."""
+
+_WAITING, _LEFT_OVER, _BY_OTHER_KEYS, _CELLS = (
+    "windows that wait to be judged",
+    "files that no table names",
+    "images of its rows that another key encrypted",
+    "cells that can be read",
+)
+"""What a certificate says that remains."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +158,121 @@ def _has_left(events: Iterable[Event], key: Key) -> bool:
     return left is not None and not any(
         each.key == key and each.op in "cru" and each.at > left for each in events
     )
+
+
+@dataclass(frozen=True)
+class AskedSubject:
+    """A subject that was asked for by the row ``key`` of ``table``, by all its names, and how many ``images``
+    its key had encrypted then."""
+
+    table: str
+    key: Key
+    subjects: frozenset[Subject]
+    images: int
+
+
+def erase_subjects(
+    rng: Random, platform: Platform, left: Left
+) -> tuple[list[AskedSubject], list[Difference]]:
+    """Have one subject of each table erased whose contract says encrypted; what was done, and what should not
+    have been.
+
+    ``left``: what there is. All of it is taken in.
+    """
+    asked, wrong = list[AskedSubject](), list[Difference]()
+    gone = {*left.erased}
+    for table, each in sorted(left.terms.items()):
+        if each.subject is not None:
+            one, differs = _erase_one(rng, platform, left.landed, table, gone)
+            wrong += differs
+            asked += one
+            gone |= {subject for each in one for subject in each.subjects}
+    return asked, wrong
+
+
+def _erase_one(
+    rng: Random, platform: Platform, landed: Landed, table: str, erased: Collection[Subject]
+) -> tuple[list[AskedSubject], list[Difference]]:
+    images = [*landed.encrypted_images()]
+    of_table = [(each.event.key, subject) for each, subject in images if each.event.table == table]
+    of_row: dict[Key, set[Subject]] = defaultdict(set)
+    for key, subject in of_table:
+        if is_whole(key) and key is not None:
+            of_row[key].add(subject)
+    rows = sorted(key for key, subjects in of_row.items() if subjects.isdisjoint(erased))
+    where = f"erasing a subject of {table}"
+    for key in rng.sample(rows, min(_TRIES, len(rows))):
+        subjects, lane = frozenset({*of_row[key], own_subject(table, key)}), int(key[0])
+        if sum(subject in subjects for _, subject in of_table) > _LARGEST * len(of_table):
+            continue
+        refuses = len(of_row[key] - {own_subject(table, key)}) > 1
+        try:
+            done = platform.erase_subject(table, key_text(key))
+        except ErasureRefused as refused:
+            if refuses:
+                continue
+            return [], [Difference(where, str(key), str(refused), "erased, for it has one subject", lane)]
+        theirs = [each for each, subject in images if subject in subjects]
+        found = done.images, done.windows, _certificate(done)["keys"]["destroyed_now"]
+        windows = tuple(sorted({each.window for each in theirs}))
+        due = len(theirs), windows, landed.keys_made(subjects)
+        if refuses or found != due:
+            expected = "refused, for it has several subjects" if refuses else due
+            return [], [Difference(where, f"images, windows and keys of {key}", found, expected, lane)]
+        return [AskedSubject(table, key, subjects, len(theirs))], []
+    return [], []
+
+
+def complete(platform: Platform, asked: AskedSubject, left: Left) -> tuple[bool, list[Difference]]:
+    """Give the command again, now that nothing is pending; whether all of it is done then, and what is not as
+    it must be."""
+    done = platform.erase_subject(asked.table, key_text(asked.key))
+    if _WAITING in {each["what"] for each in done.remains}:
+        # The command found images in windows that had none of the subject when it was given before.
+        platform.catch_up()
+        platform.make_histories()
+        done = platform.erase_subject(asked.table, key_text(asked.key))
+    state, lane = _certificate(done)["state"], int(asked.key[0])
+    remains = {each["what"]: each["where"][:2] for each in done.remains}
+    states = {"incomplete" if _BY_OTHER_KEYS in remains else "complete"}
+    if left.shows(asked.subjects):
+        # What landed plain, or by another's key, can be read still.
+        states |= {"incomplete", "pending"}
+    if _LEFT_OVER in remains:
+        # Runs that lost against others left them; the sweep deletes them later.
+        states = {"pending"}
+    where, wrong = f"the certificate of a subject of {asked.table}", []
+    if state not in states or done.complete != (state == "complete"):
+        wrong += [Difference(where, str(asked.key), (state, remains), sorted(states), lane)]
+    most = sum(subject in asked.subjects for _, subject in left.landed.encrypted_images())
+    if not asked.images <= done.images <= most:
+        wrong += [Difference(where, f"images of {asked.key}", done.images, (asked.images, most), lane)]
+    return state != "pending" or _CELLS not in remains, wrong
+
+
+def in_the_home(workspace: Workspace, lost: Mapping[str, Sought]) -> Iterator[Difference]:
+    """The files of the home, of whatever version, that show a value of erased subjects that no other has.
+
+    But for the map of tokens, which an erasure leaves as it is, and files that a certificate names as left
+    over.
+    """
+    every = Sought(
+        {text for each in lost.values() for text in each.hidden},
+        {text for each in lost.values() for text in each.shown},
+    )
+    home, named = workspace.home.path, {workspace.tokens.path}
+    for file in (home / "certificates").glob("*.json"):
+        for each in json.loads(file.read_text())["remains"]:
+            named |= {home / path for path in each["where"] if each["what"] == _LEFT_OVER}
+    for file in sorted(each for each in home.rglob("*") if each.is_file()):
+        if any(file.name.startswith(each.name) for each in named):
+            continue
+        if found := every.found_in(texts_of(file)):
+            name = str(file.relative_to(home))
+            yield Difference(name, "values of erased subjects", sorted(found)[:3], [])
+
+
+def _certificate(done: SubjectErased) -> dict[str, Any]:
+    assert done.certificate is not None, "an erasure has one"
+    found: dict[str, Any] = json.loads(Path(done.certificate).read_text())
+    return found

@@ -18,8 +18,9 @@ from omnisupport_ingest_tests.oracle.judging import (
 )
 from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, Row, TableShape
 from omnisupport_ingest_tests.oracle.oracle import AT_ONE_POSITION, current_state
-from omnisupport_ingest_tests.proof.landed import Copy, Landed
+from omnisupport_ingest_tests.proof.landed import Copy
 from omnisupport_ingest_tests.proof.privacy import Hidden, Sought
+from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import ContractShape, Held, held, marked_at
 from omnisupport_ingest_tests.proof.versions import Version, versions
 
@@ -86,7 +87,7 @@ class Expected:
 
     def __init__(
         self,
-        landed: Landed,
+        landed: Left,
         judging_rules: JudgingRules,
         shapes: Sequence[TableShape],
         shown_since: Mapping[str, datetime | None],
@@ -95,9 +96,9 @@ class Expected:
         self.shapes, self.hidden = shapes, hidden
         self.copies: Mapping[int, Copy] = landed.copies
         self.verdicts: Mapping[int, Verdict] = {
-            each.delivery.number: each for each in judge(landed.taken, judging_rules)
+            each.delivery.number: each for each in judge(landed.deliveries, judging_rules)
         }
-        self._shown_since = shown_since
+        self._landed, self._shown_since = landed, shown_since
         self._states: dict[str, dict[Key, Row]] = {}
         self._versions: dict[str, list[Version]] = {}
 
@@ -114,6 +115,11 @@ class Expected:
         """By table, the values that policies hide above raw."""
         deliveries = (each.delivery for each in self.verdicts.values())
         return self.hidden.values((each.event, each.unreadable) for each in deliveries)
+
+    @property
+    def of_erased_subjects(self) -> dict[str, Sought]:
+        """By table, the values of which nobody has the key any more."""
+        return self._landed.lost_values
 
     def of_defaults(self, shape: TableShape) -> int:
         """How many values of current rows no event has sent: the rows are older than their columns."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from omnisupport_ingest_tests.oracle.judging import OUT_OF_RANGE, Clockwork, Delivery
+from omnisupport_ingest_tests.oracle.model import Key
 from omnisupport_ingest_tests.proof.delivery import CHUNK, FILE, STREAM, Batch
-from omnisupport_ingest_tests.proof.history import START
-from omnisupport_ingest_tests.proof.tables import Terms, readable_at_rest
+from omnisupport_ingest_tests.proof.history import START, Told
+from omnisupport_ingest_tests.proof.tables import KEY, Terms, readable_at_rest
+
+Subject = tuple[str, str]
+"""Whom values are of: the name of its subjects and what the subject's column says, or a table's rows and the
+text of a key."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +23,14 @@ class Copy:
     """What a copy has of the batch that brought it.
 
     ``file_row``: its line, where that was a file. ``readable``: the columns of its images that landed as they
-    are; null: all did.
+    are; null: all did. ``whose``: the subject of each image that landed encrypted (``before``, ``after``).
     """
 
     batch_id: str
     landed_at: datetime
     file_row: int | None
     readable: frozenset[str] | None = None
+    whose: Mapping[str, Subject] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class Landed:
             number = len(self.deliveries) + 1
             readable = readable_at_rest(terms, told.event.table) if terms is not None else None
             file_row = row if batch.kind == FILE else None
-            self.copies[number] = Copy(batch_id, batch.landed_at, file_row, readable)
+            whose = _whose(told, readable, (terms or {}).get(told.event.table))
+            self.copies[number] = Copy(batch_id, batch.landed_at, file_row, readable, whose)
             self.deliveries.append(
                 Delivery(
                     number=number,
@@ -108,6 +116,22 @@ class Landed:
         """How many copies landed encrypted, where they had a value."""
         return sum(each.readable is not None for each in self.copies.values())
 
+    def encrypted_images(self) -> Iterator[tuple[Delivery, Subject]]:
+        """Each image that landed encrypted, of the batches that are not lost, with its subject."""
+        for step in self._steps:
+            for number in step.numbers if step.batch_id not in self._lost else ():
+                for subject in self.copies[number].whose.values():
+                    yield self.deliveries[number - 1], subject
+
+    def keys_made(self, subjects: Iterable[Subject]) -> int:
+        """How many of ``subjects`` have a key: it was made for what landed, lost batches too."""
+        made = {subject for copy in self.copies.values() for subject in copy.whose.values()}
+        return len({*subjects} & made)
+
+    @property
+    def has_gap(self) -> bool:
+        return bool(self._lost)
+
     @property
     def batches(self) -> list[Batch]:
         """The batches that may be taken."""
@@ -129,6 +153,31 @@ class Landed:
             if step.batch.kind != STREAM or step.batch.epoch not in broken:
                 found.append(step)
         return found
+
+
+def own_subject(table: str, key: Key | None) -> Subject:
+    """Whom a row of ``table`` is of that does not say whose it is."""
+    return f"rows of {table}", "" if key is None else json.dumps(list(key), separators=(",", ":"))
+
+
+def _whose(told: Told, readable: frozenset[str] | None, terms: Terms | None) -> dict[str, Subject]:
+    """The subject of each image of an event that lands encrypted. ``readable``: the columns that do not."""
+    event = told.event
+    if readable is None or event.op in "tb":
+        return {}
+    own = own_subject(event.table, event.key)
+    found = {}
+    for name, image, key in (
+        ("before", event.before, event.moved_from or event.key),
+        ("after", event.after, event.key),
+    ):
+        row = None if image is None else {**dict(zip(KEY, key or (), strict=False)), **image}
+        if row is not None and not row.keys() <= readable:
+            named = row.get(terms.subject or "") if terms is not None else None
+            found[name] = own if named is None else (event.table, named)
+    if told.unreadable is not None:
+        found["after"] = own
+    return found
 
 
 def window_of(moment: datetime, landed_at: datetime) -> str:

@@ -34,6 +34,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide
 from omnisupport_ingest.review.erasing import Erased, erase
+from omnisupport_ingest.review.subject_erasure import SubjectErased, erase_subject
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
@@ -313,6 +314,12 @@ class Platform:
         contract = self.workspace.contracts.find(SOURCE, "public", table)
         assert contract is not None, f"{table} has a contract"
         return erase(self.workspace, contract, key, erased_by="proof", why="drawn by lot")
+
+    def erase_subject(self, table: str, key: str) -> SubjectErased:
+        """Have whom the row with ``key`` is of erased, or go on with it; ``ErasureRefused``."""
+        contract = self.workspace.contracts.find(SOURCE, "public", table)
+        assert contract is not None, f"{table} has a contract"
+        return erase_subject(self.workspace, contract, key, erased_by="proof", why="drawn by lot")
 
     def like(self, other: Platform) -> None:
         """What nobody can work out from landing is here as in ``other``: what was erased, and tokens."""

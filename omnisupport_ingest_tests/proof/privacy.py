@@ -136,11 +136,12 @@ def exposed_files(workspace: Workspace, values: Mapping[str, Sought]) -> Iterato
     )
     raw = workspace.raw(SOURCE).folder
     for file in sorted(each for each in workspace.home.lake.rglob("*") if each.is_file()):
-        if not file.is_relative_to(raw) and (found := every.found_in(_texts_of(file))):
+        if not file.is_relative_to(raw) and (found := every.found_in(texts_of(file))):
             yield str(file.relative_to(workspace.home.lake)), sorted(found)[:3]
 
 
-def _texts_of(file: Path) -> Iterator[str]:
+def texts_of(file: Path) -> Iterator[str]:
+    """Every text in a file of Parquet; of any other, all of it as one text."""
     if file.suffix != ".parquet":
         yield file.read_bytes().decode("utf-8", "replace")
         return
@@ -181,12 +182,20 @@ def readable_members(row: Row) -> frozenset[str]:
 
 
 def as_received(rows: Iterable[Row], keys: SubjectKeys) -> list[dict[str, Any]]:
-    """Rows of raw with their images as they were received: decrypted, where they landed encrypted."""
+    """Rows of raw with their images as they were received: decrypted, where they landed encrypted.
+
+    Of those whose key is destroyed, what landed readable.
+    """
     found = [dict(row) for row in rows]
     marked = [(row, name) for row in found for name in _IMAGES if MARK in (row[name] or "")]
     ids = {key_id(row[name]) for row, name in marked}
     known = keys.by_id(each for each in ids if each is not None) if marked else {}
     for row, name in marked:
-        key = known[key_id(row[name]) or b""]
+        named = key_id(row[name])
+        key = None if named is None else known[named]
+        if key is None or key.secret is None:
+            shown = {column: text for column, text in json.loads(row[name]).items() if column != MEMBER}
+            row[name] = json.dumps(shown)
+            continue
         row[name] = decrypted(row[name], key, f"{row['source_schema']}.{row['source_table']}".encode())
     return found

@@ -25,14 +25,22 @@ from omnisupport_ingest_tests.proof.compare import (
 )
 from omnisupport_ingest_tests.proof.cut import cutting
 from omnisupport_ingest_tests.proof.delivery import Batch
-from omnisupport_ingest_tests.proof.erasing import Span, erase_some
+from omnisupport_ingest_tests.proof.erasing import (
+    AskedSubject,
+    Span,
+    complete,
+    erase_some,
+    erase_subjects,
+    in_the_home,
+)
 from omnisupport_ingest_tests.proof.expected import Expected
 from omnisupport_ingest_tests.proof.history import Told
-from omnisupport_ingest_tests.proof.landed import Landed
+from omnisupport_ingest_tests.proof.landed import Landed, Subject
 from omnisupport_ingest_tests.proof.platform import WINDOW, Platform
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 from omnisupport_ingest_tests.proof.privacy import exposed_files, hidden_by
 from omnisupport_ingest_tests.proof.story import CHOICES, Story
+from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import (
     KEY,
     LEARNABLE,
@@ -54,6 +62,10 @@ _RELEASABLE = frozenset(
 
 ELSEWHERE = "  another machine goes on"
 """What is said when one does (``Platform.go_on_elsewhere``)."""
+
+
+ERASE_SUBJECTS = "erase subjects"
+"""The kind of steps by which subjects are erased; it is dealt by lots of its own."""
 
 
 class ProofFailed(AssertionError):
@@ -96,6 +108,9 @@ class _Home:
         # Of its own, so that what came later leaves the steps of known seeds what they were.
         self._lots = Random(f"erasures and types {story.seeds.start} {len(story.seeds)}")
         self._later_lots = Random(f"policies and learned columns {story.seeds.start} {len(story.seeds)}")
+        self._subject_lots = Random(f"subjects {story.seeds.start} {len(story.seeds)}")
+        self._subjects: set[Subject] = set()
+        self._asked: list[AskedSubject] = []
         self._purged: dict[tuple[str, Key], Position] = {}
         self._landed = Landed()
         self._platform = Platform(folder, spark, self._terms, story.actions)
@@ -129,6 +144,8 @@ class _Home:
                     self._erase()
                 if not self._changed_later:
                     self._later_step()
+                if not self.tally.things["erasures of subjects completed"] and not self._asked:
+                    self._erase_subjects()
                 self._settle("before the last of what is late")
             for batch in batches:
                 self._land(batch)
@@ -178,6 +195,8 @@ class _Home:
             purged = event.key and self._purged.get((event.table, event.key))
             self.tally.did("events below a purged delete", bool(purged and event.at < purged))
             self.tally.did("events of rows that were erased before", self._was_erased(event))
+            whose = self._landed.copies[each.number].whose.values()
+            self.tally.did("events of subjects that were erased before", not self._subjects.isdisjoint(whose))
 
     def _was_erased(self, event: Event) -> bool:
         spans = self._erasures[event.table, event.key] if event.key else ()
@@ -230,6 +249,8 @@ class _Home:
         steps[name]()
         if self._later_lots.random() < 0.4:
             self._later_step()
+        if self._subject_lots.random() < 0.15:
+            self._erase_subjects()
 
     def _later_step(self) -> None:
         """Something more, dealt by lots of its own: at random steps, and once at least."""
@@ -303,6 +324,8 @@ class _Home:
     def _take_contracts(self, lots: Random) -> None:
         """Have the contracts be in force; a person asks at once for types that wait, or not."""
         self._platform.change_law(self._terms, self._actions)
+        # By other contracts the same row names other keys, so the same command is another one.
+        self._asked = []
         for contract in self._platform.waiting():
             self.tally.did("tables that wait for a person")
             self._held_back[contract.name] = self._platform.content_of(contract)
@@ -332,6 +355,40 @@ class _Home:
             for key, span in each.spans:
                 self._erasures[each.table, key].add(span)
 
+    def _erase_subjects(self) -> None:
+        """Have a subject of each table erased whose contract says encrypted."""
+        if ERASE_SUBJECTS not in (self._story.kinds or (ERASE_SUBJECTS,)):
+            return
+        if all(each.subject is None for each in self._terms.values()):
+            return
+        self._ask_for_types()
+        self._platform.catch_up()
+        asked, wrong = erase_subjects(self._subject_lots, self._platform, self._left())
+        self._require("as subjects were erased", iter(wrong))
+        if asked:
+            self._say(f"  {ERASE_SUBJECTS}")
+            self._asked += asked
+            self._subjects |= {subject for each in asked for subject in each.subjects}
+            self.tally.did("subjects erased", len(asked))
+            self.tally.did("images of erased subjects", sum(each.images for each in asked))
+
+    def _complete_erasures(self, expected: Expected) -> None:
+        """Give the same commands again, at rest: former versions are swept, and the values are nowhere."""
+        # What is held back by a gap waits to be judged, so nothing is swept.
+        if not self._asked or self._landed.has_gap:
+            return
+        left, completed = self._left(), set[Subject]()
+        for each in self._asked:
+            done, wrong = complete(self._platform, each, left)
+            self._require("as erasures were completed", iter(wrong), expected)
+            self.tally.did("erasures of subjects completed", done)
+            completed |= each.subjects if done else set()
+        # Of others, former versions have not been swept.
+        lost = Left(self._landed, completed, self._terms).lost_values
+        self._require("as erasures were completed", in_the_home(self.workspace, lost), expected)
+        self.tally.did("values of erased subjects", sum(len(each.sought) for each in lost.values()))
+        self._asked = []
+
     def _change_decisions(self) -> None:
         scenario = self._rng.choice(sorted(CHOICES))
         others = sorted(set(CHOICES[scenario]) - {self._actions[scenario]})
@@ -354,13 +411,16 @@ class _Home:
         )
 
     def _expected(self) -> Expected:
-        return self._expected_of(self._landed, self._platform)
+        return self._expected_of(self._left(), self._platform)
 
-    def _expected_of(self, landed: Landed, platform: Platform) -> Expected:
-        """What the layers of ``platform`` must hold of ``landed``."""
+    def _left(self) -> Left:
+        return Left(self._landed, self._subjects, self._terms)
+
+    def _expected_of(self, left: Left, platform: Platform) -> Expected:
+        """What the layers of ``platform`` must hold of what is ``left`` of its landing."""
         shapes = shapes_of(self._terms, platform.tokens)
-        rules, since = self._judging_rules(), self._shown_since(landed.watermark)
-        return Expected(landed, rules, shapes, since, hidden_by(self._terms, shapes))
+        rules, since = self._judging_rules(), self._shown_since(left.landed.watermark)
+        return Expected(left, rules, shapes, since, hidden_by(self._terms, shapes))
 
     def _shown_since(self, watermark: datetime | None) -> dict[str, datetime | None]:
         return {table: each.shown_since(watermark) for table, each in self._terms.items()}
@@ -396,6 +456,7 @@ class _Home:
         hidden = sum(len(each.sought) for each in expected.under_policies.values())
         self.tally.did("values under a policy", hidden)
         self.tally.did("rows purged", len(self._purged))
+        self._complete_erasures(expected)
         return expected
 
     def _require(self, when: str, found: Iterator[Difference], expected: Expected | None = None) -> None:
@@ -443,6 +504,7 @@ class _Home:
         self._require("after a rebuild", _contents_differ(self._platform.content(), before))
         if self._platform.has_folders:
             self._require("after a rebuild", _exposed_in_files(self.workspace, expected))
+        self._require("after a rebuild", in_the_home(self.workspace, expected.of_erased_subjects))
         return expected
 
     def _tell_otherwise(self) -> None:
@@ -472,7 +534,9 @@ class _Home:
         when = "the same copies in other batches"
         if self._landed.encrypted or landed.encrypted:
             # Of what landed encrypted each home has other bytes.
-            self._require(when, differences(other.workspace, self._expected_of(landed, other)))
+            self._require(
+                when, differences(other.workspace, self._expected_of(Left(landed, (), self._terms), other))
+            )
         else:
             ours, theirs = (_without(each.content(), apart) for each in (self._platform, other))
             self._require(when, _contents_differ(theirs, ours))

@@ -21,12 +21,15 @@ from omnisupport_ingest_tests.oracle.model import Event, Position
 from omnisupport_ingest_tests.proof import compare
 from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.cut import Cut
-from omnisupport_ingest_tests.proof.delivery import Gap
-from omnisupport_ingest_tests.proof.history import lane
+from omnisupport_ingest_tests.proof.delivery import Batch, Gap
+from omnisupport_ingest_tests.proof.erasing import in_the_home
+from omnisupport_ingest_tests.proof.history import Told, lane
+from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
-from omnisupport_ingest_tests.proof.privacy import exposed_files, hidden_by
-from omnisupport_ingest_tests.proof.run import Proved, prove
+from omnisupport_ingest_tests.proof.privacy import Sought, exposed_files, hidden_by
+from omnisupport_ingest_tests.proof.run import ERASE_SUBJECTS, Proved, prove
 from omnisupport_ingest_tests.proof.story import Story, draw
+from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import NO_VALUE, TICKETS, TWO_DIMENSIONS, shapes_of
 from omnisupport_ingest_tests.proof.tables import VERSIONS as CONTRACTS
 from omnisupport_ingest_tests.proof.versions import versions
@@ -66,7 +69,9 @@ def test_a_stream_and_files_agree_and_nothing_that_the_proof_is_about_never_happ
     assert followed.tally.comparisons >= 4
     seen.add(followed.tally)
     # The stream once more, with a gap in its chain for a while: windows wait that are folded without it.
+    # Its contracts say encrypted, so subjects are erased there.
     story = replace(a_stream(STREAM, 3, 1), gaps=(Gap(lost=3, back=6),), cut=Cut(400, 5, few=0), protecting=3)
+    story = replace(story, kinds=("run some windows", ERASE_SUBJECTS))
     seen.add(prove(story, tmp_path / "gap", spark, say=lambda _: None).tally)
     assert seen.never == []
 
@@ -78,7 +83,7 @@ def test_schemas_and_policies_may_change_at_any_moment(
     start: int, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Each home begins with other policies, and goes on with others: old and new events are alike then."""
-    kinds = ("run some windows", "replay some windows", "other policies", "learn a column")
+    kinds = ("run some windows", "replay some windows", "other policies", "learn a column", ERASE_SUBJECTS)
     story = draw(range(start, start + 4), slots=2, steps=2, late_steps=1, kinds=kinds)
     story = replace(story, protecting=start // 10 % len(PROTECTIONS))
     seen = prove(story, tmp_path / "home", spark, say=lambda _: None).tally
@@ -328,6 +333,54 @@ def test_a_value_that_a_policy_hides_is_found_wherever_it_stands(followed: Prove
         "desk/dim_agents",
     }
     assert list(exposed_files(followed.workspace, expected.under_policies))
+
+
+def test_a_value_of_an_erased_subject_is_found_in_any_file_of_the_home(followed: Proved) -> None:
+    """The home shows all values; then those of one table are said to be of somebody who was erased."""
+    values = followed.expected.hidden.values(
+        (each.delivery.event, each.delivery.unreadable) for each in followed.expected.verdicts.values()
+    )
+    lost = {"tickets": Sought(hidden=values["tickets"].shown, shown=values["agents"].shown)}
+    found = {each.layer.split("/")[0] for each in in_the_home(followed.workspace, lost)}
+    assert found >= {"landing", "lake"}
+    assert not list(in_the_home(followed.workspace, {"tickets": Sought({"no such value"}, set())}))
+
+
+def test_what_is_left_of_an_erased_subject_is_what_landed_readable() -> None:
+    terms = {table: each.under(PROTECTIONS[2], table, {}) for table, each in CONTRACTS[0].items()}
+    told = [
+        Told(
+            Event(
+                Position(1, lsn, 0), "c", "tickets", (whose, "7"), NOON, after={"status": "new", "left": mark}
+            )
+        )
+        for lsn, (whose, mark) in enumerate([("1", None), ("2", None), ("1", "infinity")], start=1)
+    ]
+    landed = Landed()
+    landed.take(Batch("stream", 1, NOON, tuple(told)), "a batch", terms)
+    assert landed.keys_made([("tickets", "1"), ("tickets", "2"), ("tickets", "3")]) == 2
+    left = Left(landed, {("tickets", "1")}, terms)
+    erased, other, marked = left.deliveries
+    assert (other.event, other.landed) == (told[1].event, None)
+    assert erased.judged is not None and erased.judged.after == {"left": None}
+    # Every column of the contract reads as NULL, also one that was not there: nobody can say.
+    assert erased.event.after == dict.fromkeys(("status", "note", "body", "cost", "left"))
+    assert marked.event.after == {**(erased.event.after or {}), "left": "infinity"}
+    assert erased.key == Left(landed, (), terms).deliveries[0].key
+    assert left.lost_values["tickets"].hidden >= {"new"}
+    assert not Left(landed, (), terms).lost_values
+
+
+def test_copies_of_an_erased_subject_are_compared_by_what_is_readable() -> None:
+    terms = {table: each.under(PROTECTIONS[2], table, {}) for table, each in CONTRACTS[0].items()}
+    event = Event(Position(1, 1, 0), "c", "tickets", ("1", "7"), NOON, after={"status": "new", "left": None})
+    others = [{"status": "old", "left": None}, {"status": "new", "left": "infinity"}]
+    told = [Told(each) for each in (event, *(replace(event, after=image) for image in others))]
+    landed = Landed()
+    landed.take(Batch("stream", 1, NOON, tuple(told)), "a batch", terms)
+    assert len({each.alike for each in Left(landed, (), terms).deliveries}) == 3
+    # The third shows another value in a column that lands readable.
+    assert len({each.alike for each in Left(landed, {("tickets", "1")}, terms).deliveries}) == 2
 
 
 def test_an_event_whose_hash_is_of_its_values_is_found() -> None:

@@ -38,10 +38,12 @@ from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.delivery import CHUNK, STREAM, Batch
 from omnisupport_ingest_tests.proof.expected import Expected, is_whole
 from omnisupport_ingest_tests.proof.history import SPAN, START, Told, lane, tx_id_of
+from omnisupport_ingest_tests.proof.landed import Landed
 from omnisupport_ingest_tests.proof.platform import Platform
 from omnisupport_ingest_tests.proof.policies import PROTECTIONS
 from omnisupport_ingest_tests.proof.privacy import Hidden, Sought, hidden_by
 from omnisupport_ingest_tests.proof.run import ProofFailed
+from omnisupport_ingest_tests.proof.subjects import Left
 from omnisupport_ingest_tests.proof.tables import (
     KEY,
     LEARNABLE,
@@ -106,6 +108,7 @@ class Known(Expected):
     def __init__(self, events: Sequence[Event], shapes: Sequence[TableShape], hidden: Hidden) -> None:
         self.shapes, self.hidden, self.copies, self.verdicts = shapes, hidden, {}, {}
         self._shown_since = {shape.name: None for shape in shapes}
+        self._landed = Left(Landed(), (), {})
         self._states, self._versions = {}, {}
         self._accepted = [(event.source_ts.strftime("%Y-%m-%dT%H00"), event) for event in events]
 
