@@ -211,7 +211,8 @@ def _remains(
     remains.add(
         "cells that can be read",
         [each.path for each in remaining.cells],
-        "their windows are not judged again yet, then give the command again; or retention has sealed them, "
+        "their windows are not judged again yet, then give the command again; or they landed plain, then "
+        "erase the rows without --subject too, once they have ended; or retention has sealed their windows, "
         "or the row had the value from another subject",
     )
     remains.add(
