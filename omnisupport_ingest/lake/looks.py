@@ -9,7 +9,7 @@ comes a moment later would have been missed just the same. Three rules keep that
   reads, so it never holds an older version of these than of that one (``table.retrying``).
 - A commit is refused if its table has gone on since the look, whenever that was.
 
-Who has no looks, such as a sensor or a command that a person gave, asks the store every time.
+A table without ``Looks``, as sensors and commands use it, asks the store every time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _changes: Counter[Path] = Counter()
 
 
 def changed(folder: Path) -> None:
-    """Say that this process has changed the table in ``folder``: what it had seen of it counts no more."""
+    """Record that this process has changed the table in ``folder``: earlier looks no longer count."""
     _changes[folder] += 1
 
 
@@ -37,7 +37,7 @@ class Looks:
         self._found: dict[Path, tuple[int, Any]] = {}
 
     def of(self, folder: Path, look: Callable[[], T]) -> T:
-        """Return what was seen in ``folder``; ``look`` looks if nothing was, or nothing that counts still."""
+        """Return what an earlier look found in ``folder``, if that still counts; else call ``look``."""
         # Before the look: what this process commits meanwhile may be newer than what the look finds.
         before = _changes[folder]
         known = self._found.get(folder)
@@ -47,14 +47,13 @@ class Looks:
         return found
 
     def has(self, folder: Path) -> bool:
-        """Return whether ``folder`` was looked at, and what was found there counts still."""
+        """Return whether an earlier look at ``folder`` still counts."""
         known = self._found.get(folder)
         return known is not None and known[0] == _changes[folder]
 
     def seen(self, folder: Path) -> Any:
-        """Return what was seen in ``folder`` and counts still; None if nothing was."""
-        number, found = self._found.get(folder, (-1, None))
-        return found if number == _changes[folder] else None
+        """Return what an earlier look found in ``folder``; None if that is no table, or counts no longer."""
+        return self._found[folder][1] if self.has(folder) else None
 
     def begin(self) -> None:
         """Forget everything: what is looked at from now on is looked at anew."""

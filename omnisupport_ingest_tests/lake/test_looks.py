@@ -74,7 +74,7 @@ def put(snapshot: TableSnapshot, number: int, window: str = W1) -> int:
 
 
 def rival_commits(table: LakeTable) -> None:
-    """Another process commits: this one is told nothing."""
+    """Another process commits, and this one does not know it."""
     newest = table.index.newest(table.log)
     assert newest is not None
     put_entry(table.log, newest, [], {})

@@ -90,7 +90,7 @@ class Delivery:
 
     @property
     def alike(self) -> EventKey:
-        """What the copies of one event share, as far as can be told by now."""
+        """What the copies of one event share, as far as it is known by now."""
         return self.key if self.same is None else (self.event.at, self.event.identity, self.same)
 
     @property

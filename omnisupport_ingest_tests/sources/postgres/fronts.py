@@ -64,7 +64,7 @@ class Swallowing:
 
 @contextmanager
 def swallowing(backend: str, *, after: str | None = None) -> Iterator[Swallowing]:
-    """A front that can be told to fall silent.
+    """A front that falls silent on request.
 
     ``after``: the text of a statement; a connection that has sent it is dead once it was answered."""
     with _running("swallowing", backend, *([after] if after else [])) as (port, front):
