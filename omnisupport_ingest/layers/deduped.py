@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, EventId, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
@@ -46,7 +46,7 @@ from omnisupport_ingest.layers.checkpoints import (
 )
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.erasures import refuse_lost
-from omnisupport_ingest.layers.event_copies import Copies, Together, mark_windows
+from omnisupport_ingest.layers.event_copies import Copies, Together, mark_windows, reviews_of_all_forms
 from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.lateness import Lateness
@@ -197,7 +197,7 @@ class _Update(WindowUpdate[_Job]):
 
     def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
         workspace, source = self.run.workspace, self.run.source
-        rules = _judging_rules(workspace, source, self._versions, [job.window for job in jobs])
+        rules = _judging_rules(workspace, source, self._versions, self._raw, [job.window for job in jobs])
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
         rules = replace(rules, contracts=needed, sealed=self._sealed)
         if rules.erasures:
@@ -438,23 +438,24 @@ def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
 
 def judging_rules_of(workspace: Workspace, source: str, windows: Iterable[str]) -> JudgingRules:
     """What the events of ``windows`` are judged by now."""
-    return _judging_rules(workspace, source, RulesVersions(workspace, source), windows)
+    raw = workspace.raw(source).open()
+    return _judging_rules(workspace, source, RulesVersions(workspace, source), raw, windows)
 
 
 def _judging_rules(
-    workspace: Workspace, source: str, versions: RulesVersions, windows: Iterable[str]
+    workspace: Workspace, source: str, versions: RulesVersions, raw: TableSnapshot, windows: Iterable[str]
 ) -> JudgingRules:
-    reviews = versions.reviews
-    return JudgingRules(
+    rules = JudgingRules(
         contracts=workspace.contracts.of_source(source),
         decisions=workspace.decisions,
         window_length=workspace.grid.size.length,
-        reviews={
-            event: decided for window in windows for event, decided in reviews.of_window(window).items()
-        },
         erasures=versions.erasures.in_force(),
         secrets=workspace.secrets(workspace.contracts.of_source(source)),
     )
+    contents, reviews = contents_of(rules), dict[EventId, str]()
+    for window in windows:
+        reviews |= reviews_of_all_forms(raw.files(window), contents, versions.reviews.of_window(window))
+    return replace(rules, reviews=reviews)
 
 
 def _found(before: WindowState | None, job: _Job, tallies: Tallies) -> Counter[Finding]:

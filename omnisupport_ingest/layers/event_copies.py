@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -37,6 +38,7 @@ from omnisupport_ingest.cdc.contents import (
     with_contents,
 )
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
+from omnisupport_ingest.cdc.judging import EventId
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKeys
 from omnisupport_ingest.lake.file_rows import batches_of, rows_at
@@ -211,6 +213,43 @@ def _narrow(
             yield pa.RecordBatch.from_arrays(
                 [*narrow, *contents.of(batch), file_column, numbers], schema=schema
             )
+
+
+def reviews_of_all_forms(
+    files: Iterable[LakeFile], contents: Contents, reviews: Mapping[EventId, str]
+) -> dict[EventId, str]:
+    """Return ``reviews``, and the same decision for each copy of these events that landed in another form.
+
+    A review names an event by the hash of one copy. A copy that landed plain, encrypted or by another key has
+    another hash. ``files``: all raw files of one window. ``reviews``: of this window.
+    """
+    found = dict(reviews)
+    if contents.keys is None or not reviews:
+        return found
+    narrow = pa.schema([_RAW.field(name) for name in dict.fromkeys((*_POSITION, *contents.needed))])
+    positions = pc.field("commit_lsn").isin([lsn for _, lsn, _, _ in reviews])
+    landed = ds.dataset([file.uri for file in files], narrow, format="parquet").to_table(filter=positions)
+    place = narrow.get_field_index("identity")
+    landed = landed.set_column(place, "identity", _of_today(landed["identity"]))
+    copies: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for batch in with_contents(landed.to_batches(), contents):
+        for copy in batch.select(_FORM).to_pylist():
+            copies.setdefault((copy["epoch"], copy["commit_lsn"], copy["ordinal"], copy[PLACE]), []).append(
+                copy
+            )
+    for (*position, _), of_place in copies.items():
+        compared = (CONTENT, SHOWN, BARE)[max(copy[ERASED] for copy in of_place)]
+        decided: dict[int, str] = {}
+        for copy in of_place:
+            if decision := reviews.get((*position, copy["event_hash"])):
+                decided[copy[compared]] = decision
+        for copy in of_place:
+            if copy[compared] in decided:
+                found.setdefault((*position, copy["event_hash"]), decided[copy[compared]])
+    return found
+
+
+_FORM = ["epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names]
 
 
 def duplicates_in_other_forms(

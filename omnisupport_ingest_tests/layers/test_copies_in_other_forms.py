@@ -1,4 +1,4 @@
-"""Copies of an event that landed in several forms are counted as the duplicates that they are."""
+"""Copies of an event that landed in several forms are counted as duplicates, and share its reviews."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
-from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms
+from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms, reviews_of_all_forms
 from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, raw_events
+from omnisupport_ingest_tests.layers.test_event_copies import written
 
 ADA: dict[str, Any] = {"id": "1", "plan": None, "email": "ada@x.org", "name": "Ada"}
 
@@ -60,3 +62,28 @@ def test_what_does_not_fit_into_memory_goes_where_it_may(
     monkeypatch.setattr(duckdb, "connect", watched)
     assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", ADA)])) == {"people": 1}
     assert places == [str(tmp_path / "spill")]
+
+
+@pytest.mark.parametrize("erased", [False, True])
+def test_what_is_decided_of_an_event_holds_for_its_copies_in_other_forms(
+    tmp_path: Path, keys: SubjectKeys, erased: bool
+) -> None:
+    """And not for an event with other content, where that can be told."""
+    delivered = [("plain", ADA), ("encrypted", ADA), ("once", ADA), ("encrypted", ADA | {"name": "Eve"})]
+    rows = raw_events(keys, delivered)
+    if erased:
+        keys.destroy(keys.ids_of([("desk", "person", "1")]))
+    files = written(tmp_path, rows.to_pylist(), 2)
+    names = ("epoch", "commit_lsn", "ordinal", "event_hash")
+    plain, encrypted, once, other = zip(*(rows[name].to_pylist() for name in names), strict=True)
+    assert len({plain, encrypted, once, other}) == 4
+    contents = Contents((PEOPLE,), keys)
+    alike = {plain, encrypted, once, other} if erased else {plain, encrypted, once}
+    assert reviews_of_all_forms(files, contents, {once: "discard"}) == dict.fromkeys(alike, "discard")
+    # What was decided of a copy itself stays.
+    of_both = {once: "discard", plain: "release"}
+    found = reviews_of_all_forms(files, contents, of_both)
+    assert found.keys() == alike and found | of_both == found
+    elsewhere = {(once[0], once[1] + 1, *once[2:]): "discard"}
+    assert reviews_of_all_forms(files, contents, elsewhere) == elsewhere
+    assert reviews_of_all_forms(files, Contents(), of_both) == of_both
