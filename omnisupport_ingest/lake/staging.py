@@ -23,6 +23,7 @@ from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout, standing_task
+from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
@@ -106,6 +107,7 @@ def stage_frame(
     _check_columns(table, frame)
     standing_task.release()
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
+    drafts = Drafts.of(frame.sparkSession, draft)
     # No failpoint: the staging folder, and a draft in it that no table names.
     draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -114,13 +116,30 @@ def stage_frame(
             room_on_disk(frame.sparkSession, draft),
             _compiled(frame.sparkSession, rows),
         ):
-            writer = frame.select(*spec.schema.names).write
-            if spec.partition_by:
-                writer = writer.partitionBy(*spec.partition_by)
-            writer.parquet(f"file://{draft}")
-        return place_draft(table, draft, unit=unit, generation=generation)
+            whole = _written(frame.select(*spec.schema.names), drafts, spec.partition_by)
+        placed = place_draft(table, whole, unit=unit, generation=generation)
+        drafts.keep(file.path for file in placed.files)
+        return placed
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        drafts.clear()
+
+
+def _written(frame: DataFrame, drafts: Drafts, partition_by: tuple[str, ...]) -> Path:
+    """Write ``frame`` to the folder of ``drafts``, or to one in it, by partition; return that."""
+    if drafts.visit is not None:
+        from omnisupport_ingest.lake.frame_tasks import write_by_tasks
+
+        names = [each.name for each in write_by_tasks(frame, drafts, partition_by)]
+        drafts.bring(names)
+        attempts = sorted({name.partition("/")[0] for name in names})
+        # No failpoint: a draft that no table names yet.
+        drafts.folder.mkdir(mode=0o700, exist_ok=True)
+        return gathered((drafts.folder / each / "rows" for each in attempts), drafts.folder / "whole")
+    writer = frame.write
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    writer.parquet(f"file://{drafts.folder}")
+    return drafts.folder
 
 
 def stage_folders(

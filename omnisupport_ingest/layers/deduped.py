@@ -345,7 +345,7 @@ def _judged_by_tasks(
             works = [partial(mark_windows, windows=share, contents=contents) for share in in_shares(together)]
             found = drafts.enter_context(make(works))
             assert found is not None, "copies are always found"
-            numbers = {file.uri: number for each in together for number, file in each.files}
+            numbers = {file.full_path: number for each in together for number, file in each.files}
             copies = Copies(found.aside, numbers)
 
         def made(by: JudgingRules) -> Made | None:
