@@ -14,7 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = float(os.environ.get("TESTS_PATIENCE_SECONDS", "180"))
+PATIENCE = float(os.environ.get("TESTS_PATIENCE_SECONDS", "420"))
 """Seconds after which a test gives up waiting: for a state, a thread, or the end of a process."""
 
 

@@ -29,8 +29,8 @@ from omnisupport_ingest.lake.key_files import (
     ranges_of,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, generation_of
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import news_of, versions_of

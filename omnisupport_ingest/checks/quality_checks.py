@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.quality import ERROR, QUARANTINE, WARN, WITHHOLDING, Expected, Reference
 from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE

@@ -35,8 +35,8 @@ from omnisupport_ingest.lake.deletion_vectors import (
 )
 from omnisupport_ingest.lake.file_tasks import repeating_texts
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.stats import stats_of
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.storage import path_at_hand
 
 _MAX_RUNS = 1_000

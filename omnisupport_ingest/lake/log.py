@@ -18,8 +18,8 @@ from omnisupport_ingest.lake.deletion_vectors import DeletionVector, are_there
 from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.log_files import vector_of
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.stats import rows_in
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.storage import at_hand
 
 

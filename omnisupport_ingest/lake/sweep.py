@@ -28,7 +28,8 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import until_first
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors, left_since
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 
 _SUFFIXES = (".parquet", ".bin")

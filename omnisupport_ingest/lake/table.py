@@ -1,80 +1,37 @@
-"""A Delta table as the layers see it: windows, their files, their state, and the next commit.
+"""A Delta table of the lake: its definition, and how its newest version is opened.
 
-A ``TableSnapshot`` is one version of the table. Work that was planned on a snapshot is committed on it, once.
-If another writer committed meanwhile, the commit is refused and the work is planned again on a new snapshot
-(``retrying``). Only ``read`` uses Spark.
+Work is planned on a ``TableSnapshot`` and committed on it, once. If another writer committed meanwhile, the
+commit is refused and the work is planned again on a new snapshot (``retrying``).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from deltalake.transaction import AddAction
+from deltalake import DeltaTable
 
 from omnisupport_ingest import tracing
 from omnisupport_ingest.lake import layout
-from omnisupport_ingest.lake.commit import (
-    Action,
-    VectorChange,
-    WindowChange,
-    add_data,
-    add_state,
-    commit_actions,
-    commit_note,
-    mark,
-    remove,
-    until_first,
-    windows_in,
-)
-from omnisupport_ingest.lake.delta import (
-    entry_file,
-    is_delta,
-    open_delta,
-    translated_store_errors,
-    upload_added,
-)
+from omnisupport_ingest.lake.commit import until_first
+from omnisupport_ingest.lake.delta import is_delta, open_delta
 from omnisupport_ingest.lake.file_index import FileIndex, index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog, digest_of
-from omnisupport_ingest.lake.layout import LakeFile, StagedFile
-from omnisupport_ingest.lake.listing import Listing, VersionInIndex
-from omnisupport_ingest.lake.log_entry import (
-    allow_vectors,
-    may_put_entry,
-    put_entry,
-    version_to_commit_on,
-)
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog
+from omnisupport_ingest.lake.log_entry import allow_vectors
 from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.looks import Looks, changed
-from omnisupport_ingest.lake.schema import (
-    Retyped,
-    SchemaChanged,
-    arrow_schema,
-    delta_schema,
-    lacks_columns,
-    open_with_schema,
-    retyped,
-)
-from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
-from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.lake.schema import lacks_columns, open_with_schema
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
 
 _KEPT_OPEN = 16
 """Number of tables that a process keeps open. The memory for one grows with the files of the table."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -105,19 +62,6 @@ class TableSpec:
     def app_id(self) -> str:
         """The application id that all writers of the table share (Delta protocol, ``txn``)."""
         return f"omnisupport_ingest/{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class TableMark:
-    """Identifies one version of one table across processes.
-
-    ``entry``: digest of the version's log entry, so a table that was restored and then changed differently
-    has another mark at the same version.
-    """
-
-    table_id: str
-    version: int
-    entry: str
 
 
 @dataclass(frozen=True)
@@ -231,296 +175,6 @@ class LakeTable:
         return TableSnapshot(self, handle)
 
 
-class TableSnapshot:
-    """One version of a table, on which the next version can be committed, once."""
-
-    retyped: tuple[Retyped, ...]
-    """Columns that have another type on disk. If there are any, a commit must replace all windows."""
-
-    def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
-        self.handle = handle
-        self._set(table, str(handle.metadata().id), handle.version(), handle.schema().to_json())
-
-    @classmethod
-    def from_index(cls, table: LakeTable, indexed: IndexedVersion) -> TableSnapshot:
-        """Return a snapshot of a version in the index; ``handle`` opens it by delta-rs when first used."""
-        self = cls.__new__(cls)
-        self._set(table, indexed.table_id, indexed.version, indexed.schema, indexed)
-        self.mark = TableMark(indexed.table_id, indexed.version, indexed.entry)
-        return self
-
-    def _set(
-        self,
-        table: LakeTable,
-        table_id: str,
-        version: int,
-        schema: str,
-        indexed: IndexedVersion | None = None,
-    ) -> None:
-        self.table, self.table_id, self.version = table, table_id, version
-        self.retyped = retyped(schema, table.spec.schema)
-        self._indexed, self._committed = indexed, False
-        self._log_storage = storage_of(table.folder)
-        self._own, self._next = entry_file(table.folder, version), entry_file(table.folder, version + 1)
-        self._entry = self._log_storage.version(self._own)
-        in_index = (
-            None if indexed is None else VersionInIndex(table.root.absolute(), table.spec.path, indexed)
-        )
-        self._listing = Listing(table.folder, table.spec.partition_by, lambda: self.handle, in_index)
-        self._by_window: dict[str, tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]] = {}
-
-    def renewed(self) -> TableSnapshot:
-        """Return a new snapshot of the same version, on which one can commit; the log is not read again.
-
-        A commit does not move a handle on, so both stay pinned to their version.
-        """
-        other = copy(self)
-        other._committed, other._by_window = False, {}
-        return other
-
-    def is_newest(self) -> bool:
-        """Return whether this is still the newest version; False if that is uncertain.
-
-        Costs two look-ups in the file system, whatever the size of the table.
-        """
-        if self._entry is None or self._entry != self._log_storage.version(self._own):
-            return False
-        return not self._log_storage.exists(self._next)
-
-    @property
-    def indexed(self) -> IndexedVersion | None:
-        """This version as the index knows it; None if it does not."""
-        return self._indexed
-
-    def is_version_of(self, other: TableSnapshot) -> bool:
-        """Return whether this is the same version as ``other``, of the same history of the table."""
-        mine = self.table_id, self.version, self._entry
-        return mine == (other.table_id, other.version, other._entry)
-
-    @cached_property
-    def mark(self) -> TableMark | None:
-        """The mark of this version; None if its log entry does not exist."""
-        entry = digest_of(entry_file(self.table.folder, self.version))
-        return None if entry is None else TableMark(self.table_id, self.version, entry)
-
-    def windows_since(self, older: TableMark) -> frozenset[str] | None:
-        """Return the windows that commits after ``older`` changed; None if unknown: any may have changed."""
-        if older.table_id != self.table_id or older.version > self.version:
-            return None
-        if digest_of(entry_file(self.table.folder, older.version)) != older.entry:
-            return None
-        found: set[str] = set()
-        for version in range(older.version + 1, self.version + 1):
-            of_commit = windows_in(entry_file(self.table.folder, version))
-            if of_commit is None:
-                return None
-            found |= of_commit
-        return frozenset(found)
-
-    @cached_property
-    def handle(self) -> DeltaTable:
-        """This version opened by delta-rs, which reads the list of all files."""
-        return open_delta(self.table.folder, self.version)
-
-    def windows(self) -> list[str]:
-        """Return every window that holds data or a state, sorted."""
-        return self._listing.windows()
-
-    def last_window(self) -> str | None:
-        """Return the last window that holds data or a state; None without one."""
-        return self._listing.last_window()
-
-    def files(self, window: str) -> tuple[LakeFile, ...]:
-        """Return the data files of ``window``, sorted by path; none if the window is unknown."""
-        return self._divided(window)[0]
-
-    def all_files(self) -> tuple[LakeFile, ...]:
-        """Return the data files of every window, sorted by window, then path."""
-        return tuple(file for file in self._listing.all_files() if not layout.is_state(file.path))
-
-    @cached_property
-    def has_vectors(self) -> bool:
-        """Whether files of the table may have deletion vectors."""
-        return has_vectors(self.handle) if self._indexed is None else self._indexed.has_vectors
-
-    def stats(self, window: str) -> dict[str, str | None]:
-        """Return the Delta statistics (JSON text) of the files of ``window``, by path.
-
-        Only of a table that ``has_vectors``; None for a file without any.
-        """
-        return self._listing.stats(window)
-
-    def state(self, window: str) -> WindowState | None:
-        """Return the state of ``window``; None if it has none that can be read.
-
-        A window with files but no state was rewritten by another program (foreign compaction drops state
-        files), or its state is damaged: what it was made from is unknown. The next commit to the window
-        removes a damaged state. Raises ``StateFromNewerVersion``, which is no damage.
-        """
-        try:
-            states = [read_state(Path(file.uri)) for file in self._states_of(window)]
-        except StateUnreadable as error:
-            if error.problem not in _warned:
-                # A run asks for it again in each of its steps.
-                _warned.add(error.problem)
-                _log.warning("%s The window counts as one without a state.", error.problem)
-            return None
-        return max(states, key=lambda state: state.generation, default=None)
-
-    def read(self, spark: SparkSession, files: Iterable[LakeFile]) -> DataFrame:
-        """Return a DataFrame of ``files`` with the columns of the spec, partition columns included."""
-        from omnisupport_ingest.lake.read import read_files
-
-        return read_files(spark, self.table.spec.schema, self.table.spec.partition_by, files)
-
-    def read_placed(self, spark: SparkSession, files: Iterable[StagedFile]) -> DataFrame:
-        """Return a DataFrame of staged ``files``, which no version of the table holds yet."""
-        return self.read(spark, [each.in_table(self.table.folder) for each in files])
-
-    def commit(self, changes: Sequence[WindowChange], *, run_id: str | None = None) -> int:
-        """Make all ``changes`` in one commit and return the version that holds them.
-
-        A change whose work the window already holds is left out; without any other change there is no commit.
-        A snapshot commits once: open the table again for more. ``run_id``: the run that the log entry names,
-        by default the one that made the content.
-
-        Raises ``CommitConflict`` if this is no longer the newest version, ``StagedFileMissing`` if a file to
-        add is gone, ``SchemaChanged`` if a window would keep columns of another type.
-        """
-        if self._committed:
-            raise RuntimeError(f"a snapshot of {self.table.spec.path} was committed on twice")
-        if len({change.window for change in changes}) != len(changes):
-            raise ValueError("one window is changed twice in one commit")
-        actions: list[Action] = []
-        states: list[WindowState] = []
-        for change in changes:
-            planned = self._actions(change)
-            if planned:
-                actions += planned
-                states.append(change.state)
-        if not actions:
-            return self.version
-        text, schema = commit_note(states, run_id), None
-        if self.retyped:
-            self._require_all_replaced(changes)
-            actions = [each for each in actions if isinstance(each, AddAction)]
-            schema = delta_schema(self.table.spec.schema)
-        upload_added(self.table.folder, actions, self.table.spec.app_id)
-        return self._put(actions, text, schema)
-
-    def fence(self) -> int:
-        """Commit an entry that changes nothing, and return its version: whoever planned on an earlier one is
-        refused, however long it was held up, and plans anew. Raises ``CommitConflict`` as ``commit``."""
-        return self._put([], {"fence": True}, None)
-
-    def _put(self, actions: Sequence[Action], text: dict[str, Any], schema: Schema | None) -> int:
-        try:
-            with translated_store_errors(self.table.folder):
-                indexed = self._indexed
-                if indexed is None and schema is None and has_vectors(self.handle):
-                    indexed = version_to_commit_on(self.handle, self.table.log)
-                if schema is None and indexed is not None and may_put_entry(indexed, self.table.folder):
-                    version = put_entry(self.table.log, indexed, actions, text)
-                else:
-                    version = commit_actions(
-                        self.handle,
-                        actions,
-                        folder=self.table.folder,
-                        app_id=self.table.spec.app_id,
-                        note=text,
-                        replacing_all_with=schema,
-                    )
-        finally:
-            # Also if it fails: the store may have done it, and its answer was lost.
-            changed(self.table.folder)
-        self._committed = True
-        return version
-
-    def _require_all_replaced(self, changes: Sequence[WindowChange]) -> None:
-        stays = set(self.windows()) - {change.window for change in changes if change.replaces}
-        if stays:
-            raise SchemaChanged(
-                f"{self.table.spec.path} holds columns of another type: {', '.join(map(str, self.retyped))}; "
-                f"its window {min(stays)} would keep them.",
-                fix="Let `omnisupport-ingest materialize` run the table: it replaces all of its windows.",
-            )
-
-    def _actions(self, change: WindowChange) -> list[Action]:
-        held = {file.path: file for file in self.files(change.window)}
-        staged = {file.path: file for file in change.add}
-        strangers = [file.path for file in change.add if file.window != change.window]
-        if strangers:
-            raise ValueError(f"{strangers[0]} is not a file of the window {change.window!r}")
-        unknown = [file.path for file in change.remove if file.path not in held]
-        if unknown:
-            raise ValueError(f"version {self.version} does not hold {unknown[0]}")
-        adds_only = not (change.replaces or change.remove or change.marked)
-        if change.add and adds_only and self._is_held_in_bucket(change):
-            return []
-        leaving = set(held) if change.replaces else {file.path for file in change.remove}
-        arriving = [path for path in staged if path not in held]
-        removed = sorted(leaving - set(staged))
-        actions: list[Action] = []
-        same = change.same_rows
-        actions += [add_data(self.table.folder, staged[path], same_rows=same) for path in sorted(arriving)]
-        actions += [remove(held[path], same_rows=same) for path in removed]
-        actions += self._marks(change, {path: held[path] for path in held.keys() - leaving})
-        if change.add and not actions and self._holds(change):
-            return []
-        return actions + self._state_actions(change)
-
-    def _marks(self, change: WindowChange, staying: Mapping[str, LakeFile]) -> list[VectorChange]:
-        if not change.marked:
-            return []
-        if not self.has_vectors:
-            raise ValueError(f"{self.table.spec.path} may have no deletion vectors")
-        strangers = change.marked.keys() - staying.keys()
-        if strangers:
-            raise ValueError(f"{min(strangers)} has a new deletion vector and does not stay in the table")
-        stats, folder = self.stats(change.window), self.table.folder
-        # Readers would see a file that leaves and enters with one vector as gone.
-        new = [each for each in sorted(change.marked.items()) if staying[each[0]].vector != each[1]]
-        return [mark(folder, staying[path], vector, stats[path]) for path, vector in new]
-
-    def _is_held_in_bucket(self, change: WindowChange) -> bool:
-        """Return whether the window holds this work already, in files of another attempt in a bucket."""
-        return not storage_of(self.table.folder).is_local and self._holds(change)
-
-    def _holds(self, change: WindowChange) -> bool:
-        state = self.state(change.window)
-        return state is not None and state.same_work(change.state)
-
-    def _state_actions(self, change: WindowChange) -> list[Action]:
-        spec, state = self.table.spec, change.state
-        path = layout.state_path(change.window, state.generation, state.to_text(), spec.partition_by)
-        before = self._states_of(change.window)
-        same = change.same_rows
-        actions: list[Action] = [remove(file, same_rows=same) for file in before if file.path != path]
-        if path not in {file.path for file in before}:
-            size = write_state(self.table.folder / path, state, self._data_schema)
-            partition = layout.partition_in(path, spec.partition_by)
-            actions.append(add_state(path, size, partition, same_rows=same))
-        return actions
-
-    @cached_property
-    def _data_schema(self) -> pa.Schema:
-        return arrow_schema(self.table.spec.schema, without=self.table.spec.partition_by)
-
-    def _states_of(self, window: str) -> tuple[LakeFile, ...]:
-        return self._divided(window)[1]
-
-    def _divided(self, window: str) -> tuple[tuple[LakeFile, ...], tuple[LakeFile, ...]]:
-        """Return the data files of ``window`` and its state files, each sorted by path."""
-        found = self._by_window.get(window)
-        if found is None:
-            files: list[LakeFile] = []
-            states: list[LakeFile] = []
-            for file in self._listing.files(window):
-                (states if layout.is_state(file.path) else files).append(file)
-            found = self._by_window[window] = tuple(files), tuple(states)
-        return found
-
-
 def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *, attempts: int = 8) -> T:
     """Call ``plan_and_commit`` on a new snapshot until it commits without a conflict (``until_first``).
 
@@ -538,9 +192,6 @@ def retrying(plan_and_commit: Callable[[TableSnapshot], T], table: LakeTable, *,
 
 _opened: dict[Path, TableSnapshot] = {}
 """The tables that this process opened last, by folder: the layers of a run open the same tables."""
-
-_warned: set[str] = set()
-"""What this process has warned of already: damaged states."""
 
 
 def _remember(snapshot: TableSnapshot) -> TableSnapshot:

@@ -12,9 +12,10 @@ from omnisupport_ingest.contracts.decision_table import SCENARIOS, Finding
 from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.explained import Replaced
 from omnisupport_ingest.layers.plan import REPEATED, Upstream, WindowPlan, Work
 from omnisupport_ingest.layers.progress import BatchFacts

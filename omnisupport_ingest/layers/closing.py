@@ -17,9 +17,10 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, unit_key
 
 

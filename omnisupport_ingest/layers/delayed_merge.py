@@ -21,8 +21,8 @@ from statistics import median
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.checkpoint import MergeCost
 from omnisupport_ingest.lake.log import LogChanges
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.odd_keys import keyless_in
 from omnisupport_ingest.layers.shown import judging_rules_of, net_facts, purged_before, purged_of, shown_since
 from omnisupport_ingest.layers.versions import of_contract

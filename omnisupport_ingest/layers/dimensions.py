@@ -43,7 +43,8 @@ from omnisupport_ingest.lake.key_files import ROWS_PER_FILE
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
 from omnisupport_ingest.lake.read import read_paths
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.layers import net_changes
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles
 from omnisupport_ingest.layers.workspace import Workspace
 

@@ -36,8 +36,9 @@ from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, sealed_files
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.read import read_files, read_paths
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.history_news import EventNews, differing, ends_in, news_since, tied

@@ -31,9 +31,9 @@ from omnisupport_ingest.lake.key_files import (
     written_file,
 )
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import place_files
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key

@@ -24,7 +24,7 @@ from omnisupport_ingest.cdc.table_ends import TABLE_END_COLUMNS, TableEnd, table
 from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 
 
 def keyless_in(files: Iterable[LakeFile]) -> Iterator[TableEnd]:

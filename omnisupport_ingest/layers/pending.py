@@ -24,7 +24,7 @@ from omnisupport_ingest.contracts.decision_table import (
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.standing import LandingOrder

@@ -20,8 +20,8 @@ from omnisupport_ingest.contracts.decision_table import (
     REPLAY_WINDOW,
     DecisionTable,
 )
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 
 REPEATED = IDEMPOTENCY_KEY.found(DUPLICATE_WRITE)
 """A window is asked for whose content has all its inputs already, made as it would be now."""

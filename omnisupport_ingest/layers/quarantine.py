@@ -22,10 +22,11 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange, until_first
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles, stage_folders, stage_frame
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers.checkpoints import Counts, Identity, Outcome, checkpoint_of
 from omnisupport_ingest.layers.plan import WindowPlan, Work, idempotency_key
 from omnisupport_ingest.layers.progress import BatchFacts

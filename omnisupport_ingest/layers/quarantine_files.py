@@ -25,9 +25,10 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile, generation_of, partition_in
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import rows_in
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand, storage_of
 

@@ -18,8 +18,8 @@ from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore

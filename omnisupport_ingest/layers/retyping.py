@@ -15,7 +15,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import decode_note, encode
 from omnisupport_ingest.storage import replace, storage_of

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from omnisupport_ingest.lake.looks import Looks
-from omnisupport_ingest.lake.table import LakeTable, TableMark, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableMark, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.index import News
 from omnisupport_ingest.layers.window_index import UNSETTLED, LookNote, WindowIndex
 from omnisupport_ingest.sqlite_index import IndexDamaged

@@ -11,8 +11,8 @@ from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import LogChanges, changes_since
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.versions import of_contract

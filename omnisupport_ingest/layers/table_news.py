@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from omnisupport_ingest.contracts.decision_table import DecisionTable
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.lateness import LateArrival
 from omnisupport_ingest.layers.net_changes import units_above

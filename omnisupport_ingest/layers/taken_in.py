@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.layers.plan import files_to_read
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, EventsGone
 from omnisupport_ingest.layers.shown import made_from, newer_windows

@@ -25,7 +25,7 @@ from omnisupport_ingest import __version__
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_plain
-from omnisupport_ingest.lake.table import TableMark
+from omnisupport_ingest.lake.snapshot import TableMark
 from omnisupport_ingest.records import encode_line
 from omnisupport_ingest.sqlite_index import (
     IndexDamaged,

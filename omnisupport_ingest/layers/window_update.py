@@ -15,8 +15,9 @@ from typing import ClassVar, Generic, TypeVar
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.lake.checkpoint import Checkpoint
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers import closing
 from omnisupport_ingest.layers.checkpoints import Identity, Outcome, change_for, report
 from omnisupport_ingest.layers.closing import Compaction

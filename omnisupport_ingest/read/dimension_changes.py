@@ -27,7 +27,8 @@ from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace

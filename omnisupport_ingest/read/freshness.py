@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import Landed, LandingStore
 from omnisupport_ingest.layers.shown import Shown

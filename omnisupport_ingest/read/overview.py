@@ -13,8 +13,9 @@ from functools import partial
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import Landed, LandingStore

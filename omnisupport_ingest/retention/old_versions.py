@@ -29,8 +29,9 @@ from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.key_files import WrittenFile, write_again, written_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
 from omnisupport_ingest.lake.live_rows import live_table
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import place_files
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.layers.event_tasks import order_of
 from omnisupport_ingest.layers.history import LAYER
 from omnisupport_ingest.layers.plan import idempotency_key

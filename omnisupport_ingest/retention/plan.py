@@ -16,9 +16,9 @@ from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.cdc.life import Position
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.sweep import freed_by
-from omnisupport_ingest.lake.table import TableSnapshot
 from omnisupport_ingest.landing.completeness import incomplete_now
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest

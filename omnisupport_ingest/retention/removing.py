@@ -26,8 +26,9 @@ from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import freed_by
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.layers.ledgers import RETENTION_TYPE
 from omnisupport_ingest.layers.plan import units_of
 from omnisupport_ingest.layers.removed import BEGUN, DONE, HISTORY, LANDING, QUARANTINE, RAW, Removal, Removed

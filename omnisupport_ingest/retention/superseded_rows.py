@@ -29,9 +29,10 @@ from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.file_rows import batches_of
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import stage_folders
 from omnisupport_ingest.lake.state import WindowState
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.net_changes import LAYER, THINNED
 from omnisupport_ingest.layers.odd_keys import odd_files

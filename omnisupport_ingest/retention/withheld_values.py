@@ -26,7 +26,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.table import TableSnapshot, retrying
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import retrying
 from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
 from omnisupport_ingest.layers.plan import idempotency_key

@@ -15,7 +15,8 @@ from datetime import datetime
 from omnisupport_ingest.cdc.judging import DISCARD, DISCARDED
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.pending import held_at, standing_of_windows
 from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger

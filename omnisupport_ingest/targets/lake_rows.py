@@ -24,7 +24,7 @@ from omnisupport_ingest.lake.deletion_vectors import are_there
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns

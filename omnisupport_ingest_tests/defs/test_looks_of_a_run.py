@@ -21,7 +21,7 @@ from omnisupport_ingest.lake import table as lake_table
 from omnisupport_ingest.lake.file_index import FileIndex
 from omnisupport_ingest.lake.file_index_tables import TableLog
 from omnisupport_ingest.lake.log_entry import put_entry
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 

@@ -28,7 +28,8 @@ from omnisupport_ingest.lake.commit import CommitConflict, WindowChange, commit_
 from omnisupport_ingest.lake.file_index import FileIndex
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import NOON, W1, W2, by_window, change, place_without_spark, state
 
 WINDOWS = [W1, W2, "2026-01-31T1100"]

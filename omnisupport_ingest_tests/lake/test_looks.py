@@ -17,7 +17,8 @@ from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.log_entry import put_entry
 from omnisupport_ingest.lake.looks import Looks
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot, retrying
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers.ledgers import retention_ledger
 from omnisupport_ingest_tests.lake.tables import (
     W1,

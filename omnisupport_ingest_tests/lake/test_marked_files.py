@@ -35,9 +35,10 @@ from omnisupport_ingest.lake.live_rows import live_sql, live_table
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.log_entry import WriterDemands
 from omnisupport_ingest.lake.log_files import LogUnreadable, files_in_log
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced, sweepable
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import StorageUnreachable
 from omnisupport_ingest_tests.lake.tables import state, unpartitioned
 from omnisupport_ingest_tests.lake.test_sweep import age

@@ -15,7 +15,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.key_files import SEALED, KeyFile, KeyOrder, KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers import (
     deduped,
     dimensions,

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
-from omnisupport_ingest.lake.table import TableSnapshot
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw, updating_files
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import CONTRACT, FIRST, SOURCE, Change, Commit, Story

@@ -21,6 +21,7 @@ from omnisupport_ingest.checks import lake_checks, quality_checks
 from omnisupport_ingest.checks.window_checks import replays_explained, windows_settled
 from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.lake import delta, table
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers import dimensions, window_index
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
 from omnisupport_ingest.layers.window_index import HELD, UNSETTLED, WindowIndex
@@ -145,13 +146,13 @@ def test_a_look_asks_a_table_without_news_for_the_state_of_a_window_twice_at_mos
     pending_windows(history.workspace, SOURCE)
     history.seal()
     workspace, asked = history.opened(), Counter[tuple[str, str]]()
-    state = table.TableSnapshot.state
+    state = TableSnapshot.state
 
-    def counted(snapshot: table.TableSnapshot, window: str) -> object:
+    def counted(snapshot: TableSnapshot, window: str) -> object:
         asked[snapshot.table.spec.path, window] += 1
         return state(snapshot, window)
 
-    monkeypatch.setattr(table.TableSnapshot, "state", counted)
+    monkeypatch.setattr(TableSnapshot, "state", counted)
     standing_of_windows(workspace, SOURCE)
     of_others = {which: times for which, times in asked.items() if "net_changes/other" in which[0]}
     assert of_others and max(of_others.values()) <= 2

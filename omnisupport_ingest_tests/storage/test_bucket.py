@@ -26,8 +26,9 @@ from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.sweep import sweep, sweep_replaced
-from omnisupport_ingest.lake.table import LakeTable, TableSnapshot
+from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
 from omnisupport_ingest.layers.ledgers import retention_ledger
