@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -55,9 +56,14 @@ class Drafts:
     @classmethod
     def of(cls, spark: SparkSession, folder: Path) -> Drafts:
         """``folder``: in the staging folder of a table."""
-        table = folder.parent.parent
         assert folder.parent.name == layout.STAGING, "drafts are of a table"
+        table = folder.parent.parent
         return cls(folder, table / DRAFTS / folder.name, Visit.of(spark, table))
+
+    @classmethod
+    def beside(cls, spark: SparkSession, table: Path, folder: Path) -> Drafts:
+        """Of a ``folder`` that is in no table: its objects are with those of ``table`` meanwhile."""
+        return cls(folder, table / DRAFTS / uuid.uuid4().hex, Visit.of(spark, table))
 
     # --- in a task --------------------------------------------------------------------------------
 
@@ -88,6 +94,7 @@ class Drafts:
             for file in sorted(folder.rglob("*.parquet"))
         ]
         names = [each.name for each in found]
+        # No failpoint: drafts that no table names. Who dies here is begun again, under other names.
         _each(lambda name: self._storage.send(folder / name, self.objects / name), names)
         for name in names:
             # No failpoint: a draft of this machine that has been sent.
@@ -101,6 +108,14 @@ class Drafts:
         if self.visit is not None:
             _each(lambda name: self._storage.fetch(self.objects / name, self.folder / name), names)
 
+    def lend(self, file: Path) -> str:
+        """Return the path by which tasks read a ``file`` of the driver, which is sent for it if need be."""
+        if self.visit is None:
+            return str(file)
+        # No failpoint: an object that no table names.
+        self._storage.send(file, self.objects / file.name)
+        return str(self.objects / file.name)
+
     def paths(self, names: Iterable[str]) -> list[str]:
         """The paths by which tasks read again what they have sent as ``names``."""
         return [str(self.objects / name) for name in names]
@@ -110,13 +125,17 @@ class Drafts:
         them, and while it can copy the drafts. The commit that names them sends no byte again."""
         if self.visit is None:
             return
-        table = self.folder.parent.parent
+        table = self.objects.parent.parent
         with failpoint("lake.upload", table):
             self._storage.upload([table / path for path in paths])
 
     def clear(self) -> None:
         """Delete the draft. ``sweep`` deletes what cannot be deleted now."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.clear_objects()
+
+    def clear_objects(self) -> None:
+        """Delete what the bucket has of the draft."""
         if self.visit is not None:
             with suppress(StorageUnreachable):
                 # No failpoint: drafts that no table names.

@@ -116,7 +116,7 @@ def stage_frame(
             room_on_disk(frame.sparkSession, draft),
             _compiled(frame.sparkSession, rows),
         ):
-            whole = _written(frame.select(*spec.schema.names), drafts, spec.partition_by)
+            whole = write_frame(frame.select(*spec.schema.names), drafts, spec.partition_by)
         placed = place_draft(table, whole, unit=unit, generation=generation)
         drafts.keep(file.path for file in placed.files)
         return placed
@@ -124,8 +124,9 @@ def stage_frame(
         drafts.clear()
 
 
-def _written(frame: DataFrame, drafts: Drafts, partition_by: tuple[str, ...]) -> Path:
-    """Write ``frame`` to the folder of ``drafts``, or to one in it, by partition; return that."""
+def write_frame(frame: DataFrame, drafts: Drafts, partition_by: tuple[str, ...]) -> Path:
+    """Write ``frame`` as Parquet files, by partition, to the folder of ``drafts`` or to one in it; return
+    that. There may be no file where there are no rows."""
     if drafts.visit is not None:
         from omnisupport_ingest.lake.frame_tasks import write_by_tasks
 

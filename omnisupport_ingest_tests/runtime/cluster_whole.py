@@ -1,4 +1,4 @@
-"""Lands a stream of which much is not as it should be and takes it through every layer, as a program of its own.
+"""Takes a stream of which much is not as it should be through every layer, as a program of its own.
 
 On the Spark of its settings: two passes with a window that closes between them, the erasure of a row, and a
 replay of everything. With a folder as its argument, a task on each executor first notes there what it sees of
@@ -35,7 +35,9 @@ START = datetime(2026, 3, 2, 12, tzinfo=UTC)
 def look(batches: Iterable[pa.RecordBatch], *, home: str, said: str) -> Iterator[pa.RecordBatch]:
     """Note what this executor sees in the ``home``."""
     for batch in batches:
-        (Path(said) / f"seen-{os.getpid()}").write_text("\n".join(sorted(os.listdir(home))))
+        (Path(said) / f"seen-{os.getpid()}").write_text(
+            "\n".join(sorted(each.name for each in Path(home).iterdir()))
+        )
         # So that the other executor takes the other task.
         time.sleep(1)
         yield batch
