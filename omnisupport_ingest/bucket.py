@@ -145,7 +145,7 @@ class BucketStorage:
             stay = [each for each in holding if f"/{DRAFTS}/" not in each]
             _set_attribute(path, _OBJECTS, " ".join([*stay, key]))
 
-    def send(self, file: Path, path: Path) -> None:
+    def send_file(self, file: Path, path: Path) -> None:
         """Put the finished ``file``, which is anywhere on this machine, as the object of ``path``."""
         self._put_file(file, self.key(path))
 

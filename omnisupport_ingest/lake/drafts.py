@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from omnisupport_ingest.bucket import BucketStorage
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
+from omnisupport_ingest.lake.commit import StagedFileMissing
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import DRAFTS, StorageUnreachable, storage_of
 from omnisupport_ingest.visiting import Visit
@@ -95,26 +96,33 @@ class Drafts:
         ]
         names = [each.name for each in found]
         # No failpoint: drafts that no table names. Who dies here is begun again, under other names.
-        _each(lambda name: self._storage.send(folder / name, self.objects / name), names)
+        _each(lambda name: self._storage.send_file(folder / name, self.objects / name), names)
         for name in names:
-            # No failpoint: a draft of this machine that has been sent.
             (folder / name).unlink()
         return found
 
     # --- in the driver ----------------------------------------------------------------------------
 
     def bring(self, names: Collection[str]) -> None:
-        """Have what tasks have sent as ``names`` as files of the draft's folder; nothing where they are."""
-        if self.visit is not None:
-            _each(lambda name: self._storage.fetch(self.objects / name, self.folder / name), names)
+        """Have what tasks have sent as ``names`` as files of the draft's folder, where it is not written to
+        by them. Raises ``StagedFileMissing`` if one is gone."""
+        if self.visit is None:
+            return
+        _each(lambda name: self._storage.fetch(self.objects / name, self.folder / name), names)
+        if gone := [name for name in names if not (self.folder / name).exists()]:
+            raise StagedFileMissing(
+                f"{self.objects / gone[0]}, which a task has sent, is gone from the bucket.",
+                fix="Run the same work again: it stages its files again.",
+            )
 
     def lend(self, file: Path) -> str:
         """Return the path by which tasks read a ``file`` of the driver, which is sent for it if need be."""
         if self.visit is None:
             return str(file)
+        path = self.objects / f"{file.name}.parquet"
         # No failpoint: an object that no table names.
-        self._storage.send(file, self.objects / file.name)
-        return str(self.objects / file.name)
+        self._storage.send_file(file, path)
+        return str(path)
 
     def paths(self, names: Iterable[str]) -> list[str]:
         """The paths by which tasks read again what they have sent as ``names``."""
@@ -131,6 +139,7 @@ class Drafts:
 
     def clear(self) -> None:
         """Delete the draft. ``sweep`` deletes what cannot be deleted now."""
+        # No failpoint: a draft that no table names.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.clear_objects()
 
