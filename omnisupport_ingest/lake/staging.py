@@ -28,6 +28,7 @@ from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.visiting import Visit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -249,10 +250,12 @@ def room_on_disk(spark: SparkSession, draft: Path) -> Iterator[None]:
                 fix="Free some space there, or set OMNISUPPORT_SPARK_LOCAL_DIR to a folder on a larger disk "
                 "and start again; then run the same again.",
             ) from error
+        of, it = "OMNISUPPORT_HOME", "the home"
+        if Visit.of(spark, draft.parent.parent) is not None:
+            of, it = "SPARK_LOCAL_DIRS of the executors", "these"
         raise NoRoomOnDisk(
             f"No space left on the disk while writing {draft.parent.parent}; nothing was committed.",
-            fix="Free some space on the disk of OMNISUPPORT_HOME, or move the home to a larger one; then "
-            "run the same again.",
+            fix=f"Free some space on the disk of {of}, or move {it} to a larger one; then run the same again.",
         ) from error
 
 
