@@ -26,9 +26,9 @@ from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import Landed
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
