@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.manifest import Manifest
@@ -13,10 +13,21 @@ from omnisupport_ingest.landing.names import chunk_prefix
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart
 from omnisupport_ingest.position import Lsn
 
-if TYPE_CHECKING:
-    from omnisupport_ingest.landing.store import LandingStore
-
 _WINDOWS_KEPT = 4
+
+
+class Batches(Protocol):
+    """The batches that have landed, of whatever epoch, also those behind a gap (``LandingStore``)."""
+
+    def manifests(self) -> list[Manifest]: ...
+
+    def read(self, batch_id: str) -> Manifest: ...
+
+    def batch_ids(self, prefix: str = "") -> list[str]: ...
+
+    def parts(self, window: str) -> list[LandedPart]: ...
+
+    def has_just(self, window: str, batches: frozenset[str]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class Landed:
 
     epochs: tuple[EpochStanding, ...]
     gap: Gap | None
-    _store: LandingStore = field(repr=False, compare=False)
+    _store: Batches = field(repr=False, compare=False)
     _parts: dict[str, list[LandedPart]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
