@@ -47,8 +47,11 @@ class TableAsOf:
 
 def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
     """Count the rows of each table of ``reading``."""
-    contracts = progress.each(reading.contracts, lambda each: f"folding {each.name}")
-    return [_counted(contract.name, reading.table(spark, contract)) for contract in contracts]
+    counts = []
+    for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
+        with reading.table_folded_once(spark, contract) as rows:
+            counts.append(_counted(contract.name, rows))
+    return counts
 
 
 def write_tables(
@@ -69,7 +72,8 @@ def write_tables(
         for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
             drafts = Drafts.beside(spark, workspace.dimension(contract).folder, Path(scratch) / contract.name)
             try:
-                whole = write_frame(reading.table(spark, contract), drafts, ())
+                with reading.table_folded_once(spark, contract) as rows:
+                    whole = write_frame(rows, drafts, ())
             finally:
                 drafts.clear_objects()
             states[contract.name] = [str(file) for file in sorted(whole.glob("*.parquet"))]

@@ -131,8 +131,12 @@ class MovedOn:
         parts = partitions_for(rows_in(events), events.stat().st_size)
         try:
             rows = read_paths(spark, _EVENT_TYPE, [drafts.lend(events)])
-            folded = fold_events(rows, self.contract, partitions=parts)
-            whole = write_frame(current_state(folded, self.contract, partitions=parts), drafts, ())
+            # Kept meanwhile: what ends rows is asked for first.
+            folded = fold_events(rows, self.contract, partitions=parts).persist()
+            try:
+                whole = write_frame(current_state(folded, self.contract, partitions=parts), drafts, ())
+            finally:
+                folded.unpersist()
         finally:
             drafts.clear_objects()
         return [str(file) for file in sorted(whole.glob("*.parquet"))]
