@@ -236,7 +236,7 @@ def made_by_tasks(
     """Run each of ``works`` in a Spark task and yield the draft; yield None if a task cannot do its work.
 
     ``Made.place`` moves the rows to their final paths; no version of the table holds them yet. The works are
-    pickled and sent to Spark's workers. ``unit`` and ``generation``: as in ``staging.stage_frame``.
+    pickled and sent to Spark's workers. ``unit`` and ``generation``: as in ``staged_frames.stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of
+from omnisupport_ingest.lake.frame_tasks import read_by_tasks, read_paths_by_tasks
 from omnisupport_ingest.lake.layout import HIVE_NULL, LakeFile
 from omnisupport_ingest.visiting import Visit
 
@@ -46,8 +47,6 @@ def read_files(
         return spark.createDataFrame([], schema.toNullable())
     visit = Visit.of(spark, Path(files[0].full_path))
     if visit is not None:
-        from omnisupport_ingest.lake.frame_tasks import read_by_tasks
-
         return read_by_tasks(spark, visit, schema, files)
     in_files = StructType([field for field in schema.toNullable() if field.name not in partition_by])
     marked = [file for file in files if file.vector is not None]
@@ -67,8 +66,6 @@ def read_paths(spark: SparkSession, schema: StructType, paths: Sequence[str]) ->
     files of a table without partitions, or what tasks wrote for the next ones."""
     visit = Visit.of(spark, Path(paths[0]))
     if visit is not None:
-        from omnisupport_ingest.lake.frame_tasks import read_paths_by_tasks
-
         return read_paths_by_tasks(spark, visit, schema, paths)
     return spark.read.schema(schema).parquet(*(f"file://{path}" for path in paths))
 

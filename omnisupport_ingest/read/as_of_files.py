@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest import progress
 from omnisupport_ingest.lake.drafts import Drafts
-from omnisupport_ingest.lake.staging import write_frame
+from omnisupport_ingest.lake.staged_frames import write_frame
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import Reading

@@ -23,7 +23,7 @@ from omnisupport_ingest.contracts.pii_policies import HASH
 from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.read import read_paths
-from omnisupport_ingest.lake.staging import write_frame
+from omnisupport_ingest.lake.staged_frames import write_frame
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.read.compare import (
     SHOWN,

@@ -137,7 +137,7 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # The plans are wide (a column's state is several expressions) and the batches small: compiling a
         # plan costs more than interpreting it (measured: half the time without). Large ones are compiled
-        # (`lake.staging`).
+        # (`lake.staged_frames`).
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Rows of up to so many windows are written as they come; for more, a task sorts them first.

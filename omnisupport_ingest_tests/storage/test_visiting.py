@@ -28,7 +28,7 @@ from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks
 from omnisupport_ingest.lake.frame_tasks import write_by_tasks
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.read import read_files
-from omnisupport_ingest.lake.staging import stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import DRAFTS, storage_of
