@@ -78,13 +78,17 @@ def test_workers_that_see_no_home_make_of_a_bucket_what_one_machine_makes_of_fol
     found, expected = hashes(away), hashes(alone)
     assert {name for name, _ in expected} >= {f"{SOURCE}/{name}" for name in TABLES}
     assert found == expected
+    assert closed(away) == closed(alone) != []
     assert drafts_left(away) == []
     for file in (*home.path.rglob("*"), *tmp_path.glob("*.log")):
         if file.is_file() and not file.is_socket():
             assert b"SECRET-that-no-file-may-hold" not in file.read_bytes(), file
 
 
-TABLES = ("raw_cdc_staging", "deduped_events", "quarantine", "net_changes/tickets", "dim_tickets")
+TABLES = (
+    *("raw_cdc_staging", "deduped_events", "quarantine"),
+    *("net_changes/tickets", "dim_tickets", "history/dim_tickets_history"),
+)
 
 
 def write_contract(folder: Path) -> None:
@@ -133,6 +137,13 @@ def hashes(settings: Settings) -> dict[tuple[str, str], str]:
             assert state is not None, (table.spec.path, window)
             found[table.spec.path, window] = state.checkpoint.content_hash
     return found
+
+
+def closed(settings: Settings) -> list[str]:
+    """The windows of raw whose files were brought together."""
+    raw = Workspace.open(settings).raw(SOURCE).open()
+    states = {window: raw.state(window) for window in raw.windows()}
+    return [window for window, state in states.items() if state is not None and state.checkpoint.closed]
 
 
 def drafts_left(settings: Settings) -> list[Path]:
