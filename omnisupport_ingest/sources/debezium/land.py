@@ -33,6 +33,7 @@ from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
 from omnisupport_ingest.sources.debezium.lines import Content, Lines, content_of
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.shown_schemas import First
 from omnisupport_ingest.sources.packed import plain_name
 from omnisupport_ingest.sources.shown_columns import Recorder
 from omnisupport_ingest.windows import WindowGrid
@@ -285,9 +286,7 @@ class _Reading:
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
         if self._epoch is not None:
-            self._reader.shown.record(
-                self._inlet.schemas(self._epoch), lambda row: f"{self._path.name}, line {row}"
-            )
+            self._reader.shown.record(self._inlet.schemas(self._epoch), self._place)
         # The tables that the file has events of, as their contracts have them.
         relations = tuple(contracted_relation(each) for each in self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
@@ -296,6 +295,10 @@ class _Reading:
             relations=relations,
             max_clock_skew=self._inlet.max_clock_skew,
         )
+
+    def _place(self, row: First) -> str:
+        assert isinstance(row, int), "the line of a file"
+        return f"{self._path.name}, line {row}"
 
     def _refused(self, number: int, fault: LineFault) -> FileRefused:
         return FileRefused(f"{printable(self._path)}, line {number}: {fault.problem}.", fix=fault.fix)

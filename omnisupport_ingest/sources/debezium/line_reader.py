@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
 from omnisupport_ingest.sources.debezium.records import read_line
-from omnisupport_ingest.sources.debezium.shown_schemas import RowSchema, ShownSchemas
+from omnisupport_ingest.sources.debezium.shown_schemas import ShownSchemas
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -131,9 +131,7 @@ class LineReader:
             self.tally.uncontracted[f"{event.source_schema}.{event.source_table}"] += 1
         else:
             self._contracts[contract.name] = contract
-            if event.after is not None:
-                schema = RowSchema.of(change.after or {}, change.fields)
-                self.shown.add(contract, schema, record.text if row is None else row, event.source_ts)
+            self.shown.add_row(contract, change, record.text if row is None else row, event.source_ts)
         return event
 
     def take_ordinary(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:

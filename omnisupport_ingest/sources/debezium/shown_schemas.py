@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.connect_types import shown_column
 from omnisupport_ingest.sources.shown_columns import Recorder, Sighting
 
@@ -57,6 +58,17 @@ class ShownSchemas:
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], _Shown] = {}
+        self._last: dict[str, RowSchema] = {}
+
+    def add_row(self, contract: TableContract, change: Change, first: First, at: datetime) -> None:
+        """Take in the row of ``change``, if it has one, of the time ``at``."""
+        if change.after is None:
+            return
+        schema = self._last.get(contract.name)
+        # Nearly every row is like the one before it.
+        if schema is None or schema.names != tuple(change.after) or schema.fields != change.fields:
+            schema = self._last[contract.name] = RowSchema.of(change.after, change.fields)
+        self.add(contract, schema, first, at)
 
     def add(
         self, contract: TableContract, schema: RowSchema, first: First, latest: datetime, rows: int = 1

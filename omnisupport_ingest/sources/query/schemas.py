@@ -45,12 +45,16 @@ class CursorSchemas:
         self._changes.accept([table.name])
 
     def _gone(self, table: TableContract) -> frozenset[str]:
-        """The columns of the contract that the table had and has no more, but those that it is read by."""
+        """The columns of the contract that the table had and has no more, but those that it is read by.
+
+        Without its soft-delete column a deleted row would be alive again.
+        """
         seen = self._changes.tables().get(table.name)
         if seen is None:
             return frozenset()
         cursor = CursorColumn.of(table)
-        there = {each.name for each in seen.columns} | {*table.key, cursor.name, cursor.event_time}
+        there = {each.name for each in seen.columns}
+        there |= {*table.key, cursor.name, cursor.event_time or "", table.soft_delete_column or ""}
         had = {
             each.column
             for each in self._changes.all()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog import schema_watch
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
-from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
+from omnisupport_ingest_tests.sources.query.tickets import Desk, contract, contract_document
 
 
 def changes(desk: Desk) -> list[tuple[str, str | None, str | None, str | None]]:
@@ -62,6 +64,18 @@ def test_without_its_key_or_cursor_a_table_cannot_be_read_and_the_change_is_told
     with pytest.raises(QueryRefused, match=name):
         desk.sync()
     assert ("column_dropped", name) in [each[:2] for each in changes(desk)]
+
+
+def test_without_its_soft_delete_column_no_row_is_read_as_alive(desk: Desk):
+    gone = {"type": ["string", "null"], "x-pg-type": "timestamp with time zone", "description": "When."}
+    document = contract_document(deleted_at=gone)
+    document["x-cdc"]["events"]["soft_delete_column"] = "deleted_at"
+    desk.table = contract_of(document, Path("tickets.json"))
+    desk.run("ALTER TABLE tickets ADD deleted_at timestamptz; INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets DROP deleted_at")
+    with pytest.raises(QueryRefused, match="deleted_at"):
+        desk.sync()
 
 
 def test_a_column_that_the_table_never_had_is_refused_as_before(desk: Desk):
