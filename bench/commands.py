@@ -60,8 +60,14 @@ LOOKS: dict[str, tuple[str, ...]] = {
 }
 """The measured commands with their arguments; names in braces are found in the home."""
 
+LONG_LOOKS: dict[str, tuple[str, ...]] = {
+    "as-of": ("{lsn}",),
+    "replay": ("--from", "{window}", "--dry-run"),
+}
+"""Commands that start Spark and change nothing: they say what they wait for, and are measured apart."""
+
 NO_LOOKS = {
-    "runs a part of the platform, or starts Spark": (
+    "runs a part of the platform, or needs one that runs": (
         *(
             "up",
             "demo",
@@ -71,10 +77,8 @@ NO_LOOKS = {
             "materialize",
             "serve",
             "workload",
-            "as-of",
             "verify",
             "rebuild",
-            "replay",
         ),
     ),
     "changes something, at once or when somebody says yes": (
@@ -112,10 +116,12 @@ def main(home: Path, table: str, key: str, repeats: int) -> None:
     """Time every command that only looks, on the demo's HOME, with its database running."""
     given = os.environ | {"OMNISUPPORT_HOME": str(home.absolute())}
     with _database(home.absolute()), tempfile.TemporaryDirectory() as folder:
-        newest = json.loads(_output(given, "landing", "list", "--limit", "1", "--json"))["listed"][0]
+        listed = json.loads(_output(given, "landing", "list", "--json"))["listed"]
+        newest, stream = listed[-1], next(each for each in reversed(listed) if each["windows"])
         found = {"folder": folder, "table": table, "key": key, "batch": newest["batch_id"]}
+        found |= {"lsn": stream["end_lsn"], "window": stream["windows"][0]}
         timings = {}
-        for name, arguments in LOOKS.items():
+        for name, arguments in [*LOOKS.items(), *LONG_LOOKS.items()]:
             line = (*name.split(), *(each.format(**found) for each in arguments))
             timings[name] = _timed(given, line, repeats)
             one = timings[name]

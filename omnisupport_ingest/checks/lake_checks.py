@@ -19,9 +19,9 @@ from omnisupport_ingest.contracts.decision_table import COLLISION, OLDER_EPOCH
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import chunks_of, incomplete_now
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.lost_changes import LostChanges, LostStretch
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import Landed
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.reviews import ReviewLedger

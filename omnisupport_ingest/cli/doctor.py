@@ -44,7 +44,7 @@ def doctor(archive: Out | None, as_json: bool) -> int:
     if path is not None:
         from omnisupport_ingest.cli.doctor_archive import write_archive
 
-        write_archive(path, diagnosed)
+        write_archive(path, document(diagnosed))
     if as_json:
         render.echo_json(document(diagnosed))
     else:

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 
 from pydantic import SecretStr
 
-from omnisupport_ingest.cli.doctor_machine import Diagnosis
 from omnisupport_ingest.cli.opening import has_home, open_settings, open_workspace
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
@@ -47,13 +46,14 @@ _PACKAGES = (
 )
 
 
-def write_archive(path: Path, diagnosed: list[Diagnosis]) -> None:
-    """Write the ZIP file ``path`` in one step, for its owner only."""
-    from omnisupport_ingest.cli.doctor import document
+def write_archive(path: Path, findings: dict[str, Any]) -> None:
+    """Write the ZIP file ``path`` in one step, for its owner only.
 
+    ``findings``: the document of ``doctor``.
+    """
     settings = open_settings()
     contents: dict[str, Any] = {
-        "doctor.json": document(diagnosed),
+        "doctor.json": findings,
         "versions.json": _versions(),
         "settings.json": shown_settings(settings),
     }

@@ -18,7 +18,7 @@ from omnisupport_ingest.foreign import parse_json
 if TYPE_CHECKING:
     import dagster as dg
 
-    from omnisupport_ingest.lake.table import TableSpec
+    from omnisupport_ingest.lake.table_spec import TableSpec
     from omnisupport_ingest.layers.workspace import Workspace
 
 _HEAD = """\

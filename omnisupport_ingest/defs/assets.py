@@ -31,7 +31,7 @@ from omnisupport_ingest.defs.tables import source_lineage, source_metadata, tabl
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.standing_task import standing_task
-from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.layers import deduped, dimensions, raw
 from omnisupport_ingest.layers.checkpoints import with_found
 from omnisupport_ingest.layers.late_replay import BY_HAND, refuse_backfill

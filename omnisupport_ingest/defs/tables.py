@@ -16,7 +16,7 @@ from omnisupport_ingest.cdc.column_descriptions import column_descriptions
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pii_policies import DROP, HASH, KEEP, MASK, TOKENIZE
 from omnisupport_ingest.defs.keys import deduped_key, landing_key
-from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.lake.table_spec import TableSpec
 
 _UNDER = {
     KEEP: "personal, kept as it is",

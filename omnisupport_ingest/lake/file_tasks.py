@@ -28,7 +28,7 @@ from omnisupport_ingest.lake import file_rows, layout, standing_task
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import StagedFiles, gathered, place_draft, room_on_disk
-from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TablePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,7 +227,7 @@ class Made:
 @contextmanager
 def made_by_tasks(
     spark: SparkSession,
-    table: LakeTable,
+    table: TablePlace,
     works: Sequence[Work],
     *,
     unit: str,

@@ -39,7 +39,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE, StagedFile
 from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import arrow_schema, open_with_schema
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.storage import at_hand, create_exclusively, storage_of
 
 SEQUENCE = "sequence"

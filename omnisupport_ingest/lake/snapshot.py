@@ -39,12 +39,12 @@ from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.looks import changed
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged, arrow_schema, delta_schema, retyped
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state, write_state
+from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from omnisupport_ingest.lake.table import LakeTable
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ class TableSnapshot:
     retyped: tuple[Retyped, ...]
     """Columns that have another type on disk. If there are any, a commit must replace all windows."""
 
-    def __init__(self, table: LakeTable, handle: DeltaTable) -> None:
+    def __init__(self, table: TablePlace, handle: DeltaTable) -> None:
         self.handle = handle
         self._set(table, str(handle.metadata().id), handle.version(), handle.schema().to_json())
 
     @classmethod
-    def from_index(cls, table: LakeTable, indexed: IndexedVersion) -> TableSnapshot:
+    def from_index(cls, table: TablePlace, indexed: IndexedVersion) -> TableSnapshot:
         """Return a snapshot of a version in the index; ``handle`` opens it by delta-rs when first used."""
         self = cls.__new__(cls)
         self._set(table, indexed.table_id, indexed.version, indexed.schema, indexed)
@@ -85,7 +85,7 @@ class TableSnapshot:
 
     def _set(
         self,
-        table: LakeTable,
+        table: TablePlace,
         table_id: str,
         version: int,
         schema: str,

@@ -25,7 +25,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout, standing_task
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.storage import storage_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class StagedFiles:
 
 
 def stage_frame(
-    table: LakeTable, frame: DataFrame, *, unit: str, generation: Mapping[str, int], rows: int = 0
+    table: TablePlace, frame: DataFrame, *, unit: str, generation: Mapping[str, int], rows: int = 0
 ) -> StagedFiles:
     """Write ``frame`` as Parquet files at their final paths; no version of the table holds them yet.
 
@@ -124,7 +124,7 @@ def stage_frame(
 
 
 def stage_folders(
-    table: LakeTable, folders: Iterable[str], *, unit: str, generation: Mapping[str, int]
+    table: TablePlace, folders: Iterable[str], *, unit: str, generation: Mapping[str, int]
 ) -> StagedFiles:
     """Move the files that tasks wrote to ``folders``, by partition, to their final paths.
 
@@ -156,7 +156,7 @@ def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
     return whole
 
 
-def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:
+def place_draft(table: TablePlace, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:
     """Move the files in ``draft``, by partition, to their final paths.
 
     Parameters and errors are those of ``stage_frame``.
@@ -177,7 +177,7 @@ def place_draft(table: LakeTable, draft: Path, *, unit: str, generation: Mapping
 
 
 def place_files(
-    table: LakeTable, draft: Path, names: Collection[str], *, unit: str, generation: int
+    table: TablePlace, draft: Path, names: Collection[str], *, unit: str, generation: int
 ) -> list[str]:
     """Move the files called ``names``, which tasks wrote to ``draft``, to the final folder in a table without
     partitions; other files stay in ``draft``.
@@ -245,7 +245,7 @@ def spilled(trace: str) -> bool:
     return frame is not None and frame[1] == "spark"
 
 
-def _check_columns(table: LakeTable, frame: DataFrame) -> None:
+def _check_columns(table: TablePlace, frame: DataFrame) -> None:
     wanted = {field.name: field.dataType for field in table.spec.schema.toNullable()}
     actual = {field.name: field.dataType for field in frame.schema.toNullable()}
     wrong = sorted(name for name in wanted.keys() | actual.keys() if wanted.get(name) != actual.get(name))
@@ -273,7 +273,7 @@ def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]
     ]
 
 
-def _final_folder(table: LakeTable, window: str, generation: int, unit: str) -> str:
+def _final_folder(table: TablePlace, window: str, generation: int, unit: str) -> str:
     """Return the folder for files of ``unit``, relative to the table.
 
     In an object store each attempt has its own folder within the unit's: a folder on this disk may hold only
@@ -309,7 +309,7 @@ def _place(written: Path, target: Path) -> None:
             continue
 
 
-def _staged(table: LakeTable, folder: str, window: str) -> list[StagedFile]:
+def _staged(table: TablePlace, folder: str, window: str) -> list[StagedFile]:
     staged = []
     for file in sorted((table.folder / folder).rglob("*.parquet")):
         if file.name.startswith((".", "_")):

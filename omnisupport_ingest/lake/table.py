@@ -1,4 +1,4 @@
-"""A Delta table of the lake: its definition, and how its newest version is opened.
+"""A Delta table of the lake, and how its newest version is opened.
 
 Work is planned on a ``TableSnapshot`` and committed on it, once. If another writer committed meanwhile, the
 commit is refused and the work is planned again on a new snapshot (``retrying``).
@@ -9,24 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from deltalake import DeltaTable
 
 from omnisupport_ingest import tracing
-from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import until_first
 from omnisupport_ingest.lake.delta import is_delta, open_delta
 from omnisupport_ingest.lake.file_index import FileIndex, index_of
-from omnisupport_ingest.lake.file_index_tables import IndexedVersion, TableLog
+from omnisupport_ingest.lake.file_index_tables import IndexedVersion
 from omnisupport_ingest.lake.log_entry import allow_vectors
 from omnisupport_ingest.lake.log_files import has_vectors
 from omnisupport_ingest.lake.looks import Looks, changed
 from omnisupport_ingest.lake.schema import lacks_columns, open_with_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+from omnisupport_ingest.lake.table_spec import TablePlace
 
 T = TypeVar("T")
 
@@ -35,49 +32,13 @@ _KEPT_OPEN = 16
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    """The definition of a table.
-
-    ``path``: relative to the lake, like ``support_desk/raw_cdc_staging``. ``schema``: every column, partition
-    columns included. ``partition_by``: empty, or begins with ``window``; partition columns are text.
-    ``deletion_vectors``: whether commits may mark rows of its files as dead (``WindowChange.marked``).
-    ``personal``: columns of which no value may stand in the log.
-    """
-
-    path: str
-    schema: StructType
-    partition_by: tuple[str, ...]
-    description: str
-    deletion_vectors: bool = False
-    personal: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.partition_by and self.partition_by[0] != layout.WINDOW:
-            raise ValueError(f"{self.path}: the first partition column is not {layout.WINDOW}")
-        for name in self.partition_by:
-            if self.schema[name].dataType.typeName() != "string":
-                raise ValueError(f"{self.path}: the partition column {name} is not text")
-
-    @property
-    def app_id(self) -> str:
-        """The application id that all writers of the table share (Delta protocol, ``txn``)."""
-        return f"omnisupport_ingest/{self.path}"
-
-
-@dataclass(frozen=True)
-class LakeTable:
-    """The table ``spec`` of the lake in the folder ``root``; ``open`` creates it, nothing else does.
+class LakeTable(TablePlace):
+    """A table of the lake; ``open`` creates it, nothing else does.
 
     ``looks``: those of the work that uses it; None: each use looks at the newest version.
     """
 
-    root: Path
-    spec: TableSpec
     looks: Looks | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def folder(self) -> Path:
-        return self.root.absolute() / self.spec.path
 
     @property
     def exists(self) -> bool:
@@ -152,11 +113,6 @@ class LakeTable:
             return snapshot.is_newest()
         seen = self.looks.of(self.folder, lambda: snapshot if snapshot.is_newest() else self._newest())
         return seen is not None and seen.is_version_of(snapshot)
-
-    @property
-    def log(self) -> TableLog:
-        """The log of the table, as the index reads it."""
-        return TableLog(self.spec.path, self.folder, self.spec.app_id)
 
     @property
     def index(self) -> FileIndex:

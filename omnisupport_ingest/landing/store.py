@@ -9,16 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing import integrity
-from omnisupport_ingest.landing.chain import Gap
 from omnisupport_ingest.landing.encoding import content_of, decode_manifest, encode_manifest, unreadable
 from omnisupport_ingest.landing.epochs import (
     EpochFacts,
@@ -30,8 +28,9 @@ from omnisupport_ingest.landing.epochs import (
 from omnisupport_ingest.landing.errors import ChainContested, DamagedBatch, ManifestUnreadable
 from omnisupport_ingest.landing.folder_lock import FolderLock
 from omnisupport_ingest.landing.index import SUFFIX, LandingIndex, News
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.manifest import DataFile, Manifest
-from omnisupport_ingest.landing.names import chunk_prefix, stream_batch_id, stream_prefix
+from omnisupport_ingest.landing.names import stream_batch_id, stream_prefix
 from omnisupport_ingest.landing.rows import Division, LandedEvent
 from omnisupport_ingest.landing.standing import BatchLine, EpochStanding, LandedPart, further
 from omnisupport_ingest.position import Lsn, Position
@@ -43,91 +42,9 @@ if TYPE_CHECKING:
 _REMEMBERED = 256
 """Parsed manifests that a store keeps in memory, about 11 KB each."""
 
-_WINDOWS_KEPT = 4
-
 HELD_UP_SECONDS = 1800.0
 """A writer that took longer to land a batch looks whether its data is still kept: a sweep leaves what is
 younger than an hour, or than it was told."""
-
-
-@dataclass(frozen=True)
-class Landed:
-    """What downstream may take, and the gap that holds back the rest of an epoch.
-
-    If several epochs have a gap, it is that of the newest of them, which may still be repaired. ``epochs``:
-    how far each epoch with a batch has come, in order.
-    """
-
-    epochs: tuple[EpochStanding, ...]
-    gap: Gap | None
-    _store: LandingStore = field(repr=False, compare=False)
-    _parts: dict[str, list[LandedPart]] = field(default_factory=dict, repr=False, compare=False)
-
-    @cached_property
-    def batches(self) -> tuple[Manifest, ...]:
-        """All batches in landing order. Parses every manifest: only for callers that need all of them."""
-        epochs = {each.epoch: each for each in self.epochs}
-        return tuple(
-            each
-            for each in self._store.manifests()
-            if each.epoch in epochs
-            and epochs[each.epoch].takes(each.stream.previous_end_lsn if each.stream else None)
-        )
-
-    @property
-    def count(self) -> int:
-        """The number of batches."""
-        return sum(each.batches for each in self.epochs)
-
-    @property
-    def last(self) -> BatchLine | None:
-        """The last batch in landing order."""
-        return next((each.last for each in reversed(self.epochs) if each.last is not None), None)
-
-    @property
-    def stream_end(self) -> Lsn | None:
-        """Up to where the stream has landed, the highest of all epochs."""
-        return max((each.end for each in self.epochs if each.end is not None), default=None)
-
-    @property
-    def watermark(self) -> datetime | None:
-        """The watermark of the source now: the highest of its newest epoch that has one."""
-        return next((each.mark for each in reversed(self.epochs) if each.mark is not None), None)
-
-    @property
-    def captured(self) -> bool:
-        """Whether the source is read by snapshot and stream, not by deliveries of files."""
-        return any(each.chunks or each.streams for each in self.epochs)
-
-    def parts(self, window: str) -> list[LandedPart]:
-        """The data files in ``window``, by batch. Those of a few windows are kept in memory, because every
-        table asks for those of an open window."""
-        if window not in self._parts:
-            epochs = {each.epoch: each for each in self.epochs}
-            while len(self._parts) >= _WINDOWS_KEPT:
-                del self._parts[next(iter(self._parts))]
-            self._parts[window] = [
-                part
-                for part in self._store.parts(window)
-                if part.epoch in epochs and epochs[part.epoch].takes(part.begins)
-            ]
-        return self._parts[window]
-
-    def untaken(self, window: str, taken: frozenset[str]) -> list[LandedPart]:
-        """Return the data files in ``window`` of batches that are not in ``taken``.
-
-        Reads nothing if all are taken.
-        """
-        if self._store.has_just(window, taken):
-            return []
-        return [part for part in self.parts(window) if part.batch_id not in taken]
-
-    def around_snapshots(self, epoch: int) -> list[Manifest]:
-        """Return the batches that show whether the snapshots of ``epoch`` are complete: chunks, and the last
-        stream batch."""
-        chunks = [self._store.read(name) for name in self._store.batch_ids(chunk_prefix(epoch))]
-        ends = [each.end_of for each in self.epochs if each.epoch == epoch and each.end_of is not None]
-        return chunks + [self._store.read(name) for name in ends]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc.envelope import POSITION_TYPE
 from omnisupport_ingest.lake.ledger import SEQUENCE, Ledger
-from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.lake.table_spec import TableSpec
 
 REVIEW_TYPE = T.StructType(
     [

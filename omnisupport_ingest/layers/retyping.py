@@ -17,6 +17,7 @@ from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import decode_note, encode
 from omnisupport_ingest.storage import replace, storage_of
@@ -88,7 +89,7 @@ def _file(workspace: Workspace, contract: TableContract) -> Path:
     return workspace.home.lake / contract.source / _FOLDER / f"{contract.name}.json"
 
 
-def _asks(contract: TableContract, table: LakeTable, found: tuple[Retyped, ...]) -> SchemaChanged:
+def _asks(contract: TableContract, table: TablePlace, found: tuple[Retyped, ...]) -> SchemaChanged:
     return SchemaChanged(
         f"{table.spec.path} has columns of another type than {contract.path} says: "
         f"{', '.join(map(str, found))}. It stays as it is, and takes in nothing more.",

@@ -34,7 +34,8 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.ledger import Ledger
 from omnisupport_ingest.lake.looks import Looks
-from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE, retention_ledger
 from omnisupport_ingest.layers.seen import Seen

@@ -12,7 +12,8 @@ much. All transactions with an earlier time together would be a state that the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,9 +26,9 @@ from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.completeness import incomplete_at, is_captured
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import Landed
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
@@ -76,9 +77,27 @@ class Reading:
 
     def table(self, spark: SparkSession, contract: TableContract) -> DataFrame:
         """The state of one table: ``current_type`` rows, softly deleted ones included."""
+        return self._state(self._folded(spark, contract), contract)
+
+    @contextmanager
+    def table_folded_once(self, spark: SparkSession, contract: TableContract) -> Iterator[DataFrame]:
+        """``table``, with the folded events kept by Spark meanwhile: what ends rows is asked for first, so
+        every use of the state would fold the events twice."""
+        folded = self._folded(spark, contract).persist()
+        try:
+            yield self._state(folded, contract)
+        finally:
+            folded.unpersist()
+
+    def _folded(self, spark: SparkSession, contract: TableContract) -> DataFrame:
         events = self.files.events(spark, contract).where(_below(self.below))
-        parts = partitions_for(*self.files.size(contract))
-        return current_state(fold_events(events, contract, partitions=parts), contract, partitions=parts)
+        return fold_events(events, contract, partitions=self._parts(contract))
+
+    def _state(self, folded: DataFrame, contract: TableContract) -> DataFrame:
+        return current_state(folded, contract, partitions=self._parts(contract))
+
+    def _parts(self, contract: TableContract) -> int:
+        return partitions_for(*self.files.size(contract))
 
 
 def read_as_of(

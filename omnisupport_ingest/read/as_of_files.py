@@ -43,8 +43,11 @@ class TableAsOf:
 
 def count_tables(reading: Reading, spark: SparkSession) -> list[TableAsOf]:
     """Count the rows of each table of ``reading``."""
-    contracts = progress.each(reading.contracts, lambda each: f"folding {each.name}")
-    return [_counted(contract.name, reading.table(spark, contract)) for contract in contracts]
+    counts = []
+    for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
+        with reading.table_folded_once(spark, contract) as rows:
+            counts.append(_counted(contract.name, rows))
+    return counts
 
 
 def write_tables(
@@ -65,7 +68,8 @@ def write_tables(
         counts = {}
         for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
             uri = f"file://{states[contract.name]}"
-            reading.table(spark, contract).write.parquet(uri)
+            with reading.table_folded_once(spark, contract) as rows:
+                rows.write.parquet(uri)
             counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
         written_tables = []
         for contract in reading.contracts:

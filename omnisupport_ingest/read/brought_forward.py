@@ -124,8 +124,12 @@ class MovedOn:
             connection.execute(f"COPY ({self._events()}) TO {text(str(events))} (FORMAT parquet)")
         rows = spark.read.schema(_EVENT_TYPE).parquet(f"file://{events}")
         parts = partitions_for(rows_in(events), events.stat().st_size)
-        folded = fold_events(rows, self.contract, partitions=parts)
-        current_state(folded, self.contract, partitions=parts).write.parquet(f"file://{folder}")
+        # Kept meanwhile: what ends rows is asked for first.
+        folded = fold_events(rows, self.contract, partitions=parts).persist()
+        try:
+            current_state(folded, self.contract, partitions=parts).write.parquet(f"file://{folder}")
+        finally:
+            folded.unpersist()
         return [str(file) for file in sorted(folder.glob("*.parquet"))]
 
     def _keys(self) -> str:

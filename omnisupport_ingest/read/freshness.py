@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.landing.store import Landed, LandingStore
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.shown import Shown
 from omnisupport_ingest.read.verified import EQUAL, PART_EQUAL, Verified
 

@@ -17,8 +17,9 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.chain import Gap
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.standing import LandedPart
-from omnisupport_ingest.landing.store import Landed, LandingStore
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers import deduped, net_changes, quarantine, raw
 from omnisupport_ingest.layers.delayed_merge import (
     ScatteredWrites,

@@ -18,8 +18,9 @@ from typing import Any
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import NOTE
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.landed import Landed
 from omnisupport_ingest.landing.manifest import Manifest
-from omnisupport_ingest.landing.store import Landed, LandingStore
+from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position

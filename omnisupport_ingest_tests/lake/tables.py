@@ -19,7 +19,8 @@ from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TableSpec
 
 W1, W2 = "2026-01-31T0900", "2026-01-31T1000"
 

@@ -17,7 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from omnisupport_ingest.lake.commit import NOTE, CommitConflict, StagedFileMissing
 from omnisupport_ingest.lake.schema import SchemaChanged
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.table import LakeTable, TableSpec, retrying
+from omnisupport_ingest.lake.table import LakeTable, retrying
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest_tests.lake.tables import (
     NOON,
     SCHEMA,

@@ -13,7 +13,8 @@ from pyspark.sql.types import IntegerType, LongType, ShortType, StructField, Str
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.lake import key_files
 from omnisupport_ingest.lake.key_files import KeyFile, KeyOrder, KeyRange, range_numbers, ranges_of
-from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TableSpec
 
 
 def rows(keys: list[int | None], first: int = 0) -> pa.Table:

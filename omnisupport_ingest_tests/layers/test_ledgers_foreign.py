@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from omnisupport_ingest.lake.ledger import Ledger, LedgerUnreadable
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.table import TableSpec
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.layers.erasures import ErasureLedger
 from omnisupport_ingest.layers.ledgers import ERASURE_TYPE, REVIEW_TYPE
 from omnisupport_ingest.layers.reviews import ReviewLedger

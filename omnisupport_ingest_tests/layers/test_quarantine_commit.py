@@ -16,7 +16,8 @@ from omnisupport_ingest.lake.commit import WindowChange, commit_actions, remove
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.stats import delta_stats
-from omnisupport_ingest.lake.table import LakeTable, TableSpec
+from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.lake.table_spec import TableSpec
 from omnisupport_ingest.layers import quarantine
 from omnisupport_ingest.layers.checkpoints import Identity
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, gone_from_disk
