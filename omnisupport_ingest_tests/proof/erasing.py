@@ -9,8 +9,10 @@ A subject may be erased by any of its rows, if no image of that row is of anothe
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +27,7 @@ from omnisupport_ingest_tests.proof.compare import Difference
 from omnisupport_ingest_tests.proof.expected import Expected, is_whole
 from omnisupport_ingest_tests.proof.landed import Landed, Subject, own_subject
 from omnisupport_ingest_tests.proof.platform import Platform
+from omnisupport_ingest_tests.proof.policies import KEYS, Secrets
 from omnisupport_ingest_tests.proof.privacy import Sought, texts_of
 from omnisupport_ingest_tests.proof.subjects import Left
 
@@ -253,13 +256,12 @@ def complete(platform: Platform, asked: AskedSubject, left: Left) -> tuple[bool,
 def in_the_home(workspace: Workspace, lost: Mapping[str, Sought]) -> Iterator[Difference]:
     """The files of the home, of whatever version, that show a value of erased subjects that no other has.
 
-    But for the map of tokens, which an erasure leaves as it is, and files that a certificate names as left
-    over.
+    Of a value its hashes and its token are looked for, too: policies leave these in layers above raw. But for
+    the map of tokens, which an erasure leaves as it is, and files that a certificate names as left over.
     """
-    every = Sought(
-        {text for each in lost.values() for text in each.hidden},
-        {text for each in lost.values() for text in each.shown},
-    )
+    hidden = {text for each in lost.values() for text in each.hidden}
+    shown = {text for each in lost.values() for text in each.shown}
+    values, forms = Sought(hidden, shown), _forms(hidden - shown, workspace.tokens.path)
     home, named = workspace.home.path, {workspace.tokens.path}
     for file in (home / "certificates").glob("*.json"):
         for each in json.loads(file.read_text())["remains"]:
@@ -267,9 +269,23 @@ def in_the_home(workspace: Workspace, lost: Mapping[str, Sought]) -> Iterator[Di
     for file in sorted(each for each in home.rglob("*") if each.is_file()):
         if any(file.name.startswith(each.name) for each in named):
             continue
-        if found := every.found_in(texts_of(file)):
+        texts = [*texts_of(file)]
+        found = values.found_in(texts) | (forms.intersection(texts) if file.suffix == ".parquet" else set())
+        found |= {form for form in forms if file.suffix != ".parquet" and form in texts[0]}
+        if found:
             name = str(file.relative_to(home))
             yield Difference(name, "values of erased subjects", sorted(found)[:3], [])
+
+
+def _forms(values: Collection[str], tokens: Path) -> set[str]:
+    """The hashes of ``values`` by each key, and their tokens in the map ``tokens``."""
+    found = {Secrets(key).hash_of(text) for key in KEYS for text in values}
+    if tokens.exists():
+        with closing(sqlite3.connect(tokens)) as base:
+            found |= {
+                token for value, token in base.execute("SELECT value, token FROM tokens") if value in values
+            }
+    return found
 
 
 def _certificate(done: SubjectErased) -> dict[str, Any]:
