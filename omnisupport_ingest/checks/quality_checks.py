@@ -22,7 +22,7 @@ from omnisupport_ingest.contracts.row_rules import policies_of
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes
+from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes, seen_at
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
 
 LEAST_WINDOWS = 8
@@ -352,7 +352,7 @@ def schemas_as_contracted(
             found[contract.name] = CheckFinding(True, "The contract matches the source.", numbers)
             continue
         named = "; ".join(
-            f"{each.what} (before {each.change.below}, {each.compatibility}): {each.edit}"
+            f"{each.what} ({seen_at(each.change)}, {each.compatibility}): {each.edit}"
             for each in open_ones[:_CHANGES_NAMED]
         )
         more = f"; and {len(open_ones) - _CHANGES_NAMED} more" if len(open_ones) > _CHANGES_NAMED else ""

@@ -15,6 +15,7 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import (
     existing_home,
+    has_log,
     leave_out_pandas,
     log_of,
     open_settings,
@@ -243,11 +244,12 @@ def retype(name: str, yes: bool) -> int:
 @click.argument("tables", nargs=-1, metavar="[TABLE]...")
 @_as_json
 def changes(tables: tuple[str, ...], as_json: bool) -> int:
-    """Show the schema changes of captured tables, and the edit of the contract that each needs.
+    """Show the schema changes of tables, and the edit of the contract that each needs.
 
     Capture sees a change when it starts, within ten seconds while it runs, and before the first row with the
-    new schema lands. Each has the time, its place in the WAL, the rows that the table had, and whether the
-    contract has to follow. Values are in raw whatever the contract says (docs/schema_change.md).
+    new schema lands; a reading by a cursor when it begins; of events and files, the rows that land show it.
+    Each has the time, its place, the rows affected, and whether the contract has to follow. Values are in raw
+    whatever the contract says (docs/schema_change.md).
 
     \b
     Examples:
@@ -271,14 +273,15 @@ def changes(tables: tuple[str, ...], as_json: bool) -> int:
 @click.argument("name", metavar="TABLE")
 @click.option("--write", "writes", is_flag=True, help="Replace the contract's file by it.")
 @click.option("--all-columns", is_flag=True, help="Take in every column that the contract does not name.")
-@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+@click.option("--source", metavar="NAME", help="Its source, where several have such a table.")
 @_as_json
 def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_json: bool) -> int:
     """Write the next version of the contract of TABLE, by its table as it is now; print it unless --write.
 
-    Each step is judged: additive (a column more), widening (a value more), breaking (a column less, or other
-    values). Additive and widening raise the minor version, breaking the major one. What the contract says on
-    purpose stays. A column that seems to be personal data is added to x-cdc.pii, for you to decide.
+    A table that comes as events or files is what the rows that landed show. Each step is judged: additive
+    (a column more), widening (a value more), breaking (a column less, or other values). Additive and widening
+    raise the minor version, breaking the major one. What the contract says on purpose stays. A column that
+    seems to be personal data is added to x-cdc.pii, for you to decide.
 
     \b
     Examples:
@@ -290,10 +293,15 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     """
     leave_out_pandas()
     from omnisupport_ingest.cli import contracts_changes as proposing
+    from omnisupport_ingest.contracts.model import table_named
 
-    settings = log_of(open_settings(), source)
-    workspace = open_workspace(settings)
-    (contract,) = tables_named(workspace, [name])
+    workspace = open_workspace()
+    among = workspace.contracts.of_source(source) if source else workspace.contracts.all
+    contract = table_named(name, among)
+    settings = open_settings()
+    log = has_log(settings, contract.source)
+    if log:
+        settings = log_of(settings, contract.source)
     proposal = proposing.propose(settings, workspace, contract, every=all_columns)
     same = proposing.is_in_file(contract, proposal)
     if writes and not same:
@@ -301,7 +309,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     if as_json:
         echo_json(proposing.proposal_document(contract, proposal, written=writes and not same))
     else:
-        proposing.show_proposal(contract, proposal, written=writes, same=same)
+        proposing.show_proposal(contract, proposal, written=writes, same=same, log=log)
     return FINDINGS if proposal.for_a_person else 0
 
 

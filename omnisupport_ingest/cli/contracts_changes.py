@@ -18,15 +18,19 @@ from omnisupport_ingest.contracts.documents import document_text, program_file, 
 from omnisupport_ingest.contracts.learned import with_learned
 from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.contracts.model import ContractError, TableContract
+from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, sources_in_force
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.landing.schema_changes import UNKNOWN, SchemaChange, SchemaChanges
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.schema_changes import JudgedChange, judged_changes
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.read.schema_changes import JudgedChange, command_to_read, judged_changes, seen_at
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.catalog.schema_watch import read_seen
 from omnisupport_ingest.sources.postgres.session.errors import TableUnreadable
+from omnisupport_ingest.sources.shown_columns import live_as_contracted
 
 
 def changes_of(workspace: Workspace, tables: Sequence[str]) -> list[tuple[str, JudgedChange]]:
@@ -53,9 +57,10 @@ def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
         "after": change.after,
         "noticed_at": change.noticed_at.isoformat(),
         "epoch": change.epoch,
-        "above_lsn": str(change.above),
-        "below_lsn": str(change.below),
+        "above_lsn": _lsn(change.above),
+        "below_lsn": _lsn(change.below),
         "first_commit_lsn": str(change.first_commit) if change.first_commit is not None else None,
+        "place": change.place,
         "rows": change.rows,
         "compatibility": each.compatibility,
         "edit": each.edit or None,
@@ -63,16 +68,25 @@ def document_of(source: str, each: JudgedChange) -> dict[str, Any]:
     }
 
 
+def _lsn(lsn: Lsn) -> str | None:
+    return None if lsn == UNKNOWN else str(lsn)
+
+
+def _rows(change: SchemaChange) -> str:
+    if change.rows is None:
+        return "rows not known"
+    if change.place is not None:
+        return f"{render.counted(change.rows, 'row')} of its batch"
+    return f"about {change.rows:,} rows"
+
+
 def show_changes(judged: Sequence[tuple[str, JudgedChange]]) -> None:
     """Print the changes, the oldest first, each with the action that it needs."""
     for source, each in judged:
         change = each.change
-        position = change.first_commit or change.below
-        rows = "rows not known" if change.rows is None else f"about {change.rows:,} rows"
-        seen = "first row at" if change.first_commit is not None else "before"
         click.echo(
             f"{render.clock(change.noticed_at.isoformat())}  {source}.{change.table}  {each.what}  "
-            f"({each.compatibility}; {seen} {position}, {rows})"
+            f"({each.compatibility}; {seen_at(change)}, {_rows(change)})"
         )
         if each.asks:
             click.echo(f"  To do: {each.edit}")
@@ -85,23 +99,59 @@ def propose(
 ) -> NextContract:
     """The next version of ``contract``, by its table as it is now and what is recorded of it.
 
-    ``TableUnreadable`` if the source has no such table.
+    ``settings``: those of its log, if it is read by one. ``TableUnreadable`` if there is no such table.
     """
     document = with_learned(workspace.home.path, read_document(Path(contract.path), ContractError))
     record = SchemaChanges(workspace.landing(contract.source).folder)
-    with closing(connect_to_source(settings)) as connection:
-        form = read_seen(connection, [contract], record.tables()).get(contract.name)
+    definition = sources_in_force(settings, workspace.contracts).find(contract.source)
+    changes = [each for each in record.all() if each.table == contract.name]
+    if definition.kind is SourceKind.LOG:
+        with closing(connect_to_source(settings)) as connection:
+            form = read_seen(connection, [contract], record.tables()).get(contract.name)
+    elif definition.kind is SourceKind.QUERY:
+        form = _read_by_query(definition, contract, record)
+    else:
+        form = _shown(contract, record, changes)
     if form is None:
         raise TableUnreadable(
             f"The source has no table {contract.full_name}.",
             fix="Create it again, or take its contract away.",
             table=contract.full_name,
         )
-    changes = [each for each in record.all() if each.table == contract.name]
-    proposal = next_contract(document, form, changes, every=every)
+    again = command_to_read(contract, definition.kind)
+    proposal = next_contract(document, form, changes, every=every, again=again)
     # Read as it will be read from the file: what is written can be used.
     contract_of(proposal.document, Path(contract.path))
     return proposal
+
+
+def _read_by_query(
+    definition: SourceDefinition, contract: TableContract, record: SchemaChanges
+) -> LiveSchema | None:
+    from omnisupport_ingest.sources.query.run import open_reader
+
+    with closing(open_reader(definition.connection_text())) as reader:
+        reader.begin()
+        found = reader.schemas([contract], record.tables())
+    if found is None:
+        raise TableUnreadable(
+            f"The database does not tell the columns of {contract.full_name}.",
+            fix="Edit the contract by hand.",
+            table=contract.full_name,
+        )
+    return found.get(contract.name)
+
+
+def _shown(contract: TableContract, record: SchemaChanges, changes: Sequence[SchemaChange]) -> LiveSchema:
+    """The table as the rows that landed show it."""
+    seen = record.tables().get(contract.name)
+    if seen is None:
+        raise TableUnreadable(
+            f"No row of {contract.full_name} that has landed shows its columns.",
+            fix="Land some first.",
+            table=contract.full_name,
+        )
+    return live_as_contracted(contract, seen, changes)
 
 
 def is_in_file(contract: TableContract, proposal: NextContract) -> bool:
@@ -126,8 +176,13 @@ def write(contract: TableContract, proposal: NextContract) -> None:
         replace(Path(contract.path), document_text(proposal.document).encode())
 
 
-def show_proposal(contract: TableContract, proposal: NextContract, *, written: bool, same: bool) -> None:
-    """Print the steps with their reasons, what is left to a person, and the document if it is not written."""
+def show_proposal(
+    contract: TableContract, proposal: NextContract, *, written: bool, same: bool, log: bool
+) -> None:
+    """Print the steps with their reasons, what is left to a person, and the document if it is not written.
+
+    ``log``: a capture that runs has to take it in.
+    """
     version = proposal.document["x-cdc"]["version"]
     for step in proposal.steps:
         click.echo(f"{step.compatibility:9} {step.at}: {step.what}: {step.why}.")
@@ -142,7 +197,8 @@ def show_proposal(contract: TableContract, proposal: NextContract, *, written: b
         click.echo(
             f"Written: {contract.path}, version {version}, {proposal.compatibility or 'as it is in force'}."
         )
-        click.echo("Capture takes it in when it starts again: omnisupport-ingest source restart")
+        if log:
+            click.echo("Capture takes it in when it starts again: omnisupport-ingest source restart")
         return
     click.echo(document_text(proposal.document), nl=False)
     click.echo(

@@ -221,6 +221,7 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
 
     ``handling``: options that override the definition of the source.
     """
+    from omnisupport_ingest.contracts.learned import LearnedColumns
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.debezium.handling import handling_in_force
     from omnisupport_ingest.sources.debezium.land import Inlet, check_source
@@ -238,6 +239,7 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
         captured=captured,
         handling=replace(handling_in_force(workspace.settings, source), **handling),  # type: ignore[arg-type]
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
+        learned=LearnedColumns(workspace.home.path, source),
     )
 
 

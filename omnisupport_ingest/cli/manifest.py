@@ -106,6 +106,7 @@ _Steps = tuple["Callable[[], Examined]", "Callable[[], Delivery]"]
 
 
 def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
+    from omnisupport_ingest.contracts.learned import LearnedColumns
     from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
     from omnisupport_ingest.sources.encrypting import encrypting_store
     from omnisupport_ingest.sources.manifests.examine import SeedRefused
@@ -121,7 +122,11 @@ def _rows(workspace: Workspace, seed: SeedManifest) -> _Steps:
     contracts = workspace.contracts.of_source(source)
     alone = len(contracts) == 1
     inlet = Inlet(
-        encrypting_store(workspace.home, source, contracts), workspace.grid, definition.licenses, alone
+        encrypting_store(workspace.home, source, contracts),
+        workspace.grid,
+        definition.licenses,
+        alone,
+        learned=LearnedColumns(workspace.home.path, source),
     )
     return lambda: look_through(seed, inlet), lambda: land(seed, inlet)
 

@@ -1,9 +1,10 @@
-"""Record the schemas of captured tables as they were last seen, and every change of them since.
+"""Record the schemas of a source's tables as they were last seen, and every change of them since.
 
 The log holds changes of values only. A column that is added, renamed or retyped shows there, if at all, with
 the first row written afterwards; a new NOT NULL or enum value never does. So capture compares the catalogs at
-each start and every few seconds. One file keeps both the last seen schemas and the changes, so that a change
-is neither missed nor recorded twice, however capture ends.
+each start and every few seconds, and a reading by a cursor when it begins. Of events and files their own
+columns are compared, batch by batch. One file keeps both the last seen schemas and the changes, so that a
+change is neither missed nor recorded twice, however the process ends.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from pathlib import Path
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.landing.encoding import content_of, decode
 from omnisupport_ingest.position import Lsn
-from omnisupport_ingest.records import Format, encode
+from omnisupport_ingest.records import Document, Format, encode
 from omnisupport_ingest.storage import replace as replace_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 FILE = "schema-changes.json"
+
+UNKNOWN = Lsn(0)
+"""Stands for an LSN that nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class SeenColumn:
 
     Attributes:
         number: PostgreSQL's number of the column; it stays when the column is renamed and is never given to
-            another.
+            another. Where nothing tells it, a number of ours: then a renamed column has another one.
+        pg_type: as ``format_type`` writes it; empty: not known.
         default: expression of its default.
         before: constant, as text, that rows older than the column have; None: NULL, or not known.
         labels: values of an enum type.
@@ -52,9 +57,11 @@ class SeenTable:
     """A table at the source.
 
     Attributes:
-        relation: its OID.
-        key: the columns that identify a row.
+        relation: its OID; 0: not known.
+        key: the columns that identify a row; empty: not known.
         rows: the server's estimate of its rows; None where there is none.
+        at: the time of the newest row that has shown it, of a source whose rows tell their schema; older rows
+            that come later say nothing of the table as it is.
     """
 
     relation: int
@@ -62,6 +69,7 @@ class SeenTable:
     columns: tuple[SeenColumn, ...]
     key: tuple[str, ...]
     rows: int | None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +112,14 @@ class SchemaChange:
 
     Attributes:
         number: counts the changes of a source, from 1.
-        noticed_at: when capture saw it.
+        noticed_at: when it was seen.
         above: the change was made above this LSN; 0: not known.
-        below: the change was made below this LSN.
+        below: the change was made below this LSN; 0: not known.
         first_commit: commit LSN of the first transaction whose rows came with the new schema; None until
             there is one.
-        rows: the server's estimate of the table's rows at that time; None: not known.
+        rows: the server's estimate of the table's rows at that time; None: not known. Where ``place`` is set,
+            how many rows of its batch came with the new schema.
+        place: the first row that shows it, in words, of a source whose rows tell their schema.
     """
 
     number: int
@@ -124,6 +134,7 @@ class SchemaChange:
     below: Lsn
     first_commit: Lsn | None
     rows: int | None
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +155,42 @@ class Seen:
     format_version: int = FORMAT_VERSION
 
 
-_FORMAT = Format(Seen, FORMAT_VERSION)
+def _with_places(document: Document) -> Document:
+    """Add what version 1 did not record: it knew captured logs alone."""
+    tables, changes = document.get("tables"), document.get("changes")
+    if isinstance(tables, dict):
+        document = document | {"tables": {name: _with(each, "at") for name, each in tables.items()}}
+    if isinstance(changes, list):
+        document = document | {"changes": [_with(each, "place") for each in changes]}
+    return document
 
 
-_NOTHING = Seen({}, Lsn(0), ())
+def _with(member: object, name: str) -> object:
+    return member | {name: None} if isinstance(member, dict) else member
+
+
+_FORMAT = Format(Seen, FORMAT_VERSION, {1: _with_places})
+
+
+_NOTHING = Seen({}, UNKNOWN, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """When the catalogs were read: every statement saw what committed below ``certain``; the WAL ended at
-    ``end`` afterwards."""
+    ``end`` afterwards. ``place``: as of ``SchemaChange``, where rows were looked at and no catalogs."""
 
     epoch: int
-    certain: Lsn
-    end: Lsn
+    certain: Lsn = UNKNOWN
+    end: Lsn = UNKNOWN
+    place: str | None = None
 
 
 class SchemaChanges:
     """The record of one source, in its landing folder.
 
-    Only the source's capture writes it; it is thread-safe. Every change is durable when the call returns.
+    Only the process that lands the source's rows writes it; it is thread-safe. Every change is durable when
+    the call returns.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,6 +243,7 @@ class SchemaChanges:
                             look.end,
                             None,
                             rows,
+                            look.place,
                         )
                     )
             changed = {
@@ -287,8 +315,8 @@ class SchemaChanges:
 
 
 def _differs(before: SeenTable | None, now: SeenTable) -> bool:
-    """Whether two observations show different schemas; the number of rows does not count."""
-    return before is None or replace(before, rows=None) != replace(now, rows=None)
+    """Whether two observations show different schemas; the number of rows and their time do not count."""
+    return before is None or replace(before, rows=None, at=None) != replace(now, rows=None, at=None)
 
 
 _IN_ROWS = frozenset({"column_added", "column_added_again", "column_renamed"})

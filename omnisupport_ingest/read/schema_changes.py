@@ -3,7 +3,8 @@ still needs an action.
 
 A change needs an action until the contract matches the source as it was last seen, so a change that was taken
 back needs none. Where no contract can express it (a column that was dropped and added again, a table that was
-created again), it needs one until the table has been read again.
+created again), it needs one until the table has been read again. Only what is read from its source can be:
+events and files say what they say.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
     KINDS_OF_TYPES,
+    UNKNOWN,
     SchemaChange,
     SchemaChanges,
     SeenColumn,
@@ -45,16 +48,29 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
     """Every recorded change of the tables of ``source`` that have contracts, in the order of notice."""
     seen = SchemaChanges(workspace.landing(source).folder).read()
     contracts = {each.name: each for each in workspace.contracts.of_source(source)}
+    if not seen.changes or not contracts:
+        return []
+    kind = sources_in_force(workspace.settings, workspace.contracts).find(source).kind
     return [
         judged(
             change,
             contracts[change.table],
             seen.tables[change.table],
             read_again=change.number <= seen.accepted.get(change.table, 0),
+            kind=kind,
         )
         for change in seen.changes
         if change.table in contracts and change.table in seen.tables
     ]
+
+
+def seen_at(change: SchemaChange) -> str:
+    """Return where ``change`` was seen, in words: a place in the WAL, a row, or a reading."""
+    if change.place is not None:
+        return f"first row in {change.place}"
+    if change.first_commit is not None:
+        return f"first row at {change.first_commit}"
+    return "seen by a reading" if change.below == UNKNOWN else f"before {change.below}"
 
 
 def asking(changes: Iterable[JudgedChange], table: str) -> list[JudgedChange]:
@@ -63,15 +79,21 @@ def asking(changes: Iterable[JudgedChange], table: str) -> list[JudgedChange]:
 
 
 def judged(
-    change: SchemaChange, contract: TableContract, table: SeenTable, *, read_again: bool
+    change: SchemaChange,
+    contract: TableContract,
+    table: SeenTable,
+    *,
+    read_again: bool,
+    kind: SourceKind = SourceKind.LOG,
 ) -> JudgedChange:
     """Return what ``change`` means for the present ``contract``. ``table``: as it was last seen.
-    ``read_again``: a person had the table read since."""
+    ``read_again``: a person had the table read since. ``kind``: of its source."""
+    again = None if read_again else command_to_read(contract, kind)
     if change.column is None:
-        compatibility, edit, asks = _of_table(change, contract, table, read_again)
+        compatibility, edit, asks = _of_table(change, contract, table, again)
     else:
         now = {each.name: each for each in table.columns}
-        compatibility, edit, asks = _of_column(change, contract, now, read_again)
+        compatibility, edit, asks = _of_column(change, contract, now, again)
     name = f" {change.column}" if change.column is not None else ""
     description = " → ".join(each for each in (change.before, change.after) if each is not None)
     if change.kind == "column_renamed":
@@ -85,13 +107,26 @@ def judged(
     )
 
 
+def command_to_read(contract: TableContract, kind: SourceKind) -> str | None:
+    """Return the command that has the table of ``contract`` read again; None where its rows come by
+    themselves. ``kind``: of its source."""
+    if kind is SourceKind.LOG:
+        return f"omnisupport-ingest source snapshot {contract.name}"
+    if kind is SourceKind.QUERY:
+        return (
+            f"omnisupport-ingest sync {contract.source} --table {contract.name} "
+            '--full-refresh "its schema changed"'
+        )
+    return None
+
+
 _Judgement = tuple[str, str, bool]
 
 
 def _of_table(
-    change: SchemaChange, contract: TableContract, table: SeenTable, read_again: bool
+    change: SchemaChange, contract: TableContract, table: SeenTable, again: str | None
 ) -> _Judgement:
-    again = f"omnisupport-ingest source snapshot {contract.name}"
+    """``again``: the command that has the table read; None if nothing has to, or can."""
     if change.kind == "key_changed":
         asks = set(table.key) != set(contract.key)
         return BREAKING, f"{contract.path}: x-cdc.key says {', '.join(contract.key)}", asks
@@ -99,18 +134,18 @@ def _of_table(
         asks = table.name != contract.full_name
         return BREAKING, f"rename it back, or write a contract for {table.name}", asks
     if change.kind == "table_gone":
-        return BREAKING, f"create it again, or take {contract.path} away", not read_again
-    return BREAKING, again, not read_again
+        return BREAKING, f"create it again, or take {contract.path} away", again is not None
+    return BREAKING, again or "", again is not None
 
 
 def _of_column(
-    change: SchemaChange, contract: TableContract, now: Mapping[str, SeenColumn], read_again: bool
+    change: SchemaChange, contract: TableContract, now: Mapping[str, SeenColumn], again: str | None
 ) -> _Judgement:
-    """``now``: the columns of the table as it was last seen, by name."""
+    """``now``: the columns of the table as it was last seen, by name. ``again``: as of ``_of_table``."""
     name, kind = change.column or "", change.kind
     columns = {each.name: each for each in contract.source_columns}
     column, live = columns.get(name), now.get(name)
-    at, again = f"{contract.path}: properties.{name}", f"omnisupport-ingest source snapshot {contract.name}"
+    at = f"{contract.path}: properties.{name}"
     if kind == "column_added":
         asks = column is None and live is not None
         return ADDITIVE, f"{contract.path}: add {name} under properties", asks
@@ -119,19 +154,19 @@ def _of_column(
             return NONE, "", False
         if live is not None:
             # It has its name again; what was written meanwhile came under the other one.
-            return BREAKING, again, not read_again
+            return BREAKING, again or "", again is not None
         return BREAKING, f"{contract.path}: properties.{name} → {change.after}", True
     if column is None:
         # The contract does not name it: only raw has it.
         return NONE, "", False
     if kind == "column_added_again" or (kind == "column_dropped" and live is not None):
-        return BREAKING, again, not read_again
+        return BREAKING, again or "", again is not None
     if kind == "column_dropped":
         return BREAKING, f"{at} is gone at the source", True
     compatibility, edit, asks = _of_values(change, column, live, at)
     if name in contract.key and kind in KINDS_OF_TYPES and gives_other_keys(change):
         # What has landed of a row is by its former key, which nothing ends but a read.
-        return BREAKING, edit if asks else again, asks or not read_again
+        return BREAKING, edit if asks else again or "", asks or again is not None
     return compatibility, edit, asks
 
 

@@ -183,6 +183,11 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
     for problem, place in zip(told, places, strict=True):
         assert f"desk_tickets.json at $.x-cdc.{place}" in problem and "as files" in problem
         assert "no definition of desk is in force" in problem
+    learning = document | {"x-cdc": document["x-cdc"] | {"evolution": "additive"}}
+    path.write_text(json.dumps(learning))
+    told = [each["problem"] for each in documents("contracts", "validate")["problems"]]
+    assert len(told) == 2 and not any("evolution" in each for each in told)
+    path.write_text(json.dumps(document))
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")

@@ -15,6 +15,7 @@ from typing import Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.load import Contracts
 from omnisupport_ingest.foreign import printable
 from omnisupport_ingest.landing.first_windows import FirstWindows
@@ -32,7 +33,9 @@ from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, Tally, add, add_table, is_unread
 from omnisupport_ingest.sources.debezium.lines import Content, Lines, content_of
 from omnisupport_ingest.sources.debezium.orders import Orders
+from omnisupport_ingest.sources.debezium.shown_schemas import First
 from omnisupport_ingest.sources.packed import plain_name
+from omnisupport_ingest.sources.shown_columns import Recorder
 from omnisupport_ingest.windows import WindowGrid
 
 FIRST_EPOCH = "first file of events"
@@ -61,7 +64,8 @@ class Inlet:
     """One source that files of events land in.
 
     ``captured``: the source that capture owns, which takes no files. ``clock`` gives the landing
-    clock's time, timezone-aware; the watermark stays ``max_clock_skew`` behind it.
+    clock's time, timezone-aware; the watermark stays ``max_clock_skew`` behind it. ``learned``: what additive
+    contracts have learned; None: they learn nothing here.
     """
 
     store: LandingStore
@@ -71,6 +75,12 @@ class Inlet:
     handling: Handling = field(default_factory=Handling)
     max_clock_skew: timedelta = timedelta(0)
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    learned: LearnedColumns | None = None
+
+    def schemas(self, epoch: int) -> Recorder:
+        """Return what records the schemas of rows that land in ``epoch``."""
+        partial = self.handling.bare_rows
+        return Recorder(self.store, self.learned, epoch, self.clock(), partial=partial)
 
 
 def check_source(source: str, captured: str, contracts: Contracts) -> None:
@@ -202,6 +212,7 @@ class _Reading:
         self.tally = Tally()
         self.batch_id = file_batch_id(content.sha256)
         self._path, self._inlet, self._content, self._landed_at = path, inlet, content, landed_at
+        self._epoch = epoch
         arrival = inlet.handling.order == BY_ARRIVAL
         self._reader = LineReader(
             Orders.of(inlet.store, epoch),
@@ -274,6 +285,8 @@ class _Reading:
 
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
+        if self._epoch is not None:
+            self._reader.shown.record(self._inlet.schemas(self._epoch), self._place)
         # The tables that the file has events of, as their contracts have them.
         relations = tuple(contracted_relation(each) for each in self._reader.contracts())
         name, order = self._path.name, self._reader.orders.order
@@ -282,6 +295,10 @@ class _Reading:
             relations=relations,
             max_clock_skew=self._inlet.max_clock_skew,
         )
+
+    def _place(self, row: First) -> str:
+        assert isinstance(row, int), "the line of a file"
+        return f"{self._path.name}, line {row}"
 
     def _refused(self, number: int, fault: LineFault) -> FileRefused:
         return FileRefused(f"{printable(self._path)}, line {number}: {fault.problem}.", fix=fault.fix)

@@ -39,6 +39,7 @@ from omnisupport_ingest.sources.debezium.records import (
     table_of,
     unwrapped,
 )
+from omnisupport_ingest.sources.debezium.shown_schemas import RowSchema
 from omnisupport_ingest.sources.debezium.targets import Target
 from omnisupport_ingest.sources.debezium.unavailable import is_unavailable
 
@@ -91,7 +92,7 @@ class Form:
     ``images``: which of ``before`` and ``after`` are there, and the columns that each has, in order, but
     those that were not sent; ``unsent``: such ones of ``after``, by name. ``op``: their operation, if it
     is in no slot. ``compact``: nothing stands behind commas and colons. ``slots``: what each slot of a walk
-    is of.
+    is of. ``schema``: of their rows; None of deletes.
     """
 
     contract: TableContract
@@ -101,6 +102,7 @@ class Form:
     compact: bool
     slots: tuple[str, ...]
     steps: tuple[_Step, ...] = field(repr=False)
+    schema: RowSchema | None = field(default=None, repr=False)
 
     def walk(self, block: Block, lines: Places) -> tuple[Places, dict[str, Slot]]:
         """Which of ``lines`` are of this form, and their slots."""
@@ -163,7 +165,14 @@ def form_of(line: bytes, contracts: Contracts, handling: Handling, name: str, *,
         builder.value(document)
     unsent = sorted(row.keys() - {each.name for each in sent["after"]}) if "after" in sent else ()
     return Form(
-        contract, sent, tuple(unsent), sample.op, spacing == Spacing(), tuple(builder.slots), builder.whole()
+        contract,
+        sent,
+        tuple(unsent),
+        sample.op,
+        spacing == Spacing(),
+        tuple(builder.slots),
+        builder.whole(),
+        RowSchema.of(sample.images["after"], sample.fields) if "after" in sample.images else None,
     )
 
 

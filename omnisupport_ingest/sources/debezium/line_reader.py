@@ -30,6 +30,7 @@ from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.ordinary_lines import OrdinaryLines
 from omnisupport_ingest.sources.debezium.positions import ARRIVAL
 from omnisupport_ingest.sources.debezium.records import read_line
+from omnisupport_ingest.sources.debezium.shown_schemas import ShownSchemas
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -80,6 +81,7 @@ class RawRecord:
 
 class LineReader:
     """Reads the lines of one source. ``odd``: what was wrong with the last line; None if it was read.
+    ``shown``: the schemas of the rows that were read.
 
     ``next_ordinal``: that of the next event, of a source whose events are ordered by arrival; None of one
     whose events say themselves.
@@ -99,7 +101,8 @@ class LineReader:
         self._handling, self._next = handling, next_ordinal
         self._events = Events(contracts, handling)
         self._contracts: dict[str, TableContract] = {}
-        self._ordinary = OrdinaryLines(contracts, handling, orders)
+        self.shown = ShownSchemas()
+        self._ordinary = OrdinaryLines(contracts, handling, orders, self.shown)
 
     def read(self, line: bytes, context: LineContext, epoch: int, row: int) -> LandedEvent | None:
         """The event in ``line``; None if it is of no row. ``AnotherLife`` for what no source may mix."""
@@ -128,6 +131,7 @@ class LineReader:
             self.tally.uncontracted[f"{event.source_schema}.{event.source_table}"] += 1
         else:
             self._contracts[contract.name] = contract
+            self.shown.add_row(contract, change, record.text if row is None else row, event.source_ts)
         return event
 
     def take_ordinary(self, block: Block, epoch: int, start: int = 0) -> tuple[list[pa.Table], Sequence[int]]:

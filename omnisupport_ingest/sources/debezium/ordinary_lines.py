@@ -35,6 +35,7 @@ from omnisupport_ingest.sources.debezium.positions import (
     SNAPSHOT_BASE,
     TRANSACTION,
 )
+from omnisupport_ingest.sources.debezium.shown_schemas import First, ShownSchemas
 from omnisupport_ingest.sources.postgres.protocol.text_columns import (
     escaped,
     json_arrays,
@@ -58,8 +59,16 @@ _TEXT, _WHOLE = pa.string(), pa.int64()
 class OrdinaryLines:
     """Reads the ordinary lines of one source."""
 
-    def __init__(self, contracts: Sequence[TableContract], handling: Handling, orders: Orders) -> None:
+    def __init__(
+        self,
+        contracts: Sequence[TableContract],
+        handling: Handling,
+        orders: Orders,
+        shown: ShownSchemas | None = None,
+    ) -> None:
+        """``shown``: takes in the schemas of the rows that are read."""
         keep_freed_memory()
+        self._shown = ShownSchemas() if shown is None else shown
         self._contracts = {each.table_name: each for each in contracts}
         self._handling, self._orders = handling, orders
         self._forms: dict[str, list[Form]] = {}
@@ -93,7 +102,7 @@ class OrdinaryLines:
             left = self._take(new, block, left, epoch, taken)
             if len(taken) > before:
                 forms.append(new)
-        return self._all_of(taken, others)
+        return self._all_of(taken, others, block)
 
     def _form_of(self, line: bytes, block: Block) -> Form | None:
         in_file = block.first_row is not None
@@ -120,13 +129,16 @@ class OrdinaryLines:
                 pass
         return np.setdiff1d(lines, found, assume_unique=True)
 
-    def _all_of(self, taken: Sequence[_Taken], others: Places) -> tuple[list[pa.Table], Sequence[int]]:
+    def _all_of(
+        self, taken: Sequence[_Taken], others: Places, block: Block
+    ) -> tuple[list[pa.Table], Sequence[int]]:
         highest = [each.highest for each in taken if each.highest is not None]
         lowest = [each.lowest for each in taken if each.lowest is not None]
         if not taken or not self._orders.take_all(max(highest, default=None), min(lowest, default=None)):
             return [], others.tolist()
         for each in taken:
             self.tables[each.form.contract.name] = each.form.contract
+            self._note_schema(each, block)
         lines = np.concatenate([each.lines for each in taken])
         left = np.setdiff1d(others, lines, assume_unique=True).tolist()
         events = taken[0].events
@@ -136,6 +148,17 @@ class OrdinaryLines:
                 pa.concat_tables([each.events for each in taken]).combine_chunks().take(np.argsort(lines))
             )
         return [events], left
+
+    def _note_schema(self, taken: _Taken, block: Block) -> None:
+        schema, at = taken.form.schema, int(taken.lines.min())
+        if schema is None:
+            return
+        if block.first_row is not None:
+            first: First = block.first_row + at
+        else:
+            first = block.line(at) if block.delivered is None else block.delivered[at].as_py()
+        latest = pc.max(taken.events.column("source_ts")).as_py()
+        self._shown.add(taken.form.contract, schema, first, latest, len(taken.lines))
 
 
 @dataclass(frozen=True, slots=True)

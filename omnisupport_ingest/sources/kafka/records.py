@@ -34,6 +34,7 @@ from omnisupport_ingest.sources.debezium.line_blocks import Block
 from omnisupport_ingest.sources.debezium.line_reader import LineReader, RawRecord, Tally
 from omnisupport_ingest.sources.debezium.orders import Orders
 from omnisupport_ingest.sources.debezium.records import read_record, record_of, telling_headers, unwrapped
+from omnisupport_ingest.sources.debezium.shown_schemas import place_of_record
 from omnisupport_ingest.sources.kafka.offsets import Partition, joined
 from omnisupport_ingest.windows import MAX_AHEAD
 
@@ -262,6 +263,7 @@ class RoundReading:
 
     def seal(self, writer: BatchWriter) -> Manifest:
         """Land what was read and given to ``writer``."""
+        self._reader.shown.record(self._inlet.schemas(self._epoch), place_of_record)
         topics = sorted({topic for topic, _ in self._round.records})
         return writer.seal(
             file=FileSpan(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import Contracts
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
@@ -74,7 +75,9 @@ class KafkaSource:
         store = encrypting_store(home, definition.name, contracts.of_source(definition.name))
         skew = timedelta(seconds=settings.max_clock_skew_seconds)
         handling = handling_of(definition.events)
-        return cls(definition, Inlet(store, home.grid, contracts, settings.source, handling, skew), home.run)
+        learned = LearnedColumns(home.path, definition.name)
+        inlet = Inlet(store, home.grid, contracts, settings.source, handling, skew, learned=learned)
+        return cls(definition, inlet, home.run)
 
     def sync(
         self,

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pyarrow as pa
 
@@ -17,11 +18,19 @@ from omnisupport_ingest.contracts.row_rules import RowRules
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable, shortened
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.sources.manifests.formats import FileUnreadable, Record, Row, digests, records
+from omnisupport_ingest.sources.manifests.formats import (
+    FileUnreadable,
+    Record,
+    Row,
+    columns_of,
+    digests,
+    records,
+)
 from omnisupport_ingest.sources.manifests.policies import BACKFILL, INCREMENTAL, QUARANTINE, REJECT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedFile, SeedManifest
 from omnisupport_ingest.sources.query.cursor import CursorColumn
 from omnisupport_ingest.sources.query.errors import QueryRefused
+from omnisupport_ingest.sources.shown_columns import ShownColumn
 from omnisupport_ingest.windows import without_sentinel
 
 MOST_REPORTED = 1000
@@ -63,7 +72,9 @@ class ExaminedFile:
     """A file that is there. ``content``: SHA-256 of its content, unpacked. ``rows``: records that it has.
 
     ``waits``: the gate that keeps all of its rows in quarantine; None if none does. ``waiting``: what tells
-    the rows that will wait by a gate from those that would land, empty if all land.
+    the rows that will wait by a gate from those that would land, empty if all land. ``columns``: those that
+    it names for all of its rows; None where each row names its own. ``more``: columns of rows that the
+    contract does not name.
     """
 
     file: SeedFile
@@ -71,6 +82,8 @@ class ExaminedFile:
     rows: int
     waits: str | None = None
     waiting: str = ""
+    columns: tuple[ShownColumn, ...] | None = None
+    more: tuple[str, ...] = ()
 
 
 @dataclass
@@ -261,11 +274,15 @@ def _examine_file(
     seed: SeedManifest, file: SeedFile, gates: RowGates, examined: Examined
 ) -> ExaminedFile | None:
     waiting, kept_out, rows = hashlib.sha256(), 0, 0
-    path = printable(file.path)
+    path, more = printable(file.path), dict[str, None]()
+    contracted = len(seed.contract.source_columns)
     try:
-        known = digests(file.path)
+        known, columns = digests(file.path), columns_of(file.path)
         for record in records(file.path, seed.contract):
             rows += 1
+            if record.row is not None and len(record.row) > contracted:
+                # Behind the columns of the contract, all of which every row has.
+                more.update(dict.fromkeys(islice(record.row, contracted, None)))
             for kind, problem, fix in gates.faults(record):
                 examined.note(Fault(kind, seed.gates.action(kind), path, record.number, problem, fix))
             if kind_kept := gates.kept_out_by(record):
@@ -280,4 +297,4 @@ def _examine_file(
     examined.whole &= waits is None
     examined.kept_out += rows if waits else kept_out
     marks: Iterable[str] = ([waits] if waits else []) + ([waiting.hexdigest()] if kept_out else [])
-    return ExaminedFile(file, known.content, rows, waits, " ".join(marks))
+    return ExaminedFile(file, known.content, rows, waits, " ".join(marks), columns, tuple(more))

@@ -27,6 +27,7 @@ from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
 from omnisupport_ingest.foreign import Unreadable, open_file, printable
 from omnisupport_ingest.sources.manifests.row_text import RowFault, read_row, row_of
 from omnisupport_ingest.sources.packed import PACKED, PackedWrong, plain_name, unpacked
+from omnisupport_ingest.sources.shown_columns import ShownColumn
 from omnisupport_ingest.sources.value_text import value_text
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -84,6 +85,57 @@ def records(path: Path, contract: TableContract) -> Iterator[Record]:
     """The records of ``path``, read one after the other; ``FileUnreadable`` where it cannot be read on."""
     with _read_errors(path):
         yield from _READERS[format_of(path) or ".jsonl"](path, contract)
+
+
+def columns_of(path: Path) -> tuple[ShownColumn, ...] | None:
+    """Return the columns that the file ``path`` names for all of its rows; None where each row names its own.
+
+    ``FileUnreadable`` if it cannot be read.
+    """
+    with _read_errors(path):
+        if format_of(path) == ".parquet":
+            with unpacked(path) as content:
+                return tuple(ShownColumn(each.name, _pg_type(each.type)) for each in pq.read_schema(content))
+        for block_bytes in _CSV_BLOCKS if format_of(path) == ".csv" else ():
+            with suppress(_BlockTooSmall), unpacked(path) as content:
+                return _csv_columns(content, block_bytes)
+    return None
+
+
+def _csv_columns(content: IO[bytes], block_bytes: int) -> tuple[ShownColumn, ...]:
+    for batch in _csv_batches(content, lambda _: "skip", block_bytes):
+        if batch.num_rows:
+            values = tuple(column[0].as_py() for column in batch.columns)
+            return tuple(map(ShownColumn, _header(values)))
+    return ()
+
+
+def _pg_type(kind: pa.DataType) -> str:
+    """The type of PostgreSQL for values of ``kind``; empty if none is sure."""
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp without time zone" if kind.tz is None else "timestamp with time zone"
+    for is_of, name in _PG_TYPES:
+        if is_of(kind):
+            return name
+    return ""
+
+
+_PG_TYPES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "smallint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "real"),
+    (pa.types.is_float64, "double precision"),
+    (pa.types.is_string, "text"),
+    (pa.types.is_large_string, "text"),
+    (pa.types.is_binary, "bytea"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_time, "time without time zone"),
+)
 
 
 def format_of(path: Path) -> str | None:

@@ -15,10 +15,12 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import KEPT_OUT, LandedEvent
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
@@ -32,7 +34,7 @@ from omnisupport_ingest.sources.manifests.examine import (
 )
 from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
 from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, compact, sha256_of
-from omnisupport_ingest.sources.manifests.policies import FULL_SNAPSHOT
+from omnisupport_ingest.sources.manifests.policies import BACKFILL, FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.query.cursor import (
@@ -45,6 +47,7 @@ from omnisupport_ingest.sources.query.cursor import (
 )
 from omnisupport_ingest.sources.query.events import Known, RowEvents, identity_start
 from omnisupport_ingest.sources.query.reader import Rows
+from omnisupport_ingest.sources.shown_columns import Recorder, ShownColumn, Sighting
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
 
 FIRST_ORDINAL = -(1 << 62)
@@ -77,13 +80,15 @@ class Delivery:
 @dataclass(frozen=True)
 class Inlet:
     """Where the deliveries of a source land. ``licenses``: those that it takes; empty: any. ``alone``: the
-    source has one table, so a delivery says how far all of it is complete. ``clock``: timezone-aware."""
+    source has one table, so a delivery says how far all of it is complete. ``clock``: timezone-aware.
+    ``learned``: what additive contracts have learned; None: they learn nothing here."""
 
     store: LandingStore
     grid: WindowGrid
     licenses: Collection[str] = ()
     alone: bool = True
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    learned: LearnedColumns | None = None
 
 
 def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
@@ -104,6 +109,8 @@ def land(seed: SeedManifest, inlet: Inlet) -> Delivery:
         examined.refuse_rejected()
         missing = [each for each in delivery.parts if each.identity not in delivery.before]
         batches = []
+        if missing:
+            _record_columns(seed, inlet, examined, moment)
         for part in delivery.parts:
             landed = delivery.before.get(part.identity)
             if landed is None:
@@ -126,6 +133,28 @@ def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
     _refuse_other_order(seed, store)
     LandedBefore.of(seed, store, examined, alone=inlet.alone).note_duplicates(examined)
     return examined
+
+
+def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment: datetime) -> None:
+    """Record the columns that the files of a delivery have, together; those of past rows say nothing."""
+    if seed.load_mode == BACKFILL:
+        return
+    contract, epoch = seed.contract, inlet.store.current_epoch()
+    own = [each.columns for each in examined.files if each.columns is not None]
+    columns = {column.name: column for each in own for column in each}
+    if not own and contract.name not in SchemaChanges(inlet.store.folder).tables():
+        # Of JSON Lines a row may leave any column out.
+        columns = {each.name: ShownColumn(each.name) for each in contract.source_columns}
+    columns |= {name: columns.get(name, ShownColumn(name)) for each in examined.files for name in each.more}
+    recorder = Recorder(
+        inlet.store,
+        inlet.learned,
+        1 if epoch is None else epoch.number,
+        inlet.clock(),
+        partial=len(own) < len(examined.files),
+    )
+    first = examined.files[0].file.path.name
+    recorder.take(contract, tuple(columns.values()), Sighting(moment, examined.rows, first))
 
 
 def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:

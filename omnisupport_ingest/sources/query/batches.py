@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest, RelationVersion
@@ -30,7 +31,8 @@ PAGE_ROWS = 500_000
 class Inlet:
     """Where the rows of one source land. ``clock``: of the landing, timezone-aware. ``landed`` is told each
     batch. ``described_by``: the file of the source's definition, for the manifests. ``as_landed``: as of
-    ``RowEvents``; the store converts nothing."""
+    ``RowEvents``; the store converts nothing. ``learned``: what additive contracts have learned; None: they
+    learn nothing here."""
 
     store: LandingStore
     grid: WindowGrid
@@ -40,6 +42,7 @@ class Inlet:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     landed: Callable[[Manifest], None] = lambda _batch: None
     as_landed: Callable[[pa.Table], pa.Table] = lambda events: events
+    learned: LearnedColumns | None = None
 
 
 @dataclass

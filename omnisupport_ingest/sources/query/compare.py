@@ -25,6 +25,7 @@ from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Reader, Rows
+from omnisupport_ingest.sources.query.schemas import CursorSchemas
 from omnisupport_ingest.sources.query.state import QueryState
 
 LEAF_ROWS = 20_000
@@ -97,6 +98,7 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
     try:
         state.claim(moment.database)
         _require_reached(moment, state)
+        CursorSchemas(inlet.store, inlet.tables, inlet.learned).look(reader, moment, epoch.number)
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:

@@ -8,7 +8,8 @@ others we rely on SQLAlchemy. Rows are handled one by one, so this is slower tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,10 +19,13 @@ import sqlalchemy as sa
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.landing.schema_changes import SeenTable
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, KeysetPosition, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+from omnisupport_ingest.sources.shown_columns import ShownColumn, schema_by_name
 from omnisupport_ingest.sources.value_text import value_text
 
 _BLOCK_ROWS = 10_000
@@ -68,6 +72,24 @@ class DialectReader:
             f"{table.full_name} has no column {cursor.name!r}, which {table.path} names as its cursor.",
             fix="Correct the contract, or give the column back.",
         )
+
+    def schemas(
+        self, tables: Sequence[TableContract], known: Mapping[str, SeenTable], /
+    ) -> dict[str, LiveSchema] | None:
+        found = {}
+        inspector = sa.inspect(self._open)
+        for table in tables:
+            with _refusals(table.full_name), suppress(sa.exc.NoSuchTableError):
+                columns = [
+                    ShownColumn(each["name"], pg_type_of(each["type"]), not each.get("nullable", True))
+                    for each in inspector.get_columns(table.table, schema=table.schema)
+                ]
+                found[table.name] = schema_by_name(table, columns, known.get(table.name))
+        return found
+
+    def go_on_without(self, _table: TableContract, _columns: frozenset[str], /) -> None:
+        # A row has the columns that the table has.
+        pass
 
     def columns(self, table: TableContract, /) -> str:
         with _refusals(table.full_name):
@@ -241,6 +263,35 @@ class DialectReader:
         if cursor.kind is CursorKind.NUMBER:
             return int(text)
         return text if self._lite else datetime.fromisoformat(text)
+
+
+def pg_type_of(declared: sa.types.TypeEngine[Any]) -> str:
+    """Return the type of PostgreSQL for values of a column that is ``declared`` so; empty if none is sure."""
+    if isinstance(declared, sa.SmallInteger):
+        return "smallint"
+    if isinstance(declared, sa.BigInteger):
+        return "bigint"
+    if isinstance(declared, sa.String):
+        return "text" if declared.length is None else f"character varying({declared.length})"
+    if isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
+        size = (declared.precision, declared.scale or 0)
+        return "numeric" if declared.precision is None else "numeric({},{})".format(*size)
+    for kind, name in _PG_TYPES:
+        if isinstance(declared, kind):
+            return name
+    return ""
+
+
+_PG_TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
+    (sa.Boolean, "boolean"),
+    (sa.Integer, "integer"),
+    (sa.Float, "double precision"),
+    (sa.DateTime, "timestamp without time zone"),
+    (sa.Date, "date"),
+    (sa.Time, "time without time zone"),
+    (sa.LargeBinary, "bytea"),
+    (sa.Uuid, "uuid"),
+)
 
 
 def _behind(order: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> sa.ColumnElement[bool]:

@@ -7,8 +7,9 @@ SELECT only; nothing is written, no slot is made, and any ``wal_level`` will do.
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +22,9 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.landing.schema_changes import SeenTable
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
+from omnisupport_ingest.sources.postgres.catalog.schema_watch import READABLE, read_seen
 from omnisupport_ingest.sources.postgres.protocol.copy_rows import copied_rows, copy_lines, parse_row
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key
 from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed_memory
@@ -30,6 +34,9 @@ from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_
 from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
+from omnisupport_ingest.sources.shown_columns import ShownColumn, schema_by_name
+
+_log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 6 * 1024 * 1024
 """Bytes of rows that are made into columns at a time."""
@@ -85,6 +92,7 @@ class PostgresReader:
         self._max_row_bytes = max_row_bytes
         self._columns: dict[str, tuple[str, ...]] = {}
         self._types: dict[str, list[tuple[int, ...]]] = {}
+        self._gone: dict[str, frozenset[str]] = {}
 
     def begin(self) -> Moment:
         database, low, high = self._identity(), self._lsn(), None
@@ -118,6 +126,31 @@ class PostgresReader:
                 'NAME --full-refresh "type of the cursor changed"',
             )
         return found
+
+    def schemas(
+        self, tables: Sequence[TableContract], known: Mapping[str, SeenTable], /
+    ) -> dict[str, LiveSchema] | None:
+        with source_errors("reading the catalogs"), self._connection.cursor() as cursor:
+            cursor.execute("SAVEPOINT catalogs")
+            try:
+                found = read_seen(self._connection, tables, known, READABLE)
+            except (psycopg2.ProgrammingError, psycopg2.NotSupportedError) as error:
+                # An old server, or a database that only speaks PostgreSQL's protocol, has other catalogs.
+                cursor.execute("ROLLBACK TO catalogs")
+                _log.warning("schema changes of this database cannot be seen: %s", type(error).__name__)
+                return None
+        for table in tables:
+            schema = found.get(table.name)
+            if schema is not None and schema.live.kind in "vm":
+                # A view has no rows of its own, and is made again to get another column.
+                columns = [
+                    ShownColumn(each.name, each.pg_type, each.not_null) for each in schema.live.columns
+                ]
+                found[table.name] = schema_by_name(table, columns, known.get(table.name))
+        return found
+
+    def go_on_without(self, table: TableContract, columns: frozenset[str], /) -> None:
+        self._gone[table.full_name] = columns
 
     def columns(self, table: TableContract, /) -> str:
         names = self._columns_of(table)
@@ -277,7 +310,8 @@ class PostgresReader:
                     (each.type_code, each.precision, each.scale) for each in cursor.description
                 ]
             self._require_snapshot(table)
-            missing = [each.name for each in table.source_columns if each.name not in found]
+            there = {*found, *self._gone.get(table.full_name, ())}
+            missing = [each.name for each in table.source_columns if each.name not in there]
             if missing:
                 raise QueryRefused(
                     f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",

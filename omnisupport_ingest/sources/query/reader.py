@@ -6,7 +6,7 @@ SQLAlchemy supports, and writes the text that PostgreSQL would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
+from omnisupport_ingest.landing.schema_changes import SeenTable
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition
 
 
@@ -86,6 +88,16 @@ class Reader(Protocol):
         """Return the source's present type of the cursor column; ``QueryRefused`` if it is of
         another kind.
         """
+
+    def schemas(
+        self, tables: Sequence[TableContract], known: Mapping[str, SeenTable], /
+    ) -> dict[str, LiveSchema] | None:
+        """Return those of ``tables`` that there are, by the names of their contracts; None if the database
+        does not tell. ``known``: as they were last seen.
+        """
+
+    def go_on_without(self, table: TableContract, columns: frozenset[str], /) -> None:
+        """Read ``table`` from now on although it has not the ``columns``, which its contract names."""
 
     def columns(self, table: TableContract, /) -> str:
         """Return names and types of the table's columns as one text. While that stays the same, a row that

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import Contracts, TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
@@ -34,13 +35,14 @@ _POSTGRES = ("postgresql:", "postgres:", "postgresql+psycopg2:")
 
 @dataclass(frozen=True)
 class QuerySource:
-    """A source of the kind ``query`` in a home: ``run`` is the home's folder of locks, ``keys`` are those of
-    its subjects."""
+    """A source of the kind ``query`` in a ``home``: ``run`` is the home's folder of locks, ``keys`` are those
+    of its subjects."""
 
     definition: SourceDefinition
     tables: tuple[TableContract, ...]
     store: LandingStore
     grid: WindowGrid
+    home: Path
     run: Path
     keys: SubjectKeys
 
@@ -52,7 +54,7 @@ class QuerySource:
             CursorColumn.of(table)
         store = LandingStore(home.landing, definition.name)
         keys = SubjectKeys(home.path / SUBJECT_KEYS)
-        return cls(definition, tables, store, home.grid, home.run, keys)
+        return cls(definition, tables, store, home.grid, home.path, home.run, keys)
 
     def inlet(self, landed: Callable[[Manifest], None] = lambda _batch: None) -> Inlet:
         """Return where its rows land. ``landed`` is called with each batch."""
@@ -64,6 +66,7 @@ class QuerySource:
             self.definition.page_rows,
             landed=landed,
             as_landed=EncryptedLanding(self.definition.name, self.keys, lambda: self.tables),
+            learned=LearnedColumns(self.home, self.definition.name),
         )
 
     def sync(

@@ -33,6 +33,7 @@ from omnisupport_ingest.sources.query.cursor import (
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
+from omnisupport_ingest.sources.query.schemas import CursorSchemas
 from omnisupport_ingest.sources.query.state import Progress, QueryState, UnfinishedReading
 
 FIRST_EPOCH = "first reading by cursor"
@@ -87,8 +88,10 @@ def sync(
         state.claim(moment.database)
         state.reach(moment.high)
         epoch = inlet.store.current_epoch() or inlet.store.begin_epoch(FIRST_EPOCH, None, now=inlet.clock())
+        schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
+        schemas.look(reader, moment, epoch.number)
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
-            run = _Sync(_Target(inlet, epoch, landing), reader, moment, state, stopped)
+            run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
                 run.read(table)
         run.finish()
@@ -137,11 +140,13 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``."""
+    """Where the rows of a sync land: in ``epoch``, by the single thread of ``pool``. ``schemas``: those of
+    its tables, which were looked at."""
 
     inlet: Inlet
     epoch: EpochRecord
     pool: ThreadPoolExecutor
+    schemas: CursorSchemas
 
 
 class _Sync:
@@ -158,6 +163,7 @@ class _Sync:
         """``moment``: when the open transaction of ``reader`` began."""
         self.report = SyncReport(target.inlet.store.source, moment.clock)
         self._inlet, self._epoch, self._pool = target.inlet, target.epoch, target.pool
+        self._schemas = target.schemas
         self._reader, self._moment, self._state, self._stopped = reader, moment, state, stopped
         self._batches = Batches(self._inlet, self._epoch.number, self.report.batches)
         self._ended: list[tuple[TableContract, CursorColumn, Progress]] = []
@@ -251,6 +257,8 @@ class _Sync:
             low = cursor.text(_number(cursor, progress.cursor) - cursor.lookback)
             result.went_back = newest is None or _number(cursor, newest) < _number(cursor, progress.cursor)
         full = progress.cursor is None
+        if full:
+            self._schemas.read_whole(table)
         reading = UnfinishedReading(self._moment.clock, low, newest, until, full, cursor.nullable, None)
         return replace(progress, reading=reading)
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.load import TableContract, load_contracts
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.lake.checkpoint import Checkpoint
@@ -145,12 +146,17 @@ def _json_type(pg_type: str) -> str:
 class Recorder:
     """A home with the contracts of ``tables``, and the inlet of its source."""
 
-    def __init__(self, folder: Path, *tables: str, handling: Handling | None = None) -> None:
+    def __init__(
+        self, folder: Path, *tables: str, handling: Handling | None = None, evolution: str | None = None
+    ) -> None:
+        """``evolution``: the policy of the contracts for schema changes."""
         self.folder = folder
         contracts = folder / "contracts"
         contracts.mkdir(parents=True, exist_ok=True)
         for table in tables or TABLES:
-            (contracts / f"{table}.json").write_text(json.dumps(contract(table, *TABLES[table])))
+            document = contract(table, *TABLES[table])
+            document["x-cdc"] |= {} if evolution is None else {"evolution": evolution}
+            (contracts / f"{table}.json").write_text(json.dumps(document))
         settings = Settings(home=folder / "home", contracts_dir=contracts, _env_file=None)
         home = Home.open(settings.home, WindowSize(60), now=START)
         self.workspace = Workspace(settings, home, load_contracts(contracts))
@@ -162,6 +168,7 @@ class Recorder:
             captured="support_desk",
             handling=handling or Handling(),
             clock=self._clock,
+            learned=LearnedColumns(home.path, SOURCE),
         )
 
     def _clock(self) -> datetime:

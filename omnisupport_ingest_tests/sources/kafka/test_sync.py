@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.landing.errors import ChainContested
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.debezium.handling import Handling, NamedTable
 from omnisupport_ingest.sources.kafka import sync as sync_module
 from omnisupport_ingest.sources.kafka.client import Cluster
@@ -28,7 +29,7 @@ from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest_tests.sources.debezium.recorded import DEFAULTS, SOURCE, Recorder
-from omnisupport_ingest_tests.sources.debezium.told import customer, envelope, flat
+from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
 from omnisupport_ingest_tests.sources.kafka.broker import Broker, encoded
 from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 from omnisupport_ingest_tests.waiting import until
@@ -451,3 +452,31 @@ def test_a_cluster_that_takes_long_to_say_what_it_holds_leaves_a_tick_its_time(
     monkeypatch.setattr(Cluster, "held", slowly)
     reader.sync(seconds=1)
     assert reader.keys() == [1, 2, 3]
+
+
+def test_a_column_that_comes_is_told_once_with_the_offset_of_its_first_row(
+    broker: Broker, prefix: str, reader: Reader
+) -> None:
+    broker.make_topic(f"{prefix}a", 2)
+
+    def more(first: int, count: int) -> list[tuple[Any, Any]]:
+        return [
+            ({"id": n}, envelope("c", customer(n, more=1), lsn=1000 + n, order=1, ts=TS + n))
+            for n in range(first, first + count)
+        ]
+
+    broker.produce(f"{prefix}a", changes(1, 3), 0)
+    reader.sync()
+    # Few are read one by one, many at once.
+    broker.produce(f"{prefix}a", more(11, 2), 0)
+    reader.sync()
+    broker.produce(f"{prefix}a", more(101, 300), 1)
+    broker.produce(f"{prefix}a", changes(21, 1), 1)
+    reader.sync()
+    (change,) = SchemaChanges(reader.store.folder).all()
+    assert (change.kind, change.column, change.place) == (
+        "column_added",
+        "more",
+        f"{prefix}a[0], offset 3",
+    )
+    assert (change.rows, change.after) == (2, "")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from omnisupport_ingest.failpoints import VARIABLE
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.settings import PREFIX
 from omnisupport_ingest.sources.query.dialect import DialectReader
 from omnisupport_ingest_tests.sources.query.tickets import Desk, lite_contract
@@ -45,6 +46,19 @@ _CASES = [
 ]
 
 
+def _killed_at(place: str, landing: Path, url: str) -> None:
+    """Sync in a process that is killed at the failpoint ``place``."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    ends = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(landing), url],
+        env={**inherited, VARIABLE: place},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ends.returncode == -signal.SIGKILL, ends.stderr
+
+
 @pytest.mark.parametrize(("point", "at"), _CASES)
 def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, at: int) -> None:
     landing, base = tmp_path / "landing", tmp_path / "desk.db"
@@ -54,15 +68,7 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, 
         connection.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
         rows = [(number, f"s{number}", f"2026-11-20 10:{number % 60:02}:00") for number in range(1, 46)]
         connection.executemany("INSERT INTO tickets VALUES (?, ?, ?)", rows)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
-    ends = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(landing), url],
-        env={**inherited, VARIABLE: f"{point}:{at}"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ends.returncode == -signal.SIGKILL, ends.stderr
+    _killed_at(f"{point}:{at}", landing, url)
     desk = Desk(None, "", landing, lite_contract(), 10)
     for _ in range(2):
         assert desk.sync(reader=DialectReader(url)).finished
@@ -72,3 +78,31 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(tmp_path: Path, point: str, 
     places = {(each["ordinal"], each["identity"]) for each in events}
     contents = {(each["ordinal"], each["identity"], each["after"], each["window"]) for each in events}
     assert len(places) == len(contents) == 45
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "landing.schema_changes.after",
+        pytest.param("landing.schema_changes.before", marks=pytest.mark.crash),
+        pytest.param("landing.data.before", marks=pytest.mark.crash),
+        pytest.param("landing.manifest.after", marks=pytest.mark.crash),
+    ],
+)
+def test_a_change_is_told_once_wherever_the_sync_that_sees_it_is_killed(tmp_path: Path, point: str) -> None:
+    landing, base = tmp_path / "landing", tmp_path / "desk.db"
+    landing.mkdir()
+    url = f"sqlite:///{base}"
+    desk = Desk(None, "", landing, lite_contract(), 10)
+    with sqlite3.connect(base) as connection:
+        connection.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+        connection.execute("INSERT INTO tickets VALUES (1, 'one', '2026-11-20 10:00:00')")
+        connection.commit()
+        assert desk.sync(reader=DialectReader(url)).finished
+        connection.execute("ALTER TABLE tickets ADD size INTEGER")
+        connection.execute("INSERT INTO tickets VALUES (2, 'two', '2026-11-20 10:01:00', 2)")
+    _killed_at(f"{point}:1", landing, url)
+    for _ in range(2):
+        assert desk.sync(reader=DialectReader(url)).finished
+    changes = SchemaChanges(desk.store.folder).all()
+    assert [(each.kind, each.column) for each in changes] == [("column_added", "size")]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.dialect import DialectReader
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds
@@ -132,3 +133,18 @@ def test_a_row_that_is_read_again_is_no_contradiction_after_its_table_or_contrac
     rows = sorted((each["ordinal"], each["after"]) for each in lite.desk.events() if each["op"] == "r")
     assert [json.loads(after)["done"] for _, after in rows] == ["t", "t", "1"]
     assert len({ordinal for ordinal, _ in rows}) == 3
+
+
+def test_what_changes_in_a_table_is_told_by_the_names_of_its_columns(lite: Lite):
+    lite.base.execute("INSERT INTO tickets (id, subject) VALUES (1, 'one')")
+    lite.sync()
+    lite.base.execute("ALTER TABLE tickets ADD size BIGINT NOT NULL DEFAULT 0")
+    lite.base.execute("ALTER TABLE tickets RENAME subject TO title")
+    for _ in range(2):
+        lite.sync()
+    found = [(each.kind, each.column, each.after) for each in SchemaChanges(lite.desk.store.folder).all()]
+    assert sorted(found, key=str) == [
+        ("column_added", "size", "bigint NOT NULL"),
+        ("column_added", "title", "text"),
+        ("column_dropped", "subject", None),
+    ]

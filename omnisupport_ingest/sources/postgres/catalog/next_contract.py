@@ -22,7 +22,7 @@ from omnisupport_ingest.landing.schema_changes import SchemaChange
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
 from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
 from omnisupport_ingest.sources.postgres.catalog.next_quality import NextQuality, TakenOut
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import LiveSchema
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 
 ADDITIVE, WIDENING, BREAKING = "additive", "widening", "breaking"
 _WORST = (ADDITIVE, WIDENING, BREAKING)
@@ -59,14 +59,20 @@ class NextContract:
 
 
 def next_contract(
-    document: dict[str, Any], schema: LiveSchema, changes: Sequence[SchemaChange], *, every: bool = False
+    document: dict[str, Any],
+    schema: LiveSchema,
+    changes: Sequence[SchemaChange],
+    *,
+    every: bool = False,
+    again: str | None = "omnisupport-ingest source snapshot",
 ) -> NextContract:
     """Return the next version of the contract ``document``; its table is ``schema`` now.
 
     ``changes``: the recorded ones of the table; columns that they add are taken in. ``every``: so is every
-    other column that the contract does not name.
+    other column that the contract does not name. ``again``: the command that has the table read; None if
+    there is none.
     """
-    draft = _Draft(deepcopy(document), schema)
+    draft = _Draft(deepcopy(document), schema, again)
     draft.follow_names(changes)
     draft.drop()
     for name in list(draft.properties):
@@ -94,8 +100,9 @@ def next_contract(
 class _Draft:
     """A contract on its way to its next version."""
 
-    def __init__(self, document: dict[str, Any], schema: LiveSchema) -> None:
+    def __init__(self, document: dict[str, Any], schema: LiveSchema, again: str | None) -> None:
         self.document, self._schema = document, schema
+        self._read_it = f": read the table ({again})" if again else ""
         self._quality = NextQuality(document["x-cdc"])
         self.steps: list[Step] = []
         self.for_a_person: list[str] = []
@@ -302,6 +309,11 @@ class _Draft:
         for live in self._schema.live.columns:
             if live.name in self.properties or (names is not None and live.name not in names):
                 continue
+            if not live.pg_type:
+                self.for_a_person.append(
+                    f"{live.name} is new, and nothing tells its type: write it into the contract yourself."
+                )
+                continue
             if live.name in left_out:
                 self.for_a_person.append(f"{live.name} stays in the raw layers: {left_out[live.name]}.")
                 continue
@@ -313,8 +325,8 @@ class _Draft:
             known = (
                 f"rows from before the change have {line['default'] or 'NULL'} in it"
                 if "default" in line
-                else "what rows from before the change have in it is not in the log: read the table "
-                "(omnisupport-ingest source snapshot)"
+                else "nothing that has landed says what rows from before the change have in it"
+                + self._read_it
             )
             self._step(
                 ADDITIVE, f"properties.{live.name}", f"{live.name} ({live.pg_type}) is taken in", known
@@ -345,8 +357,7 @@ class _Draft:
             if change.kind == "column_added_again" and change.column in self.properties:
                 self.for_a_person.append(
                     f"{change.column} was dropped and added again: rows that were not written since have "
-                    "another value than their last event. Have the table read: omnisupport-ingest "
-                    "source snapshot"
+                    f"another value than their last event{self._read_it}."
                 )
 
     def _live(self, name: str) -> LiveColumn | None:

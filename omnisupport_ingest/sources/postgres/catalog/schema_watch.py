@@ -9,21 +9,17 @@ under ``pinned`` nothing happens. Raw has every value in each case.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
-from omnisupport_ingest.contracts.model import ADDITIVE, BLOCK, Column, TableContract
+from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.contracts.names import TableName
-from omnisupport_ingest.contracts.pii_scan import scan
 from omnisupport_ingest.landing.schema_changes import (
-    KINDS,
     Look,
     SchemaChange,
     SchemaChanges,
@@ -32,14 +28,14 @@ from omnisupport_ingest.landing.schema_changes import (
 )
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, read_live_tables
-from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
-from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, in_words, record
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlocked
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 
-_log = logging.getLogger(__name__)
+LOGGED, READABLE = "rp", "rpvmf"
+"""Kinds of tables (``pg_class.relkind``) that a log has changes of, and those that rows can be read of."""
 
 _READINGS = 5
 """How often the catalogs are read at most until two readings agree."""
@@ -92,17 +88,9 @@ class SchemaWatch:
             with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
                 end = Lsn.parse(cursor.fetchone()[0])
-            changed = {
-                name: [*differences(known[name], live[name].seen if name in live else None)]
-                for name in self._contracts
-                if name in known and (name in live or not self._is_gone(name))
-            }
-            seen = {name: each.seen for name, each in live.items()}
-            new = self.changes.seen(Look(self._epoch, certain, end), seen, changed)
-            self._learn(live)
-        for change in new:
-            _log.warning("schema change of %s: %s", change.table, in_words(change))
-        return new
+            return record(
+                self.changes, Look(self._epoch, certain, end), self._contracts, live, learned=self._learned
+            )
 
     def described(
         self,
@@ -178,109 +166,23 @@ class SchemaWatch:
                 columns = tuple(column for column in each.seen.columns if column.name in table.columns)
                 each.seen = replace(each.seen, columns=columns)
 
-    def _is_gone(self, name: str) -> bool:
-        changes = [each.kind for each in self.changes.all() if each.table == name]
-        return bool(changes) and changes[-1] == "table_gone"
-
-    def _learn(self, live: Mapping[str, LiveSchema]) -> None:
-        """Let additive contracts learn the recorded new columns that they may take by themselves."""
-        added: dict[str, set[str]] = {}
-        for change in self.changes.all():
-            if change.kind == "column_added" and change.column is not None:
-                added.setdefault(change.table, set()).add(change.column)
-        for name, columns in added.items():
-            contract = self._contracts.get(name)
-            if contract is None or name not in live or contract.evolution != ADDITIVE:
-                continue
-            named = {*(each.name for each in contract.source_columns), *self._learned.of(name)}
-            # Names that differ only in case, even from a dropped column, would make the contract invalid.
-            lower = {each.lower() for each in named}
-            new = {column for column in columns if column.lower() not in lower}
-            gone = personal_columns_gone(contract, live[name])
-            if new and gone:
-                message = (
-                    "the contract %s learns nothing by itself: %s is gone, and may have another name now"
-                )
-                _log.warning(message, name, ", ".join(gone))
-                continue
-            lines = {
-                column: live[name].line(column)
-                for column in sorted(new)
-                if why_not_by_itself(live[name], column) is None
-            }
-            if lines:
-                self._learned.learn(name, lines)
-                _log.warning("the contract %s has learned %s", name, ", ".join(lines))
-
-
-class LiveSchema:
-    """A table as it is now: its definition (``live``), and the form in which it is recorded (``seen``)."""
-
-    def __init__(self, live: LiveTable, seen: SeenTable) -> None:
-        self.live, self.seen = live, seen
-
-    def line(self, column: str) -> dict[str, Any]:
-        """Return the contract's entry for ``column``, with the value in older rows as its default,
-        if known.
-        """
-        live, seen = self.live.column(column), self.column(column)
-        assert live is not None and seen is not None, "a column of this table"
-        line = column_document(live, in_key=False)
-        if seen.before is not None or (seen.default is None and not live.not_null):
-            line["default"] = seen.before
-        return line
-
-    def column(self, name: str) -> SeenColumn | None:
-        return next((each for each in self.seen.columns if each.name == name), None)
-
-
-def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
-    """Return why an additive contract does not take the new column ``name`` by itself; None if it does."""
-    live = schema.live.column(name)
-    if live is None:
-        return "it is not there any more"
-    for each in left_out_columns(schema.live):
-        if each.column == name:
-            return each.why
-    if live.not_null:
-        return "it may not be NULL, and what older rows have in it is for a person to say"
-    for proposal in scan([Column(name, live.pg_type)], ()):
-        return f"it seems to be {proposal.what} {proposal.why}: a person has to choose its policy"
-    return None
-
-
-def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[str, ...]:
-    """Return the personal columns of the contract that the table no longer has.
-
-    A new column may be one of them under another name, as in a copy that took the table's place.
-    """
-    return tuple(
-        each.name
-        for each in contract.source_columns
-        if each.personal and schema.live.column(each.name) is None
-    )
-
-
-def in_words(change: SchemaChange) -> str:
-    """Return the change for a message, as ``column added: priority integer``."""
-    column = f" {change.column}" if change.column is not None else ""
-    if change.kind in ("column_renamed", "table_renamed", "key_changed", "table_made_anew"):
-        return f"{KINDS[change.kind]}: {change.before} → {change.after}"
-    if change.kind == "column_added":
-        return f"{KINDS[change.kind]}:{column} {change.after}"
-    parts = " → ".join(each for each in (change.before, change.after) if each is not None)
-    return f"{KINDS[change.kind]}:{column}{f', {parts}' if parts else ''}"
-
 
 def read_seen(
-    connection: Connection, contracts: Sequence[TableContract], known: Mapping[str, SeenTable]
+    connection: Connection,
+    contracts: Sequence[TableContract],
+    known: Mapping[str, SeenTable],
+    kinds: str = LOGGED,
 ) -> dict[str, LiveSchema]:
-    """Return the tables of ``contracts``, found by their names, else by their oids in ``known``."""
+    """Return the tables of ``contracts``, found by their names, else by their oids in ``known``.
+
+    ``kinds``: letters of ``pg_class.relkind``; what is of another kind is not there.
+    """
     names = {each.table_name: each.name for each in contracts}
     numbers = {known[each.name].relation: each.name for each in contracts if each.name in known}
     with source_errors("reading which tables there are"), connection.cursor() as cursor:
         # No failpoint: a SELECT, put together elsewhere.
-        cursor.execute(_TABLES, ([schema for schema, _ in names], [table for _, table in names], [*numbers]))
+        named = [schema for schema, _ in names], [table for _, table in names]
+        cursor.execute(_TABLES, ([*kinds], *named, [*numbers]))
         rows = cursor.fetchall()
         cursor.execute(_COLUMNS, ([oid for oid, *_ in rows],))
         columns: dict[int, list[tuple[int, str, str | None, str | None]]] = {}
@@ -333,7 +235,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text,
        CASE WHEN c.reltuples > 0 THEN c.reltuples::bigint
             ELSE nullif(pg_stat_get_live_tuples(c.oid), 0) END
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p')
+WHERE c.relkind = ANY (%s::"char"[])
   AND ((n.nspname::text, c.relname::text) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
        OR c.oid = ANY (%s::bigint[]::oid[]))
 """

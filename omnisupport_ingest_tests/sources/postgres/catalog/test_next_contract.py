@@ -12,17 +12,20 @@ import pytest
 
 from omnisupport_ingest.contracts.learned import LearnedColumns, with_learned
 from omnisupport_ingest.contracts.load import contract_of
-from omnisupport_ingest.landing.schema_changes import Difference, Look, SchemaChange, SeenColumn, SeenTable
+from omnisupport_ingest.landing.schema_changes import (
+    Difference,
+    Look,
+    SchemaChange,
+    SchemaChanges,
+    SeenColumn,
+    SeenTable,
+)
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.schema_changes import judged
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveIndex, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.catalog.next_contract import NextContract, next_contract
-from omnisupport_ingest.sources.postgres.catalog.schema_watch import (
-    LiveSchema,
-    SchemaWatch,
-    why_not_by_itself,
-)
+from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, learn, why_not_by_itself
 
 
 def live(name: str, pg_type: str = "text", *, not_null: bool = False, **other: Any) -> LiveColumn:
@@ -238,13 +241,13 @@ def test_nothing_is_learned_while_a_personal_column_is_gone(
     document["x-cdc"]["evolution"] = "additive"
     document["x-cdc"]["pii"] = {"title": {"policy": "mask", "mask": "text", "note": "Who asked for it."}}
     contract = contract_of(document, Path("tickets.json"))
-    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract])
+    record, learned = SchemaChanges(tmp_path), LearnedColumns(tmp_path, "desk")
     # It may be the title, by a name that does not tell: the table was made anew.
     now = form(*columns) if learns else form(*columns, live("extra"))
     added = Difference("column_added", "extra", None, "text")
-    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
-    watch._learn({"tickets": now})
-    assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == ({"extra"} if learns else set())
+    record.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    learn(record, {"tickets": contract}, {"tickets": now}, learned)
+    assert set(learned.of("tickets")) == ({"extra"} if learns else set())
 
 
 @pytest.mark.parametrize(("name", "learned"), [("extra", {"extra"}), ("Title", set())])
@@ -253,11 +256,12 @@ def test_a_name_that_differs_from_one_in_the_contract_only_in_case_is_not_learne
 ) -> None:
     document = deepcopy(DOCUMENT)
     document["x-cdc"]["evolution"] = "additive"
-    watch = SchemaWatch.of(tmp_path, "desk", tmp_path, 1, [contract_of(document, Path("tickets.json"))])
+    contracts = {"tickets": contract_of(document, Path("tickets.json"))}
+    record = SchemaChanges(tmp_path)
     now = form(ID, live(name), SIZE, PLAN)
     added = Difference("column_added", name, None, "text")
-    watch.changes.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
-    watch._learn({"tickets": now})
+    record.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    learn(record, contracts, {"tickets": now}, LearnedColumns(tmp_path, "desk"))
     assert set(LearnedColumns(tmp_path, "desk").of("tickets")) == learned
     contract_of(with_learned(tmp_path, document), Path("tickets.json"))
 

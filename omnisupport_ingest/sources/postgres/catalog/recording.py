@@ -1,0 +1,163 @@
+"""Recording what has changed in tables, and letting additive contracts learn, whichever way it was seen.
+
+What a table is now (``LiveSchema``) comes from catalogs, or from the rows themselves. It is compared with
+what was last seen; both are recorded in one step. Then a contract whose ``x-cdc.evolution`` is ``additive``
+takes new nullable columns without a person. What it may not take by itself (a column that the lake cannot
+name, personal data, NOT NULL, a type that nothing tells) is only reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.model import ADDITIVE, Column, TableContract
+from omnisupport_ingest.contracts.pii_scan import scan
+from omnisupport_ingest.landing.schema_changes import (
+    KINDS,
+    Look,
+    SchemaChange,
+    SchemaChanges,
+    SeenColumn,
+    SeenTable,
+)
+from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable
+from omnisupport_ingest.sources.postgres.catalog.new_contract import column_document, left_out_columns
+from omnisupport_ingest.sources.postgres.catalog.table_differences import differences
+
+_log = logging.getLogger(__name__)
+
+
+def record(
+    changes: SchemaChanges,
+    look: Look,
+    contracts: Mapping[str, TableContract],
+    live: Mapping[str, LiveSchema],
+    *,
+    learned: LearnedColumns | None,
+) -> tuple[SchemaChange, ...]:
+    """Record what has changed in the tables of ``contracts`` (by name) since the last look, and let the
+    additive ones learn; return the changes. ``live``: the tables that there are. ``learned``: None: no
+    contract learns.
+    """
+    known = changes.tables()
+    changed = {
+        name: [*differences(known[name], live[name].seen if name in live else None)]
+        for name in contracts
+        if name in known and (name in live or not _is_gone(changes, name))
+    }
+    new = changes.seen(look, {name: each.seen for name, each in live.items()}, changed)
+    for change in new:
+        _log.warning("schema change of %s: %s", change.table, in_words(change))
+    if learned is not None:
+        learn(changes, contracts, live, learned)
+    return new
+
+
+def _is_gone(changes: SchemaChanges, name: str) -> bool:
+    kinds = [each.kind for each in changes.all() if each.table == name]
+    return bool(kinds) and kinds[-1] == "table_gone"
+
+
+def in_words(change: SchemaChange) -> str:
+    """Return the change for a message, as ``column added: priority integer``."""
+    column = f" {change.column}" if change.column is not None else ""
+    if change.kind in ("column_renamed", "table_renamed", "key_changed", "table_made_anew"):
+        return f"{KINDS[change.kind]}: {change.before} → {change.after}"
+    if change.kind == "column_added":
+        return f"{KINDS[change.kind]}:{column} {change.after}"
+    parts = " → ".join(each for each in (change.before, change.after) if each is not None)
+    return f"{KINDS[change.kind]}:{column}{f', {parts}' if parts else ''}"
+
+
+class LiveSchema:
+    """A table as it is now: its definition (``live``), and the form in which it is recorded (``seen``)."""
+
+    def __init__(self, live: LiveTable, seen: SeenTable, *, tells_defaults: bool = True) -> None:
+        """``tells_defaults``: ``seen`` says what rows have in a column that are older than it."""
+        self.live, self.seen, self._tells_defaults = live, seen, tells_defaults
+
+    def line(self, column: str) -> dict[str, Any]:
+        """Return the contract's entry for ``column``, with the value in older rows as its default,
+        if known.
+        """
+        live, seen = self.live.column(column), self.column(column)
+        assert live is not None and seen is not None, "a column of this table"
+        line = column_document(live, in_key=False)
+        known = seen.before is not None or (seen.default is None and not live.not_null)
+        if known and self._tells_defaults:
+            line["default"] = seen.before
+        return line
+
+    def column(self, name: str) -> SeenColumn | None:
+        return next((each for each in self.seen.columns if each.name == name), None)
+
+
+def why_not_by_itself(schema: LiveSchema, name: str) -> str | None:
+    """Return why an additive contract does not take the new column ``name`` by itself; None if it does."""
+    live = schema.live.column(name)
+    if live is None:
+        return "it is not there any more"
+    if not live.pg_type:
+        return "nothing tells its type"
+    for each in left_out_columns(schema.live):
+        if each.column == name:
+            return each.why
+    if live.not_null:
+        return "it may not be NULL, and what older rows have in it is for a person to say"
+    for proposal in scan([Column(name, live.pg_type)], ()):
+        return f"it seems to be {proposal.what} {proposal.why}: a person has to choose its policy"
+    return None
+
+
+def personal_columns_gone(contract: TableContract, schema: LiveSchema) -> tuple[str, ...]:
+    """Return the personal columns of the contract that the table no longer has.
+
+    A new column may be one of them under another name, as in a copy that took the table's place.
+    """
+    return tuple(
+        each.name
+        for each in contract.source_columns
+        if each.personal and schema.live.column(each.name) is None
+    )
+
+
+def _new_columns(changes: Iterable[SchemaChange]) -> dict[str, set[str]]:
+    """Return by table the columns that ``changes`` have added."""
+    added: dict[str, set[str]] = {}
+    for change in changes:
+        if change.kind == "column_added" and change.column is not None:
+            added.setdefault(change.table, set()).add(change.column)
+    return added
+
+
+def learn(
+    changes: SchemaChanges,
+    contracts: Mapping[str, TableContract],
+    live: Mapping[str, LiveSchema],
+    learned: LearnedColumns,
+) -> None:
+    """Let additive contracts learn the recorded new columns that they may take by themselves."""
+    for name, columns in _new_columns(changes.all()).items():
+        contract = contracts.get(name)
+        if contract is None or name not in live or contract.evolution != ADDITIVE:
+            continue
+        named = {*(each.name for each in contract.source_columns), *learned.of(name)}
+        # Names that differ only in case, even from a dropped column, would make the contract invalid.
+        lower = {each.lower() for each in named}
+        new = {column for column in columns if column.lower() not in lower}
+        gone = personal_columns_gone(contract, live[name])
+        if new and gone:
+            message = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
+            _log.warning(message, name, ", ".join(gone))
+            continue
+        lines = {
+            column: live[name].line(column)
+            for column in sorted(new)
+            if why_not_by_itself(live[name], column) is None
+        }
+        if lines:
+            learned.learn(name, lines)
+            _log.warning("the contract %s has learned %s", name, ", ".join(lines))

@@ -1,0 +1,65 @@
+"""What has changed in the tables that are read by a cursor, recorded before their rows land.
+
+Every reading looks at the tables first, in its own transaction. PostgreSQL's catalogs tell a change exactly;
+other databases name columns and types. Reading goes on without a column of the contract that is gone, unless
+it is read by that column. A full reading that begins answers for the changes that were seen before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
+from omnisupport_ingest.landing.store import LandingStore
+from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.sources.postgres.catalog.recording import record
+from omnisupport_ingest.sources.query.cursor import CursorColumn
+from omnisupport_ingest.sources.query.reader import Moment, Reader
+
+
+class CursorSchemas:
+    """Looks at the ``tables`` of one source for one reading. ``learned``: as of ``record``."""
+
+    def __init__(
+        self, store: LandingStore, tables: Sequence[TableContract], learned: LearnedColumns | None
+    ) -> None:
+        self._changes, self._tables, self._learned = SchemaChanges(store.folder), tables, learned
+
+    def look(self, reader: Reader, moment: Moment, epoch: int) -> None:
+        """Record what has changed, and let ``reader`` go on without columns that are gone.
+
+        ``moment``: when its open transaction began.
+        """
+        live = reader.schemas(self._tables, self._changes.tables())
+        if live is not None:
+            low, high = (UNKNOWN if lsn is None else Lsn(lsn) for lsn in (moment.low, moment.high))
+            contracts = {each.name: each for each in self._tables}
+            record(self._changes, Look(epoch, low, high), contracts, live, learned=self._learned)
+        for table in self._tables:
+            reader.go_on_without(table, self._gone(table))
+
+    def read_whole(self, table: TableContract) -> None:
+        """Record that a full reading of ``table`` begins in the transaction of the last look."""
+        self._changes.accept([table.name])
+
+    def _gone(self, table: TableContract) -> frozenset[str]:
+        """The columns of the contract that the table had and has no more, but those that it is read by.
+
+        Without its soft-delete column a deleted row would be alive again.
+        """
+        seen = self._changes.tables().get(table.name)
+        if seen is None:
+            return frozenset()
+        cursor = CursorColumn.of(table)
+        there = {each.name for each in seen.columns}
+        there |= {*table.key, cursor.name, cursor.event_time or "", table.soft_delete_column or ""}
+        had = {
+            each.column
+            for each in self._changes.all()
+            if each.table == table.name and each.kind in ("column_dropped", "column_renamed")
+        }
+        return frozenset(
+            each.name for each in table.source_columns if each.name in had and each.name not in there
+        )
