@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest import durable
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.storage import Kept, StorageUnreachable, is_kept
+from omnisupport_ingest.storage import DRAFTS, Kept, StorageUnreachable, is_kept
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -70,12 +70,16 @@ class _Look:
 
 
 class BucketStorage:
-    """Objects under ``prefix`` in the bucket ``url``, with copies below ``home``. Thread-safe."""
+    """Objects under ``prefix`` in the bucket ``url``, with copies below ``home``. Thread-safe.
+
+    ``copies``: where the copies are instead, for who only reads and sends (``visiting``).
+    """
 
     is_local = False
 
-    def __init__(self, home: Path, url: str, prefix: str) -> None:
+    def __init__(self, home: Path, url: str, prefix: str, copies: Path | None = None) -> None:
         self._home, self._url, self._prefix = home, url, prefix
+        self._copies = copies or home
         self._opened: ObjectStore | None = None
         self._lock = threading.RLock()
         self._looked: dict[Path, _Look] = {}
@@ -131,21 +135,32 @@ class BucketStorage:
                 pass
 
     def _upload(self, path: Path) -> None:
+        key = self.key(path)
+        holding = (_attribute(path, _OBJECTS) or "").split()
+        if key in holding and self._size_of(key) == path.stat().st_size:
+            return
+        self._put_file(path, key)
+        if key not in holding:
+            # A draft is deleted soon.
+            stay = [each for each in holding if f"/{DRAFTS}/" not in each]
+            _set_attribute(path, _OBJECTS, " ".join([*stay, key]))
+
+    def send_file(self, file: Path, path: Path) -> None:
+        """Put the finished ``file``, which is anywhere on this machine, as the object of ``path``."""
+        self._put_file(file, self.key(path))
+
+    def _put_file(self, file: Path, key: str) -> None:
         import obstore
 
-        key, size = self.key(path), path.stat().st_size
-        holding = (_attribute(path, _OBJECTS) or "").split()
-        if key in holding and self._size_of(key) == size:
-            return
+        size = file.stat().st_size
+        holding = (_attribute(file, _OBJECTS) or "").split()
         with self._answers():
             if not any(self._copied(each, key) for each in holding[:1] if each != key):
                 # No failpoint: its callers put one around the call.
-                obstore.put(self._store, key, path)
+                obstore.put(self._store, key, file)
         kept = self._size_of(key)
         if kept != size:
-            raise OSError(errno.EIO, f"the object store has {kept} bytes of {size}", str(path))
-        if key not in holding:
-            _set_attribute(path, _OBJECTS, " ".join([*holding, key]))
+            raise OSError(errno.EIO, f"the object store has {kept} bytes of {size}", str(file))
 
     def _size_of(self, key: str) -> int | None:
         import obstore
@@ -190,30 +205,36 @@ class BucketStorage:
     # --- what is read -----------------------------------------------------------------------------
 
     def at_hand(self, path: Path) -> Path:
-        if not self._is_at_hand(path):
-            self._bring_one(path)
-        return path
+        copy = self._copy_of(path)
+        if not self._is_at_hand(path, copy):
+            self.fetch(path, copy)
+        return copy
 
-    def _is_at_hand(self, path: Path) -> bool:
-        """Whether there is a copy of what the store has. Only in the log of a table may another file have its
+    def _copy_of(self, path: Path) -> Path:
+        return path if self._copies is self._home else self._copies / self.key(path)
+
+    def _is_at_hand(self, path: Path, copy: Path) -> bool:
+        """Whether ``copy`` is of what the store has. Only in the log of a table may another file have its
         name now: the table was dropped and made again."""
-        if _LOG not in path.parts or not path.exists():
-            return path.exists()
+        if _LOG not in path.parts or not copy.exists():
+            return copy.exists()
         version = self.version(path)
         if version is None:
             # No failpoint: a copy of an object that is gone.
-            path.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
             return False
         with contextlib.suppress(FileNotFoundError):
-            return version == (_attribute(path, _VERSION),)
+            return version == (_attribute(copy, _VERSION),)
         return False
 
-    def _bring_one(self, path: Path) -> None:
+    def fetch(self, of: Path, path: Path) -> None:
+        """Bring the object of ``of`` to the file ``path``, which is anywhere on this machine; nothing is done
+        if there is none."""
         import obstore
 
         with self._answers():
             try:
-                got = obstore.get(self._store, self.key(path))
+                got = obstore.get(self._store, self.key(of))
             except FileNotFoundError:
                 return
             size, version = got.meta["size"], got.meta["e_tag"]
@@ -228,7 +249,7 @@ class BucketStorage:
                     os.fsync(file.fileno())
                 if draft.stat().st_size != size:
                     raise OSError(errno.EIO, "the object store sent less than it has", str(path))
-                _set_attribute(draft, _OBJECTS, self.key(path))
+                _set_attribute(draft, _OBJECTS, self.key(of))
                 _set_attribute(draft, _VERSION, version or "")
                 os.replace(draft, path)
             finally:
@@ -343,7 +364,7 @@ class BucketStorage:
         if not kept:
             return
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(lambda each: self._bring_one(each.path), kept):
+            for _ in pool.map(lambda each: self.fetch(each.path, each.path), kept):
                 pass
 
     def copies(self, folder: Path) -> Iterator[Path]:
@@ -367,6 +388,11 @@ class BucketStorage:
 
     def table_uri(self, folder: Path) -> str:
         return f"{self._url}/{self._full(self.key(folder))}"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The path of the home, and the URL at which it keeps landing and lake."""
+        return os.fspath(self._home), f"{self._url}/{self._prefix}"
 
     def key(self, path: Path) -> str:
         """Return the key of a path of the home, without the prefix."""

@@ -37,6 +37,10 @@ _URL = re.compile(
 
 _ROOMS = ("/lake/", "/landing/")
 
+DRAFTS = "drafts"
+"""The folder in a table of what tasks wrote that share no folder with their driver: objects that no log
+names, which ``sweep`` deletes as it deletes what a killed writer left."""
+
 _LOCAL_ONLY = frozenset({"index", "noted", "snapshot_requests", ".staging"})
 """Folders of landing and lake that are this home's own: what is made again from the rest, what is asked of a
 running capture, and drafts."""
@@ -247,6 +251,11 @@ def storage_of(path: Path | str) -> Storage:
                 return storage if storage.is_local or _belongs(text[at + 1 :].split("/")) else LOCAL
             at = text.find(room, at + 1)
     return LOCAL
+
+
+def put_behind(home: str, storage: Storage) -> None:
+    """Have this process reach landing and lake of ``home`` by ``storage``, whatever is at that path here."""
+    _behind[home] = storage
 
 
 def forget_home(home: Path) -> None:

@@ -143,6 +143,7 @@ _LONG = {
     "sources/test_encrypted_ways.py": 390,
     "cli/test_many_sources.py": 380,
     "retention/test_superseded_rows.py": 310,
+    "runtime/test_cluster_without_home.py": 300,
     "layers/test_deletion_vectors.py": 280,
     "sources/postgres/catalog/test_every_schema_change.py": 270,
     "sources/postgres/test_encrypted_at_rest.py": 260,

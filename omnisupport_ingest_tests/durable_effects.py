@@ -42,7 +42,7 @@ METHODS = {
     # pathlib
     "write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to",
     # storage
-    "upload", "remove_folder",
+    "upload", "send_file", "remove_folder",
     # deltalake
     "create_write_transaction", "restore", "repair", "create_checkpoint", "cleanup_metadata",
     # Spark

@@ -37,7 +37,7 @@ A problem that a single command may have is an `{IngestError.__name__}` without 
 
 _PARTS = (
     ("Commands", ("cli",)),
-    ("Settings and the home", ("settings", "home", "storage", "windows", "durable")),
+    ("Settings and the home", ("settings", "home", "storage", "visiting", "windows", "durable")),
     ("Contracts, sources and keys", ("contracts", "withdrawal")),
     ("Capture of PostgreSQL's log", ("sources.postgres",)),
     ("Embedded PostgreSQL", ("sources.postgres.embedded",)),

@@ -36,6 +36,7 @@ from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
+from omnisupport_ingest.visiting import require_here
 
 FILE = "keys/subjects.sqlite"
 """Where the keys are, below the home."""
@@ -141,6 +142,7 @@ class SubjectKeys:
     @property
     def made(self) -> bool:
         """Whether the file is there."""
+        require_here(self.path)
         return self.path.exists()
 
     @property
@@ -264,6 +266,7 @@ class SubjectKeys:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        require_here(self.path)
         try:
             if not self.path.exists():
                 self._make()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.visiting import require_here
 
 FILE = "pii_tokens.sqlite"
 
@@ -116,6 +117,7 @@ class TokenMap:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        require_here(self.path)
         try:
             with closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as base:
                 base.execute("PRAGMA synchronous = FULL")

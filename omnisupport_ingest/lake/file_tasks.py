@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import file_rows, layout, standing_task
+from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.staging import StagedFiles, gathered, place_draft, room_on_disk
@@ -50,7 +50,7 @@ _ROWS_OF_A_GROUP = 8_192
 _ROWS_OF_A_SAMPLE = 1_024
 _ROWS_OF_A_FILE = 2 * ROWS_OF_A_TASK
 
-_OUTCOME = "attempt string, result string"
+_OUTCOME = "attempt string, result string, sent string"
 
 
 class Sized(Protocol):
@@ -236,15 +236,15 @@ def made_by_tasks(
     """Run each of ``works`` in a Spark task and yield the draft; yield None if a task cannot do its work.
 
     ``Made.place`` moves the rows to their final paths; no version of the table holds them yet. The works are
-    pickled and sent to Spark's workers. ``unit`` and ``generation``: as in ``staging.stage_frame``.
+    pickled and sent to Spark's workers. ``unit`` and ``generation``: as in ``staged_frames.stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
     draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft.mkdir(mode=0o700)
-    spec = table.spec
+    spec, drafts = table.spec, Drafts.of(spark, draft)
     schema = arrow_schema(spec.schema, without=())
-    write = partial(_write, works=works, draft=draft, schema=schema, partition_by=spec.partition_by)
+    write = partial(_write, works=works, drafts=drafts, schema=schema, partition_by=spec.partition_by)
     try:
         with failpoint("lake.write", spec.path), room_on_disk(spark, draft):
             outcomes = _outcomes(spark, write, len(works))
@@ -253,19 +253,26 @@ def made_by_tasks(
             return
         # Only the folders of attempts that succeeded: others may still be writing to theirs.
         folders = [draft / each["attempt"] for each in outcomes]
+        sent = [name for each in outcomes for name in each["sent"].splitlines()]
+        # What is put aside is for the next tasks.
+        aside = [name for name in sent if name.split("/")[1] == "aside"]
+        drafts.bring(set(sent) - set(aside))
+
+        def place() -> StagedFiles:
+            whole = gathered((folder / "rows" for folder in folders), draft / "whole")
+            placed = place_draft(table, whole, unit=unit, generation=generation)
+            drafts.keep(file.path for file in placed.files)
+            return placed
+
         yield Made(
             results=tuple(each["result"] for each in outcomes),
-            aside=tuple(str(file) for folder in folders for file in sorted((folder / "aside").iterdir())),
+            aside=tuple(drafts.paths(aside))
+            or tuple(str(file) for folder in folders for file in sorted((folder / "aside").glob("*"))),
             beside=tuple(str(folder / "beside") for folder in folders),
-            place=lambda: place_draft(
-                table,
-                gathered((folder / "rows" for folder in folders), draft / "whole"),
-                unit=unit,
-                generation=generation,
-            ),
+            place=place,
         )
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        drafts.clear()
 
 
 def _outcomes(
@@ -291,21 +298,23 @@ def outcome_of_one(
 def _write(
     batches: Iterable[pa.RecordBatch],
     works: Sequence[Work],
-    draft: Path,
+    drafts: Drafts,
     schema: pa.Schema,
     partition_by: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     """Run in a worker: do the work of each number in ``batches``."""
-    found: dict[str, list[str | None]] = defaultdict(list)
-    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        attempt = uuid.uuid4().hex
-        output = Output(draft / attempt, number, schema, partition_by)
-        result = works[number](output)
-        output.close()
-        found["attempt"].append(attempt)
-        found["result"].append(result)
-    columns = [pa.array(found[name], pa.string()) for name in ("attempt", "result")]
-    yield pa.RecordBatch.from_arrays(columns, names=["attempt", "result"])
+    found: dict[str, list[str | None]] = {"attempt": [], "result": [], "sent": []}
+    with drafts.begun() as folder:
+        for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+            attempt = uuid.uuid4().hex
+            output = Output(folder / attempt, number, schema, partition_by)
+            result = works[number](output)
+            output.close()
+            found["attempt"].append(attempt)
+            found["result"].append(result)
+            found["sent"].append("\n".join(each.name for each in drafts.sent(folder)))
+    columns = [pa.array(values, pa.string()) for values in found.values()]
+    yield pa.RecordBatch.from_arrays(columns, names=[*found])
 
 
 def _parts(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

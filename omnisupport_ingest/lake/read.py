@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,9 @@ import pyarrow as pa
 
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of
+from omnisupport_ingest.lake.frame_tasks import read_by_tasks, read_paths_by_tasks
 from omnisupport_ingest.lake.layout import HIVE_NULL, LakeFile
+from omnisupport_ingest.visiting import Visit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,6 +45,9 @@ def read_files(
     files = tuple(files)
     if not files:
         return spark.createDataFrame([], schema.toNullable())
+    visit = Visit.of(spark, Path(files[0].full_path))
+    if visit is not None:
+        return read_by_tasks(spark, visit, schema, files)
     in_files = StructType([field for field in schema.toNullable() if field.name not in partition_by])
     marked = [file for file in files if file.vector is not None]
     plain = [file for file in files if file.vector is None]
@@ -53,6 +59,15 @@ def read_files(
         frame = spark.read.schema(in_files).parquet(*(f"file://{file.stored}" for file in marked))
         frames.append(_live(spark, frame, _columns(schema, partition_by, marked), marked))
     return reduce(DataFrame.unionAll, frames)
+
+
+def read_paths(spark: SparkSession, schema: StructType, paths: Sequence[str]) -> DataFrame:
+    """Return a DataFrame with the columns of ``schema`` of the bare Parquet files ``paths`` (one or more):
+    files of a table without partitions, or what tasks wrote for the next ones."""
+    visit = Visit.of(spark, Path(paths[0]))
+    if visit is not None:
+        return read_paths_by_tasks(spark, visit, schema, paths)
+    return spark.read.schema(schema).parquet(*(f"file://{path}" for path in paths))
 
 
 def _columns(schema: StructType, partition_by: tuple[str, ...], files: Sequence[LakeFile]) -> list[Column]:

@@ -1,4 +1,4 @@
-"""Stages a unit of work: Spark writes a draft, and one rename per window moves it to its final path.
+"""Stages a unit of work: what was written as a draft is moved to its final path, by one rename per window.
 
 The path of a unit depends on its idempotency key and the window's generation. If the folder exists, the same
 work was done before, by a run that crashed or by one that runs now: its files are used and ours are dropped.
@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 from omnisupport_ingest.durable import sync_file, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.lake import layout, standing_task
+from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.storage import storage_of
+from omnisupport_ingest.visiting import Visit
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql import SparkSession
 
 
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
@@ -39,12 +39,6 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 _BY_A_TASK = tuple(f"OSError: [Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT))
 """The same as Python words it, where one of our tasks writes a file itself; those are files of tables."""
-
-COMPILED_FROM = 50_000
-"""From this many rows on, Spark compiles the plan that writes them; for fewer, interpreting costs less."""
-
-_COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-
 
 _FIRST_FRAME = re.compile(r"\bat (?:\S+/)?org\.apache\.(\w+)\.")
 """The first class of an Apache project in a Java trace: Hadoop's or Parquet's where a file of the table is
@@ -91,44 +85,12 @@ class StagedFiles:
         return found
 
 
-def stage_frame(
-    table: TablePlace, frame: DataFrame, *, unit: str, generation: Mapping[str, int], rows: int = 0
-) -> StagedFiles:
-    """Write ``frame`` as Parquet files at their final paths; no version of the table holds them yet.
-
-    ``table``: must have been opened once. ``frame``: the columns of the table's spec, partition columns
-    included, in any order. ``unit``: idempotency key of the work; the same key, window and generation must
-    mean the same rows. ``generation``: the generation to write, for every window that may have rows (``""``
-    for a table without partitions). ``rows``: number of rows that the frame is made from, if they may be
-    many. Raises ``FrameMismatch`` if columns or windows differ.
-    """
-    spec = table.spec
-    _check_columns(table, frame)
-    standing_task.release()
-    draft = table.folder / layout.STAGING / uuid.uuid4().hex
-    # No failpoint: the staging folder, and a draft in it that no table names.
-    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        with (
-            failpoint("lake.write", spec.path),
-            room_on_disk(frame.sparkSession, draft),
-            _compiled(frame.sparkSession, rows),
-        ):
-            writer = frame.select(*spec.schema.names).write
-            if spec.partition_by:
-                writer = writer.partitionBy(*spec.partition_by)
-            writer.parquet(f"file://{draft}")
-        return place_draft(table, draft, unit=unit, generation=generation)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
 def stage_folders(
     table: TablePlace, folders: Iterable[str], *, unit: str, generation: Mapping[str, int]
 ) -> StagedFiles:
     """Move the files that tasks wrote to ``folders``, by partition, to their final paths.
 
-    The other parameters and errors are those of ``stage_frame``.
+    The other parameters and errors are those of ``staged_frames.stage_frame``.
     """
     draft = table.folder / layout.STAGING / uuid.uuid4().hex
     # No failpoint: a draft that no table names yet.
@@ -159,7 +121,7 @@ def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
 def place_draft(table: TablePlace, draft: Path, *, unit: str, generation: Mapping[str, int]) -> StagedFiles:
     """Move the files in ``draft``, by partition, to their final paths.
 
-    Parameters and errors are those of ``stage_frame``.
+    Parameters and errors are those of ``staged_frames.stage_frame``.
     """
     spec = table.spec
     staged: list[StagedFile] = []
@@ -183,7 +145,7 @@ def place_files(
     partitions; other files stay in ``draft``.
 
     Returns the paths in that folder afterwards; if the same work was done before, the paths of its files.
-    ``unit`` and ``generation`` as in ``stage_frame``.
+    ``unit`` and ``generation`` as in ``staged_frames.stage_frame``.
     """
     # A folder that no task knows: a task that Spark gave up, or runs twice, may still write to ``draft``.
     whole = draft / f"whole-{uuid.uuid4().hex}"
@@ -195,22 +157,6 @@ def place_files(
     with failpoint("lake.place", table.spec.path):
         _place(whole, table.folder / folder)
     return sorted(f"{folder}/{file.name}" for file in (table.folder / folder).glob("*.parquet"))
-
-
-@contextmanager
-def _compiled(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Let Spark compile the session's plans within the block, if ``rows`` are enough to be worth it."""
-    if rows < COMPILED_FROM:
-        yield
-        return
-    before = {name: spark.conf.get(name) for name in _COMPILED}
-    try:
-        for name, value in _COMPILED.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, held in before.items():
-            spark.conf.set(name, str(held))
 
 
 @contextmanager
@@ -229,9 +175,12 @@ def room_on_disk(spark: SparkSession, draft: Path) -> Iterator[None]:
                 fix="Free some space there, or set OMNISUPPORT_SPARK_LOCAL_DIR to a folder on a larger disk "
                 "and start again; then run the same again.",
             ) from error
+        of, it = "OMNISUPPORT_HOME", "the home"
+        if Visit.of(spark, draft.parent.parent) is not None:
+            of, it = "SPARK_LOCAL_DIRS of the executors", "these"
         raise NoRoomOnDisk(
             f"No space left on the disk while writing {draft.parent.parent}; nothing was committed.",
-            fix="Free some space on the disk of OMNISUPPORT_HOME, or move the home to a larger one; then "
+            fix=f"Free some space on the disk of {of}, or move {it} to a larger one; then "
             "run the same again.",
         ) from error
 
@@ -243,22 +192,6 @@ def spilled(trace: str) -> bool:
     at = min(index for text in _NO_ROOM if (index := trace.find(text)) >= 0)
     frame = _FIRST_FRAME.search(trace, at)
     return frame is not None and frame[1] == "spark"
-
-
-def _check_columns(table: TablePlace, frame: DataFrame) -> None:
-    wanted = {field.name: field.dataType for field in table.spec.schema.toNullable()}
-    actual = {field.name: field.dataType for field in frame.schema.toNullable()}
-    wrong = sorted(name for name in wanted.keys() | actual.keys() if wanted.get(name) != actual.get(name))
-    if wrong:
-        raise FrameMismatch(
-            f"The frame for {table.spec.path} differs from the table in: "
-            + ", ".join(f"{name} ({_type(actual, name)} for {_type(wanted, name)})" for name in wrong),
-            fix="Select and cast the columns of the table's spec before the frame is staged.",
-        )
-
-
-def _type(types: Mapping[str, DataType], name: str) -> str:
-    return types[name].simpleString() if name in types else "nothing"
 
 
 def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]]:

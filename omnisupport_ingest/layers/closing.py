@@ -18,7 +18,8 @@ from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable, retrying
 from omnisupport_ingest.layers.plan import WindowPlan, Work, compacted_names, unit_key

@@ -32,7 +32,8 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.landing.standing import LandedPart
@@ -345,7 +346,7 @@ def _judged_by_tasks(
             works = [partial(mark_windows, windows=share, contents=contents) for share in in_shares(together)]
             found = drafts.enter_context(make(works))
             assert found is not None, "copies are always found"
-            numbers = {file.uri: number for each in together for number, file in each.files}
+            numbers = {file.full_path: number for each in together for number, file in each.files}
             copies = Copies(found.aside, numbers)
 
         def made(by: JudgingRules) -> Made | None:

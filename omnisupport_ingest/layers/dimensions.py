@@ -41,6 +41,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost
 from omnisupport_ingest.lake.fresh_files import ROWS_PER_GROUP
 from omnisupport_ingest.lake.key_files import ROWS_PER_FILE
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile, StagedFile
+from omnisupport_ingest.lake.read import read_paths
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import retrying
@@ -60,7 +61,7 @@ from omnisupport_ingest.layers.shown import (
     versions_of,
 )
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
-from omnisupport_ingest.layers.updating_ranges import FilesToUpdate, Way
+from omnisupport_ingest.layers.updating_ranges import REFOLDED, FilesToUpdate, Way
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
@@ -248,7 +249,7 @@ class _Update(KeyedUpdate):
             updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
             if not updated.refold:
                 return updated
-            more = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            more = read_paths(self._spark, REFOLDED, updated.refold)
             # Read now: the folder is cleared when this is done.
             refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
@@ -333,7 +334,7 @@ def _gate(
     # pandera takes seconds to import, so only who updates a dimension pays for it.
     from omnisupport_ingest.contracts.pandera_schema import ROWS_AT_ONCE, failures, failures_of_few
 
-    files = [snapshot.table.folder / file.path for file in staged]
+    files = [str(snapshot.table.folder / file.path) for file in staged]
     if sum(file.rows for file in staged) <= ROWS_AT_ONCE:
         # No job of Spark for what one call judges.
         schema = arrow_schema(current_type(contract), without=())
@@ -342,7 +343,7 @@ def _gate(
         )
         broken = failures_of_few(_known_live(rows, contract), contract)
     else:
-        frame = spark.read.schema(current_type(contract)).parquet(*(f"file://{file}" for file in files))
+        frame = read_paths(spark, current_type(contract), files)
         broken = failures(known_live_rows(frame), contract)
     if broken:
         rules = ", ".join(f"{name} ({count} rows)" for name, count in broken.items())

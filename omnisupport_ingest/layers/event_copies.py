@@ -46,6 +46,7 @@ from omnisupport_ingest.lake.file_tasks import Output
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
+from omnisupport_ingest.storage import path_at_hand
 
 _MEMORY = "1GB"
 """What DuckDB may hold of a window's narrow columns; beyond, it writes to the scratch folder of the task."""
@@ -330,14 +331,18 @@ class Copies:
 
     def of(self, files: Iterable[LakeFile]) -> dict[str, Marks]:
         """Return the marks of the rows of each of ``files``, by path. What tasks put aside is read once."""
-        found = {file.uri: Marks(_NO_MARKS) for file in files}
-        numbers = sorted((self.numbers[uri], uri) for uri in found.keys() & self.numbers.keys())
+        found = {file.full_path: Marks(_NO_MARKS) for file in files}
+        numbers = sorted((self.numbers[path], path) for path in found.keys() & self.numbers.keys())
         if not self.marks or not numbers:
             return found
         among = (pc.field("file") >= numbers[0][0]) & (pc.field("file") <= numbers[-1][0])
-        marks = ds.dataset(list(self.marks), format="parquet").to_table(filter=among).sort_by("file")
+        marks = (
+            ds.dataset([path_at_hand(each) for each in self.marks], format="parquet")
+            .to_table(filter=among)
+            .sort_by("file")
+        )
         of_file = marks["file"].to_numpy()
-        for number, uri in numbers:
+        for number, path in numbers:
             first, end = np.searchsorted(of_file, [number, number + 1])
-            found[uri] = Marks(marks.slice(first, end - first))
+            found[path] = Marks(marks.slice(first, end - first))
         return found

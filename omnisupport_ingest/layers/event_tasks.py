@@ -77,20 +77,26 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str | None:
 
     None if a file is not what its manifest says: every byte of landing is read here, not by the driver.
     """
-    place = _RAW.get_field_index("event_hash")
     for file in files:
         try:
             verify(file.folder, file.file)
         except DamagedBatch:
             return None
-        known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
-        for batch in batches_of(str(at_hand(file.folder / file.file.path)), _RAW, known):
-            rows = pa.Table.from_batches([batch])
-            # Rows of another batch are not what the manifest counts.
-            counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])
-            rows = rows if pc.all(counted).as_py() else rows.filter(counted)
-            output.add(rows.set_column(place, _RAW.field(place), event_hashes(rows)))
+        for rows in landed_rows(file):
+            output.add(rows)
     return ""
+
+
+def landed_rows(file: LandedFile) -> Iterator[pa.Table]:
+    """Yield the events of ``file`` as raw has them: ``RAW_TYPE`` rows."""
+    place = _RAW.get_field_index("event_hash")
+    known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
+    for batch in batches_of(str(at_hand(file.folder / file.file.path)), _RAW, known):
+        rows = pa.Table.from_batches([batch])
+        # Rows of another batch are not what the manifest counts.
+        counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])
+        rows = rows if pc.all(counted).as_py() else rows.filter(counted)
+        yield rows.set_column(place, _RAW.field(place), event_hashes(rows))
 
 
 def judge(
@@ -108,7 +114,7 @@ def judge(
     marks = (copies or Copies()).of(files)
     lookout = RulesLookout(judging_rules.contracts)
     for file in files:
-        name, marked, first = _only_table(file), marks[file.uri], _First(judging_rules)
+        name, marked, first = _only_table(file), marks[file.full_path], _First(judging_rules)
         found = None
         if name is not None and not marked and not protected(name):
             found = _taken_over(output, file, name, first, lookout)

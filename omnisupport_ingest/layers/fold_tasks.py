@@ -83,17 +83,17 @@ def in_key_shares(
         blocks, count = [list(files)], 1
     else:
         blocks = _blocks(files)
-    held, found = {file.uri for file in withheld}, []
+    held, found = {file.full_path for file in withheld}, []
     for block in blocks:
-        mine, windows = {file.uri for file in block}, {file.window for file in block}
+        mine, windows = {file.full_path for file in block}, {file.window for file in block}
         found.append(
             [
                 Share(
-                    tuple(file for file in block if file.uri not in held),
+                    tuple(file for file in block if file.full_path not in held),
                     number,
                     count,
-                    tuple(file for file in block if file.uri in held),
-                    tuple(file for file in withheld if file.window in windows and file.uri not in mine),
+                    tuple(file for file in block if file.full_path in held),
+                    tuple(file for file in withheld if file.window in windows and file.full_path not in mine),
                 )
                 for number in range(count)
             ]

@@ -34,7 +34,7 @@ from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import are_few
 from omnisupport_ingest.lake.key_files import ROWS_PER_FILE, sealed_files
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.read import read_files
+from omnisupport_ingest.lake.read import read_files, read_paths
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
@@ -48,7 +48,7 @@ from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import require_types, waiting
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
-from omnisupport_ingest.layers.updating_ranges import FilesToUpdate
+from omnisupport_ingest.layers.updating_ranges import REFOLDED, FilesToUpdate
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position as Place
@@ -226,7 +226,7 @@ class _Update(KeyedUpdate):
             updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
             if not updated.refold:
                 return updated
-            refold = self._spark.read.parquet(*(f"file://{path}" for path in updated.refold))
+            refold = read_paths(self._spark, REFOLDED, updated.refold)
             # Read now: the folder is cleared when this is done.
             odd = (refold if odd is None else odd.unionByName(refold)).localCheckpoint()
 

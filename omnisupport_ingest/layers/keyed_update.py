@@ -6,7 +6,6 @@ brings them into the table, the same way for both. Tables stored by window have 
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from omnisupport_ingest.lake.checkpoint import MarkedRows, MergeCost
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import write_vectors
+from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.key_files import (
     KeyFile,
     fresh_files,
@@ -89,14 +89,15 @@ class KeyedUpdate(ABC):
         draft = snapshot.table.folder / layout.STAGING / uuid.uuid4().hex
         # No failpoint: a draft that no table names yet.
         draft.mkdir(mode=0o700, parents=True)
+        drafts = Drafts.of(self._spark, draft)
         try:
             updated = self._updated(draft)
             unit = self._unit_of(key, updated)
-            add = self._placed(draft, updated, unit, plan.generation)
+            add = self._placed(drafts, updated, unit, plan.generation)
             folder = layout.unit_folder(WHOLE_TABLE, plan.generation, unit)
             marked = write_vectors(snapshot.table.folder, folder, updated.dead)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            drafts.clear()
         content = updated.added
         if before is not None:
             content = ContentHash.parse(before.checkpoint.content_hash) - updated.removed + content
@@ -186,16 +187,17 @@ class KeyedUpdate(ABC):
         )
 
     def _placed(
-        self, draft: Path, updated: FilesUpdated, unit: str, generation: int
+        self, drafts: Drafts, updated: FilesUpdated, unit: str, generation: int
     ) -> tuple[StagedFile, ...]:
         if not updated.written:
             return ()
         table = self._snapshot.table
         written = {file.name: file for file in updated.written}
         staged = []
-        for path in place_files(table, draft, written, unit=unit, generation=generation):
+        for path in place_files(table, drafts.folder, written, unit=unit, generation=generation):
             # Another run may have placed files here before.
             file = written.get(Path(path).name) or written_file(table.folder / path, self._order)
             staged.append(StagedFile(path, WHOLE_TABLE, (), file.rows, file.bytes, file.stats))
+        drafts.keep(file.path for file in staged)
         self._require(staged, updated)
         return tuple(staged)

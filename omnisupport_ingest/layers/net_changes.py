@@ -25,7 +25,8 @@ from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
 from omnisupport_ingest.lake.file_tasks import made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.staging import StagedFiles, stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.layers.checkpoints import Counts, Outcome

@@ -23,7 +23,8 @@ from omnisupport_ingest.lake.commit import WindowChange, until_first
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_files
 from omnisupport_ingest.lake.layout import LakeFile, StagedFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.staging import StagedFiles, stage_folders, stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
+from omnisupport_ingest.lake.staging import StagedFiles, stage_folders
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import delta_stats
 from omnisupport_ingest.lake.table import LakeTable, retrying

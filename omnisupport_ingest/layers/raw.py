@@ -6,17 +6,15 @@ against its manifest before it is read, so a damaged file stops here and changes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from omnisupport_ingest.cdc.envelope import LANDED_TYPE, RAW_TYPE, event_hash
+from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import in_shares, made_by_tasks
@@ -27,7 +25,7 @@ from omnisupport_ingest.landing.standing import LandedPart
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.checkpoints import Counts, Outcome
 from omnisupport_ingest.layers.closing import Compaction
-from omnisupport_ingest.layers.event_tasks import LandedFile, take_in
+from omnisupport_ingest.layers.event_tasks import LandedFile, landed_rows, take_in
 from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
@@ -49,26 +47,13 @@ from omnisupport_ingest.layers.window_update import (
     update_windows,
 )
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.visiting import Visit, visiting
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "raw_cdc_staging"
 
 VERSIONS = (f"logic:{LOGIC_VERSION}",)
 """What makes a window of this layer stale when it changes."""
-
-_DATA_FILE = "data_file"
-
-_ARRIVAL_TYPE = T.StructType(
-    [
-        T.StructField("batch_id", T.StringType()),
-        T.StructField(_DATA_FILE, T.StringType()),
-        T.StructField("window", T.StringType()),
-        T.StructField("landed_at", T.TimestampType()),
-        T.StructField("watermark_before", T.TimestampType()),
-        T.StructField("newest_epoch_before", T.IntegerType()),
-        T.StructField("file_name", T.StringType()),
-    ]
-)
 
 
 class LandingDisagrees(IngestError):
@@ -262,10 +247,7 @@ def _stage(
     ]
     if not files:
         return StagedFiles(())
-    landed_files = [
-        LandedFile(store.folder, file, _arrived(window, batch, file)) for window, batch, file in files
-    ]
-    works = [partial(take_in, files=share) for share in in_shares(landed_files)]
+    works = [partial(take_in, files=share) for share in in_shares(_landed_files(store, files))]
     generation = {plan.window: plan.generation for plan in plans}
     with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
         if made is None:
@@ -302,23 +284,32 @@ def _events(
     """The events of ``files`` (window, batch, file; one or more) as raw has them, each file checked."""
     for _, _, file in files:
         store.verify_file(file)
-    arrivals = spark.createDataFrame(
-        [tuple(_arrived(*each)[name] for name in _ARRIVAL_TYPE.names) for each in files], _ARRIVAL_TYPE
-    )
+    shares = in_shares(_landed_files(store, files))
+    visit = Visit.of(spark, store.folder / files[0][2].path)
+    read = visiting(visit, partial(_landed_rows, shares=shares))
+    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(read, RAW_TYPE)
+
+
+def _landed_rows(
+    batches: Iterable[pa.RecordBatch], shares: Sequence[Sequence[LandedFile]]
+) -> Iterator[pa.RecordBatch]:
+    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+        for file in shares[number]:
+            for rows in landed_rows(file):
+                yield from rows.to_batches()
+
+
+def _landed_files(store: LandingStore, files: Iterable[tuple[str, Manifest, DataFile]]) -> list[LandedFile]:
     # The window of an event is that of its data file: by its commit time, but for a position that had
     # landed in another one (landing/first_windows.py).
-    landed = spark.read.schema(LANDED_TYPE).parquet(*(f"file://{store.path_of(file)}" for *_, file in files))
-    placed = landed.select("*", F.col("_metadata.file_name").alias(_DATA_FILE))
-    raw = placed.join(F.broadcast(arrivals), ["batch_id", _DATA_FILE]).withColumn("event_hash", event_hash())
-    return raw.select(*RAW_TYPE.names)
+    return [LandedFile(store.folder, file, _arrived(window, batch)) for window, batch, file in files]
 
 
-def _arrived(window: str, batch: Manifest, file: DataFile) -> dict[str, Any]:
-    """What raw says of the arrival of the events of ``file``: the columns of ``_ARRIVAL_TYPE``."""
+def _arrived(window: str, batch: Manifest) -> dict[str, Any]:
+    """What raw says of the arrival of the events of ``batch`` in ``window``, by column."""
     facts = batch.arrival
     return {
         "batch_id": batch.batch_id,
-        _DATA_FILE: Path(file.path).name,
         "window": window,
         "landed_at": facts.landed_at,
         "watermark_before": facts.watermark_before,

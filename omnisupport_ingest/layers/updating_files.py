@@ -11,8 +11,9 @@ import math
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,10 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import standing_task
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.deletion_vectors import dead_rows_of
+from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import are_few, in_shares
+from omnisupport_ingest.lake.frame_tasks import write_by_tasks
 from omnisupport_ingest.lake.key_files import (
     Bound,
     KeyFile,
@@ -54,6 +57,7 @@ from omnisupport_ingest.layers.updating_ranges import (
     update_ranges,
 )
 from omnisupport_ingest.layers.upkeep_plan import Rewrites, moving_rows, rewrites_of, with_leaving
+from omnisupport_ingest.visiting import Visit, visiting
 
 if TYPE_CHECKING:
     from omnisupport_ingest.lake.deletion_vectors import Rows
@@ -126,9 +130,10 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
         if found is not None:
             return _collected(found, ranges, target)
     standing_task.release()
+    drafts = Drafts.of(sent.spark, target.draft)
     sample = _Sample(target.order.no_values(), 1)
     if rows.files and not (are_few(rows.files) and target.way is Way.REWRITE):
-        sample = _sample(sent.spark, rows, target.order)
+        sample = _sample(sent.spark, rows, target.order, drafts.visit)
     if not are_few(rows.files):
         cuts = _cuts(sample, ranges, 2 * target.rows_per_file)
         ranges = ranges_of(target.files, cuts, rows_together=target.rows_per_file)
@@ -141,9 +146,14 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     share = _Share(rows, target, ranges, rewrites, looks)
     tasks = len(bounds) - 1
     with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
-        update = partial(_update, share=share, bounds=bounds)
+        update = partial(_update, share=share, bounds=bounds, drafts=drafts)
         outcomes = sent.spark.range(0, tasks, 1, tasks).mapInArrow(update, OUTCOME).collect()
-    return _collected(outcomes, ranges, target)
+    updated = _collected(outcomes, ranges, target)
+    if drafts.visit is not None:
+        drafts.bring([file.name for file in updated.written])
+        refold = drafts.paths(Path(path).name for path in updated.refold)
+        return replace(updated, refold=tuple(refold))
+    return updated
 
 
 @dataclass(frozen=True)
@@ -192,7 +202,13 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
         return []
     folder = target.draft / f"refolded-{uuid.uuid4().hex}"
     rows = sent.refolded.sortWithinPartitions(f"`{target.order.column}`")
+    drafts = Drafts.of(sent.spark, target.draft)
     with failpoint("lake.write", target.draft), room_on_disk(sent.spark, target.draft):
+        if drafts.visit is not None:
+            return [
+                LakeFile(each.name, str(drafts.objects / each.name), WHOLE_TABLE, (), each.rows, each.bytes)
+                for each in write_by_tasks(rows, drafts, ())
+            ]
         # Of small row groups in order a task reads those that have its keys.
         rows.write.option("parquet.block.size", _BYTES_OF_A_GROUP).parquet(f"file://{folder}")
     return [
@@ -213,14 +229,15 @@ class _Sample:
         return np.bincount(range_numbers(self.keys, ranges), minlength=len(ranges)) * self.weight
 
 
-def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder) -> _Sample:
+def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder, visit: Visit | None) -> _Sample:
     """Every n-th key of each file, read by tasks; the total number is bounded."""
     files = rows.files
     weight = max(1, sum(file.rows for file in files) // _KEYS_OF_A_SAMPLE)
     shares = in_shares(files)
     take = partial(_sampled, shares=shares, order=order, weight=weight)
     kind = "key long" if order.whole_numbers else "key string"
-    found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(take, kind).collect()
+    task = visiting(visit, take)
+    found = spark.range(0, len(shares), 1, len(shares)).mapInArrow(task, kind).collect()
     keys = order.no_values()
     return _Sample(np.array(sorted(row["key"] for row in found), dtype=keys.dtype), weight)
 
@@ -306,18 +323,23 @@ class _Share:
 
 
 def _update(
-    batches: Iterable[pa.RecordBatch], share: _Share, bounds: Sequence[int]
+    batches: Iterable[pa.RecordBatch], share: _Share, bounds: Sequence[int], drafts: Drafts
 ) -> Iterator[pa.RecordBatch]:
     """What a worker does for each number of a task: it updates the files of the task's ranges.
 
     ``bounds``: the first range of each task, and the end.
     """
-    ranges, target = share.ranges, share.target
-    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        low, high = bounds[number], bounds[number + 1]
-        sent = share.rows.between(target, ranges[low].start, ranges[high - 1].end)
-        places = range_numbers(target.order.values(sent), ranges)
-        yield from share.update(sent.append_column(RANGE, pa.array(places)), low, high)
+    ranges = share.ranges
+    with drafts.begun() as folder:
+        target = replace(share.target, draft=folder)
+        share = replace(share, target=target)
+        for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+            low, high = bounds[number], bounds[number + 1]
+            sent = share.rows.between(target, ranges[low].start, ranges[high - 1].end)
+            places = range_numbers(target.order.values(sent), ranges)
+            for batch in share.update(sent.append_column(RANGE, pa.array(places)), low, high):
+                drafts.sent(folder)
+                yield batch
 
 
 def _update_few(
@@ -341,7 +363,7 @@ def _update_few(
 
 
 def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange], target: FilesToUpdate) -> FilesUpdated:
-    refold = tuple(sorted(each["refold"] for each in outcomes if each["refold"]))
+    refold = tuple(sorted(str(target.draft / each["refold"]) for each in outcomes if each["refold"]))
     if refold:
         return FilesUpdated(refold=refold)
     marked = [each for each in outcomes if each["range"] == MARKED]

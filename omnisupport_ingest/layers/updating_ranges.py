@@ -42,6 +42,9 @@ RANGE = "_cdc_range"
 
 _BYTES_IN_HAND = 64 * 1024 * 1024
 
+REFOLDED = T.StructType([T.StructField("_cdc_key", T.StringType())])
+"""The columns of a file of keys that must be folded again."""
+
 _KEYS = pa.schema([("_cdc_key", pa.string())])
 
 OUTCOME = T.StructType(
@@ -299,12 +302,12 @@ def marks_of(found: Iterable[Found]) -> list[dict[str, Any]]:
 
 
 def noted(keys: pa.Array, draft: Path) -> str:
-    """The file that the ``keys`` that must be folded again are written to."""
+    """The name in ``draft`` of the file that the ``keys`` that must be folded again are written to."""
     # No failpoint: a draft that no table names yet.
     draft.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = str(draft / f"refold-{uuid.uuid4().hex}.parquet")
+    path = draft / f"refold-{uuid.uuid4().hex}.parquet"
     pq.write_table(pa.table([keys.cast(pa.string())], schema=_KEYS), path)
-    return path
+    return path.name
 
 
 def outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest import progress
+from omnisupport_ingest.lake.drafts import Drafts
+from omnisupport_ingest.lake.staged_frames import write_frame
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.processes import ProcessIdentity
 from omnisupport_ingest.read.as_of import Reading
@@ -64,17 +68,19 @@ def write_tables(
     own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
     # No failpoint: scratch files, which the next command removes if this process is killed.
     with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
-        states = {contract.name: Path(scratch) / contract.name for contract in reading.contracts}
-        counts = {}
+        states, counts = {}, {}
         for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
-            uri = f"file://{states[contract.name]}"
-            with reading.table_folded_once(spark, contract) as rows:
-                rows.write.parquet(uri)
-            counts[contract.name] = _counted(contract.name, spark.read.parquet(uri))
+            drafts = Drafts.beside(spark, workspace.dimension(contract).folder, Path(scratch) / contract.name)
+            try:
+                with reading.table_folded_once(spark, contract) as rows:
+                    whole = write_frame(rows, drafts, ())
+            finally:
+                drafts.clear_objects()
+            states[contract.name] = [str(file) for file in sorted(whole.glob("*.parquet"))]
+            counts[contract.name] = _counted_in(contract.name, states[contract.name])
         written_tables = []
         for contract in reading.contracts:
-            path = paths[contract.name]
-            files = [str(file) for file in sorted(states[contract.name].glob("*.parquet"))]
+            path, files = paths[contract.name], states[contract.name]
             written = write_file(contract, files, path, form, deleted=deleted)
             note_export(workspace.home.path, f"{contract.source}.{contract.name}", path, written.rows)
             count = counts[contract.name]
@@ -91,6 +97,19 @@ def _counted(name: str, rows: DataFrame) -> TableAsOf:
         F.count_if(deleted),
         F.count_if(~deleted & (F.size("_cdc_unresolved") > 0)),
     ).collect()[0]
+    return TableAsOf(name, live, gone, unresolved)
+
+
+def _counted_in(name: str, files: Sequence[str]) -> TableAsOf:
+    """The same of rows in ``files``."""
+    live = gone = unresolved = 0
+    for file in files:
+        rows = pq.read_table(file, columns=["_cdc_is_deleted", "_cdc_unresolved"], partitioning=None)
+        lives = pc.invert(rows["_cdc_is_deleted"])
+        count = pc.fill_null(pc.list_value_length(rows["_cdc_unresolved"]), 0)
+        live += pc.sum(lives).as_py() or 0
+        gone += pc.sum(rows["_cdc_is_deleted"]).as_py() or 0
+        unresolved += pc.sum(pc.and_(lives, pc.greater(count, 0))).as_py() or 0
     return TableAsOf(name, live, gone, unresolved)
 
 

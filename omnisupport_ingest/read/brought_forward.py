@@ -20,7 +20,10 @@ from omnisupport_ingest.cdc.envelope import LANDED_TYPE
 from omnisupport_ingest.cdc.fold import fold_events, partitions_for
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pii_policies import HASH
+from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.read import read_paths
+from omnisupport_ingest.lake.staged_frames import write_frame
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.read.compare import (
     SHOWN,
@@ -64,6 +67,7 @@ class MovedOn:
 
     ``expected``: a file of the source's rows as text, in a folder that only its owner can read. ``whole``: an
     event without a key exists, so every row may have changed; otherwise only the keys with events have.
+    ``table``: the folder of the dimension.
     """
 
     contract: TableContract
@@ -71,6 +75,7 @@ class MovedOn:
     files: Sequence[LakeFile | str]
     sample: Sample
     whole: bool
+    table: Path
 
     def compare(self, spark: SparkSession) -> Comparison:
         """Compare rows without newer events as they are, and the others after folding the newer events.
@@ -122,15 +127,19 @@ class MovedOn:
             connection.execute(f"CREATE VIEW source AS {select_source(self.contract, self.expected)}")
             connection.execute(f"CREATE TABLE moved AS {self._keys()}")
             connection.execute(f"COPY ({self._events()}) TO {text(str(events))} (FORMAT parquet)")
-        rows = spark.read.schema(_EVENT_TYPE).parquet(f"file://{events}")
+        drafts = Drafts.beside(spark, self.table, folder)
         parts = partitions_for(rows_in(events), events.stat().st_size)
-        # Kept meanwhile: what ends rows is asked for first.
-        folded = fold_events(rows, self.contract, partitions=parts).persist()
         try:
-            current_state(folded, self.contract, partitions=parts).write.parquet(f"file://{folder}")
+            rows = read_paths(spark, _EVENT_TYPE, [drafts.lend(events)])
+            # Kept meanwhile: what ends rows is asked for first.
+            folded = fold_events(rows, self.contract, partitions=parts).persist()
+            try:
+                whole = write_frame(current_state(folded, self.contract, partitions=parts), drafts, ())
+            finally:
+                folded.unpersist()
         finally:
-            folded.unpersist()
-        return [str(file) for file in sorted(folder.glob("*.parquet"))]
+            drafts.clear_objects()
+        return [str(file) for file in sorted(whole.glob("*.parquet"))]
 
     def _keys(self) -> str:
         """The keys with events, by their parts, and as the events write them."""

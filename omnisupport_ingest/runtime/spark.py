@@ -35,6 +35,7 @@ from omnisupport_ingest.runtime.java import find_java
 from omnisupport_ingest.runtime.ports import LOOPBACK
 from omnisupport_ingest.runtime.private_folders import Scratch
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.visiting import ELSEWHERE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +137,7 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # The plans are wide (a column's state is several expressions) and the batches small: compiling a
         # plan costs more than interpreting it (measured: half the time without). Large ones are compiled
-        # (`lake.staging`).
+        # (`lake.staged_frames`).
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Rows of up to so many windows are written as they come; for more, a task sorts them first.
@@ -146,7 +147,9 @@ def session_conf(settings: Settings) -> dict[str, str]:
         # A run may read many small files; listing them in a job of its own costs a second.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     }
-    if is_local(settings):
+    if not is_local(settings):
+        conf[ELSEWHERE] = "true"
+    else:
         # The default of 200 costs seconds per job on one machine; adaptive execution merges more.
         conf["spark.sql.shuffle.partitions"] = "4"
     return conf

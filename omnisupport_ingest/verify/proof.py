@@ -276,7 +276,8 @@ def _compare(
         # A sample leaves out the keys that have changed since.
         live = rows.live if sample is not None else None
         return compare(contract, expected.path, dimension.files, sample=chosen, source_live=live)
-    return MovedOn(contract, expected.path, dimension.files, chosen, of_the_table > 0).compare(spark())
+    table = workspace.dimension(contract).folder
+    return MovedOn(contract, expected.path, dimension.files, chosen, of_the_table > 0, table).compare(spark())
 
 
 def require_progress(workspace: Workspace) -> None:

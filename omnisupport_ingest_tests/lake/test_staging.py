@@ -25,7 +25,8 @@ from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.file_tasks import Output, made_by_tasks
 from omnisupport_ingest.lake.layout import StagedFile
 from omnisupport_ingest.lake.schema import arrow_schema
-from omnisupport_ingest.lake.staging import FrameMismatch, StagedFiles, place_files, spilled, stage_frame
+from omnisupport_ingest.lake.staged_frames import stage_frame
+from omnisupport_ingest.lake.staging import FrameMismatch, StagedFiles, place_files, spilled
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest_tests.lake.tables import (
     NOON,

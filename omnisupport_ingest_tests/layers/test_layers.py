@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc import ordinary
 from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE
-from omnisupport_ingest.lake import file_tasks, staging, standing_task
+from omnisupport_ingest.lake import file_tasks, staged_frames, standing_task
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
 from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
@@ -116,7 +116,7 @@ def test_whole_columns_single_events_and_several_tasks_give_the_same_content(tmp
     for few, of_a_task in product((0, 1000), (0, 1000)):
         monkeypatch.setattr(ordinary, "FEW", few)
         # Large work is done by whole columns and by compiled plans, and by more than one task.
-        monkeypatch.setattr(staging, "COMPILED_FROM", few)
+        monkeypatch.setattr(staged_frames, "COMPILED_FROM", few)
         monkeypatch.setattr(file_tasks, "FEW_ROWS", of_a_task)
         story = Story(tmp_path / f"{few}-{of_a_task}")
         story.land(INSERT, UPDATE, MOVE, DELETE, odd)

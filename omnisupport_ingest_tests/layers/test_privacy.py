@@ -446,14 +446,15 @@ def test_newer_events_are_compared_whichever_key_their_hashes_are_by(
     assert files is not None
     told = ([file.uri for file in each] for each in (files.accepted(contract), files.withheld))
     sample = Sample(None, *map(tuple, told), 1, 20)
-    dimension = [file.uri for file in rotated.workspace.dimension(contract).open().all_files()]
+    table = rotated.workspace.dimension(contract)
+    dimension = [file.uri for file in table.open().all_files()]
     found = {}
     for name, other in (("same", {}), ("other", {"email": "other@example.org"})):
         folder = source_folder(tmp_path / name)
         shown = [(number, row | other if number == 1 else row) for number, row in at_lsn]
         expected = source_rows(folder, shown)
         protect_rows(contract, expected, rotated.workspace.secrets([contract]))
-        compared = MovedOn(contract, expected, dimension, sample, whole=False).compare(spark)
+        compared = MovedOn(contract, expected, dimension, sample, False, table.folder).compare(spark)
         assert compared.forwarded == 4
         found[name] = {each.key: each.columns for each in compared.examples if each.key != "5"}
     # The update of row 1 did not send its address.

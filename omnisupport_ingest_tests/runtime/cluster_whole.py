@@ -1,0 +1,81 @@
+"""Takes a stream of which much is not as it should be through every layer, as a program of its own.
+
+On the Spark of its settings: two passes with a window that closes between them, the erasure of a row, and a
+replay of everything. With a folder as its argument, a task on each executor first notes there what it sees of
+the home.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from bench.landed import MIXED, Tickets
+from omnisupport_ingest.lake.file_rows import rows_of
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.review.erasing import erase
+from omnisupport_ingest.runtime.spark import session
+from omnisupport_ingest.settings import Settings
+from omnisupport_ingest_tests.recovery.pipeline import run_layers
+
+SOURCE = "support_desk"
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)
+
+
+def look(batches: Iterable[pa.RecordBatch], *, home: str, said: str) -> Iterator[pa.RecordBatch]:
+    """Note what this executor sees in the ``home``."""
+    for batch in batches:
+        (Path(said) / f"seen-{os.getpid()}").write_text(
+            "\n".join(sorted(each.name for each in Path(home).iterdir()))
+        )
+        # So that the other executor takes the other task.
+        time.sleep(1)
+        yield batch
+
+
+def main(said: str | None) -> None:
+    settings = Settings(_env_file=None)
+    workspace, spark = Workspace.open(settings), session(settings)
+    if said is not None:
+        noted = partial(look, home=str(settings.home), said=said)
+        spark.range(0, 2, 1, 2).mapInArrow(noted, "id long").collect()
+    stream = Tickets(workspace.landing(SOURCE), workspace.grid, mix=MIXED)
+    stream.land(24_000, START)
+    stream.land(2_000, START + timedelta(hours=1))
+    take_in(workspace, spark)
+    stream.land(3_000, START)
+    stream.land(1_000, START + timedelta(hours=5))
+    take_in(workspace, spark)
+    [contract] = workspace.contracts.of_source(SOURCE)
+    erase(workspace, contract, ended(workspace), erased_by="A test", why="It asked for it")
+    take_in(workspace, spark)
+    take_in(workspace, spark, replay=True)
+
+
+def take_in(workspace: Workspace, spark: SparkSession, *, replay: bool = False) -> None:
+    windows = workspace.landing(SOURCE).windows()
+    run_layers(workspace, spark, windows, SOURCE, replay=replay)
+    for contract in workspace.contracts.of_source(SOURCE):
+        history.materialize(workspace, spark, contract, "run", replay=replay)
+
+
+def ended(workspace: Workspace) -> str:
+    """The first key, as text, of a row that has ended."""
+    [contract] = workspace.contracts.of_source(SOURCE)
+    table = workspace.dimension(contract)
+    rows = rows_of(table.open().all_files(), arrow_schema(table.spec.schema, without=()))
+    return str(min(row["_cdc_key"] for row in rows.to_pylist() if row["_cdc_is_deleted"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if sys.argv[1:] else None)
