@@ -138,6 +138,11 @@ def printable(path: Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
+def on_one_line(text: str) -> str:
+    """``text`` for a message: a name that another chose may hold line ends, or commands of a terminal."""
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
 def shortened(value: object, length: int = 80) -> str:
     """``repr`` of ``value`` for a message, cut where it is longer than ``length``."""
     text = repr(value[: length + 1]) if isinstance(value, str | bytes) else repr(value)

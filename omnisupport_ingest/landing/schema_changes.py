@@ -206,6 +206,11 @@ class SchemaChanges:
             return _NOTHING
         return decode(_FORMAT, content, self._path)
 
+    def held(self) -> Seen:
+        """Return what is recorded as the process knows it that alone writes it: read once."""
+        with self._lock:
+            return self._held()
+
     def all(self) -> tuple[SchemaChange, ...]:
         """Return every change, in the order in which they were noticed."""
         return self.read().changes
@@ -300,8 +305,7 @@ class SchemaChanges:
 
     def tables(self) -> dict[str, SeenTable]:
         """Return the last seen tables, by the name of their contract."""
-        with self._lock:
-            return self._held().tables
+        return self.held().tables
 
     def _held(self) -> Seen:
         if self._known is None:

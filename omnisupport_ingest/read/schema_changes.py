@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
+from omnisupport_ingest.foreign import on_one_line
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
     KINDS_OF_TYPES,
@@ -67,7 +68,7 @@ def judged_changes(workspace: Workspace, source: str) -> list[JudgedChange]:
 def seen_at(change: SchemaChange) -> str:
     """Return where ``change`` was seen, in words: a place in the WAL, a row, or a reading."""
     if change.place is not None:
-        return f"first row in {change.place}"
+        return f"first row in {on_one_line(change.place)}"
     if change.first_commit is not None:
         return f"first row at {change.first_commit}"
     return "seen by a reading" if change.below == UNKNOWN else f"before {change.below}"
@@ -100,9 +101,9 @@ def judged(
         name = ""
     return JudgedChange(
         change,
-        f"{KINDS[change.kind]}:{name}{f' {description}' if description else ''}",
+        on_one_line(f"{KINDS[change.kind]}:{name}{f' {description}' if description else ''}"),
         compatibility,
-        edit if asks else "",
+        on_one_line(edit) if asks else "",
         asks,
     )
 

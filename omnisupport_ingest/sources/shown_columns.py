@@ -25,7 +25,6 @@ from omnisupport_ingest.landing.schema_changes import (
     SeenColumn,
     SeenTable,
 )
-from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn, LiveTable
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema, record
 
@@ -79,7 +78,7 @@ class Recorder:
     newer.
     """
 
-    store: LandingStore
+    changes: SchemaChanges
     learned: LearnedColumns | None
     epoch: int
     now: datetime
@@ -87,12 +86,15 @@ class Recorder:
 
     def take(self, contract: TableContract, columns: Sequence[ShownColumn], rows: Sighting) -> None:
         """Record what has changed in the table of ``contract``, whose ``rows`` have ``columns``."""
-        changes, at = SchemaChanges(self.store.folder), min(rows.at, self.now)
-        known = changes.tables().get(contract.name)
+        at, learned = min(rows.at, self.now), self.learned
+        known = self.changes.tables().get(contract.name)
         if known is not None and known.at is not None and at <= known.at:
             return
         if self.partial and known is not None:
             there = {each.name for each in columns}
+            if any(each.personal and each.name not in there for each in contract.source_columns):
+                # It may be left out, or have another name now: that of a new column.
+                learned = None
             columns = [
                 *columns,
                 *(ShownColumn(each.name) for each in known.columns if each.name not in there),
@@ -100,7 +102,7 @@ class Recorder:
         live = schema_by_name(contract, columns, known)
         live.seen = replace(live.seen, rows=rows.rows, at=at)
         look = Look(self.epoch, place=rows.place)
-        record(changes, look, {contract.name: contract}, {contract.name: live}, learned=self.learned)
+        record(self.changes, look, {contract.name: contract}, {contract.name: live}, learned=learned)
 
 
 def live_schema(contract: TableContract, seen: SeenTable) -> LiveSchema:

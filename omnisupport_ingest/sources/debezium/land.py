@@ -22,6 +22,7 @@ from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.locks import locked_folder
@@ -80,7 +81,8 @@ class Inlet:
     def schemas(self, epoch: int) -> Recorder:
         """Return what records the schemas of rows that land in ``epoch``."""
         partial = self.handling.bare_rows
-        return Recorder(self.store, self.learned, epoch, self.clock(), partial=partial)
+        changes = SchemaChanges(self.store.folder)
+        return Recorder(changes, self.learned, epoch, self.clock(), partial=partial)
 
 
 def check_source(source: str, captured: str, contracts: Contracts) -> None:

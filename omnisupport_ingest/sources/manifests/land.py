@@ -140,21 +140,39 @@ def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment
     if seed.load_mode == BACKFILL:
         return
     contract, epoch = seed.contract, inlet.store.current_epoch()
-    own = [each.columns for each in examined.files if each.columns is not None]
+    changes = SchemaChanges(inlet.store.folder)
+    known = changes.tables().get(contract.name)
+    contracted = {each.name for each in contract.source_columns}
+    before = contracted if known is None else {each.name for each in known.columns}
+    # What names no column of the table has no header, or is of another table: its names may be values.
+    files = [
+        each
+        for each in examined.files
+        if each.columns is None or any(column.name in contracted | before for column in each.columns)
+    ]
+    if not files:
+        return
+    own = [each.columns for each in files if each.columns is not None]
     columns = {column.name: column for each in own for column in each}
-    if not own and contract.name not in SchemaChanges(inlet.store.folder).tables():
+    if not own and known is None:
         # Of JSON Lines a row may leave any column out.
-        columns = {each.name: ShownColumn(each.name) for each in contract.source_columns}
-    columns |= {name: columns.get(name, ShownColumn(name)) for each in examined.files for name in each.more}
+        columns = {name: ShownColumn(name) for name in contracted}
+    columns |= {name: columns.get(name, ShownColumn(name)) for each in files for name in each.more}
     recorder = Recorder(
-        inlet.store,
+        changes,
         inlet.learned,
         1 if epoch is None else epoch.number,
         inlet.clock(),
-        partial=len(own) < len(examined.files),
+        partial=len(own) < len(files),
     )
-    first = examined.files[0].file.path.name
-    recorder.take(contract, tuple(columns.values()), Sighting(moment, examined.rows, first))
+    new = columns.keys() - before
+    first = next((each for each in files if new & _named_by(each)), files[0])
+    rows = Sighting(moment, sum(each.rows for each in files), first.file.path.name)
+    recorder.take(contract, tuple(columns.values()), rows)
+
+
+def _named_by(file: ExaminedFile) -> set[str]:
+    return {*(each.name for each in file.columns or ()), *file.more}
 
 
 def _moment_of(seed: SeedManifest, inlet: Inlet) -> datetime:

@@ -101,6 +101,16 @@ class CursorColumn:
             policy.event_time if policy.event_time != policy.field else None,
         )
 
+    def needs(self, contract: TableContract) -> frozenset[str]:
+        """Return the columns without which ``contract``, whose cursor this is, cannot be read.
+
+        Without its soft-delete column a deleted row would be alive again; without that of its subject, an
+        erasure would miss what landed.
+        """
+        needed = {*contract.key, self.name, self.event_time, contract.soft_delete_column}
+        subject = None if contract.subject is None else contract.subject.column
+        return frozenset(each for each in (*needed, subject) if each is not None)
+
     def numbers(self, texts: pa.StringArray) -> pa.Int64Array:
         """Return the cursors in PostgreSQL's ``texts`` as numbers; null for null, and for what is no time.
 

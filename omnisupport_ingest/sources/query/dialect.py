@@ -25,7 +25,7 @@ from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, r
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, KeysetPosition, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
-from omnisupport_ingest.sources.shown_columns import ShownColumn, schema_by_name
+from omnisupport_ingest.sources.shown_columns import ShownColumn, live_schema, schema_by_name
 from omnisupport_ingest.sources.value_text import value_text
 
 _BLOCK_ROWS = 10_000
@@ -79,12 +79,18 @@ class DialectReader:
         found = {}
         inspector = sa.inspect(self._open)
         for table in tables:
-            with _refusals(table.full_name), suppress(sa.exc.NoSuchTableError):
-                columns = [
-                    ShownColumn(each["name"], pg_type_of(each["type"]), not each.get("nullable", True))
-                    for each in inspector.get_columns(table.table, schema=table.schema)
-                ]
-                found[table.name] = schema_by_name(table, columns, known.get(table.name))
+            was = known.get(table.name)
+            try:
+                with _refusals(table.full_name), suppress(sa.exc.NoSuchTableError):
+                    columns = [
+                        ShownColumn(each["name"], pg_type_of(each["type"]), not each.get("nullable", True))
+                        for each in inspector.get_columns(table.table, schema=table.schema)
+                    ]
+                    found[table.name] = schema_by_name(table, columns, was)
+            except QueryRefused:
+                # What cannot be looked at is refused when its turn comes; the others are read before.
+                if was is not None:
+                    found[table.name] = live_schema(table, was)
         return found
 
     def go_on_without(self, _table: TableContract, _columns: frozenset[str], /) -> None:
@@ -132,6 +138,11 @@ class DialectReader:
             # No failpoint: a SELECT, put together elsewhere.
             found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
             names = list(found.keys())
+            for missing in sorted(cursor.needs(table).difference(names)):
+                raise QueryRefused(
+                    f"{table.full_name} has no column {missing!r}, by which {table.path} has it read.",
+                    fix="Correct the contract, or give the column back.",
+                )
             writes = [_writer(table, name) for name in names]
             for block in found.partitions(_BLOCK_ROWS):
                 take(self._rows(table, cursor, names, writes, block))

@@ -45,19 +45,14 @@ class CursorSchemas:
         self._changes.accept([table.name])
 
     def _gone(self, table: TableContract) -> frozenset[str]:
-        """The columns of the contract that the table had and has no more, but those that it is read by.
-
-        Without its soft-delete column a deleted row would be alive again.
-        """
+        """The columns of the contract that the table had and has no more, but those that it is read by."""
         seen = self._changes.tables().get(table.name)
         if seen is None:
             return frozenset()
-        cursor = CursorColumn.of(table)
-        there = {each.name for each in seen.columns}
-        there |= {*table.key, cursor.name, cursor.event_time or "", table.soft_delete_column or ""}
+        there = {each.name for each in seen.columns} | CursorColumn.of(table).needs(table)
         had = {
             each.column
-            for each in self._changes.all()
+            for each in self._changes.held().changes
             if each.table == table.name and each.kind in ("column_dropped", "column_renamed")
         }
         return frozenset(

@@ -147,15 +147,21 @@ class Recorder:
     """A home with the contracts of ``tables``, and the inlet of its source."""
 
     def __init__(
-        self, folder: Path, *tables: str, handling: Handling | None = None, evolution: str | None = None
+        self,
+        folder: Path,
+        *tables: str,
+        handling: Handling | None = None,
+        evolution: str | None = None,
+        pii: dict[str, Any] | None = None,
     ) -> None:
-        """``evolution``: the policy of the contracts for schema changes."""
+        """``evolution``, ``pii``: the contracts' policies for schema changes and for personal columns."""
         self.folder = folder
         contracts = folder / "contracts"
         contracts.mkdir(parents=True, exist_ok=True)
         for table in tables or TABLES:
             document = contract(table, *TABLES[table])
             document["x-cdc"] |= {} if evolution is None else {"evolution": evolution}
+            document["x-cdc"]["pii"] = pii or {}
             (contracts / f"{table}.json").write_text(json.dumps(document))
         settings = Settings(home=folder / "home", contracts_dir=contracts, _env_file=None)
         home = Home.open(settings.home, WindowSize(60), now=START)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from omnisupport_ingest.cli.contracts_changes import changes_of, show_changes
 from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.landing import schema_changes
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest_tests.sources.debezium.recorded import (
@@ -19,7 +21,9 @@ from omnisupport_ingest_tests.sources.debezium.recorded import (
     STRINGS,
     Recorder,
 )
-from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat
+from omnisupport_ingest_tests.sources.debezium.told import TS, customer, envelope, flat, schema_of
+
+TOKENS = {"policy": "tokenize", "note": "An address."}
 
 WITHOUT_SCHEMA = [
     ("column_added", "phone", None, None),
@@ -143,3 +147,53 @@ def test_an_additive_contract_learns_a_column_whose_type_its_events_tell(tmp_pat
     plain.land_values("1.jsonl", envelope("c", customer(1), lsn=1))
     plain.land_values("2.jsonl", envelope("c", customer(2, more=1), lsn=2, ts=TS + 1))
     assert LearnedColumns(plain.workspace.home.path, SOURCE).of("customers") == {}, "nothing tells its type"
+
+
+def test_types_that_become_known_are_no_change_of_theirs(recorder: Recorder) -> None:
+    recorder.land_values("1.jsonl", envelope("c", customer(1), lsn=1))
+    fields = {"id": {"type": "int64", "optional": False}, "email": {"type": "string"}}
+    for number, kind in ((2, "int64"), (3, "double")):
+        row = envelope("c", customer(number), lsn=number, ts=TS + number)
+        fields["id"]["type"] = kind
+        recorder.land_values(f"{number}.jsonl", {"schema": schema_of(row, fields), "payload": row})
+    assert changes(recorder) == [("column_retyped", "id", "bigint", "double precision")]
+
+
+def test_of_bare_rows_no_new_name_of_a_personal_column_is_learned(tmp_path: Path) -> None:
+    handling = Handling(bare_rows=True, time_columns=("at",))
+    recorder = Recorder(tmp_path, "customers", handling=handling, evolution="additive", pii={"email": TOKENS})
+    for number, name in enumerate(("email", "reach")):
+        at = (datetime(2026, 11, 20, 16) + timedelta(minutes=number)).isoformat()
+        row = {"id": 1, name: "a@example.com", "at": at, "__source_table": "customers"}
+        fields = {each: {"type": "string"} for each in row} | {"id": {"type": "int64"}}
+        recorder.land_values(f"{number}.jsonl", {"schema": schema_of(row, fields), "payload": row})
+    assert changes(recorder) == [("column_added", "reach", None, "text")]
+    assert LearnedColumns(recorder.workspace.home.path, SOURCE).of("customers") == {}
+
+
+def test_the_name_of_a_column_is_shown_on_one_line(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder.land_values("1.jsonl", envelope("c", customer(1), lsn=1))
+    recorder.land_values("2.jsonl", envelope("c", customer(2, **{"a\n\x1b[2Jb": 1}), lsn=2, ts=TS + 1))
+    show_changes(changes_of(recorder.workspace, []))
+    assert "column added: a��[2Jb  (" in capsys.readouterr().out
+
+
+def test_the_record_is_read_once_a_batch_however_many_tables_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, "customers", "gen", "uidx")
+    tables = ("customers", "gen", "uidx")
+    recorder.land_values("1.jsonl", *(envelope("c", {"id": 1}, lsn=1, table=each) for each in tables))
+    read, count = schema_changes.content_of, []
+
+    def counted(path: Path) -> bytes:
+        count.append(path)
+        return read(path)
+
+    monkeypatch.setattr(schema_changes, "content_of", counted)
+    rows = (envelope("c", {"id": 2, "new": 1}, lsn=2, ts=TS + 1, table=each) for each in tables)
+    recorder.land_values("2.jsonl", *rows)
+    assert len(count) == 1
+    assert [(each.table, each.column) for each in recorded(recorder)] == [(each, "new") for each in tables]

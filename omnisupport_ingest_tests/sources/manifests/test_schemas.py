@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,16 @@ import pytest
 
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.manifests.land import Inlet, land
-from omnisupport_ingest_tests.sources.manifests.deliveries import NOW, delivery, inlet, ticket
+from omnisupport_ingest.sources.manifests.seed_manifest import load_manifest
+from omnisupport_ingest_tests.sources.manifests.deliveries import (
+    CONTRACTS,
+    NOW,
+    content,
+    delivery,
+    document,
+    inlet,
+    ticket,
+)
 
 ACCEPTED = {"unknown_column": "accept"}
 
@@ -61,3 +71,38 @@ def test_the_same_delivery_again_tells_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         deliver(into, tmp_path, "2.csv", ticket(2, size=5), hours=8)
     assert [each[1] for each in changes(into)] == ["size"]
+
+
+def test_types_that_a_file_of_another_format_names_are_no_change(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    row = ticket(1, requester_email="x", resolved_at="2026-04-18 10:00:00+00")
+    for number, suffix in enumerate(("jsonl", "csv", "parquet", "csv")):
+        deliver(into, tmp_path, f"{number}.{suffix}", row | {"subject": suffix}, hours=9 - number)
+    assert changes(into) == []
+
+
+def test_a_file_without_a_header_tells_no_values_as_columns(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    deliver(into, tmp_path, "1.csv", ticket(1), hours=9)
+    plain = b"TKT-20260417-000001,open,anna@example.com\nTKT-20260417-000002,new,bert@example.com\n"
+    at = (NOW - timedelta(hours=8)).isoformat()
+    gates = ACCEPTED | {"schema": "quarantine"}
+    land(delivery(tmp_path, "incremental_cursor", plain, name="2.csv", count=1, as_of=at, gates=gates), into)
+    assert changes(into) == []
+
+
+def test_a_delivery_of_several_files_names_the_one_with_the_new_column(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    deliver(into, tmp_path, "1.csv", ticket(1), hours=9)
+    files = {tmp_path / "2.csv": ticket(2), tmp_path / "3.csv": ticket(3, size=1)}
+    for path, row in files.items():
+        path.write_bytes(content([row], "csv"))
+    told = document(
+        "incremental_cursor",
+        dict.fromkeys(files, 1),
+        gates=ACCEPTED,
+        as_of=(NOW - timedelta(hours=8)).isoformat(),
+    )
+    (tmp_path / "both.json").write_text(json.dumps(told))
+    land(load_manifest(tmp_path / "both.json", CONTRACTS), into)
+    assert changes(into) == [("column_added", "size", None, None, "3.csv")]

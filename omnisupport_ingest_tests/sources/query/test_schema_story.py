@@ -146,6 +146,8 @@ def test_a_cursor_workload_goes_on_through_every_change_of_its_table(
     # What is older than the lookback keeps its last value; what is read once more has none.
     shown = [(1, "one", 7), (2, None, 7), (3, None, 5_000_000_000), (4, None, 7), (5, None, 7)]
     assert columns(home.rows(spark), "id", "title", "size") == shown
+    unresolved = {row["id"] for row in home.rows(spark) if "title" in (row["_cdc_unresolved"] or ())}
+    assert unresolved == {2, 3, 4, 5}, "what nothing said is no NULL"
     sizes = columns(home.rows(spark, past=True), "id", "size")
     assert (3, 30) in sizes and (3, 5_000_000_000) in sizes
     assert propose()["version"] == "3.0.0"

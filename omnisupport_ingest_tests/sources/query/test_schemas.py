@@ -78,6 +78,21 @@ def test_without_its_soft_delete_column_no_row_is_read_as_alive(desk: Desk):
         desk.sync()
 
 
+def test_without_the_column_of_its_subject_nothing_lands_under_another_key(desk: Desk):
+    text = {"type": ["string", "null"], "x-pg-type": "text", "description": "Text."}
+    document = contract_document(customer=text, email=text)
+    document["x-cdc"] |= {
+        "pii": {"email": {"policy": "tokenize", "note": "An address."}},
+        "at_rest": {"pii": "encrypted", "subject": "customer", "subject_column": "customer"},
+    }
+    desk.table = contract_of(document, Path("tickets.json"))
+    desk.run("ALTER TABLE tickets ADD customer text, ADD email text; INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets RENAME customer TO client")
+    with pytest.raises(QueryRefused, match="customer"):
+        desk.sync()
+
+
 def test_a_column_that_the_table_never_had_is_refused_as_before(desk: Desk):
     desk.table = contract(nothing={"type": ["string", "null"], "x-pg-type": "text", "description": "No."})
     with pytest.raises(QueryRefused, match="has no column 'nothing'"):

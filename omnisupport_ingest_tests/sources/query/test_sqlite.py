@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.contracts.load import contract_of
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.dialect import DialectReader
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds
-from omnisupport_ingest_tests.sources.query.tickets import Desk, lite_contract
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import sync
+from omnisupport_ingest_tests.sources.query.tickets import Desk, contract_document, lite_contract
 
 
 class Lite:
@@ -148,3 +152,30 @@ def test_what_changes_in_a_table_is_told_by_the_names_of_its_columns(lite: Lite)
         ("column_added", "title", "text"),
         ("column_dropped", "subject", None),
     ]
+
+
+@pytest.mark.parametrize("use", ["soft delete", "event time"])
+def test_without_a_column_that_it_is_read_by_a_table_is_refused(lite: Lite, use: str):
+    column = {"type": ["string", "null"], "x-pg-type": "timestamp with time zone", "description": "When."}
+    document = contract_document(schema="main", moment=column)
+    if use == "soft delete":
+        document["x-cdc"]["events"]["soft_delete_column"] = "moment"
+    else:
+        document["x-cdc"]["cursor"]["event_time"] = "moment"
+    lite.desk.table = contract_of(document, Path("tickets.json"))
+    lite.base.execute("ALTER TABLE tickets ADD moment DATETIME")
+    lite.base.execute("INSERT INTO tickets (id, moment) VALUES (1, '2026-11-20 10:00:00')")
+    lite.sync()
+    lite.base.execute("ALTER TABLE tickets DROP moment")
+    with pytest.raises(QueryRefused, match="moment"):
+        lite.sync()
+
+
+def test_a_view_that_is_broken_keeps_no_other_table_from_landing(lite: Lite):
+    lite.base.execute("INSERT INTO tickets (id, subject) VALUES (1, 'one')")
+    lite.base.execute("CREATE VIEW broken AS SELECT id, subject, updated_at FROM nowhere")
+    broken = replace(lite_contract(), name="broken", table="broken")
+    inlet = replace(lite.desk.inlet(), tables=(lite.desk.table, broken))
+    with QueryState(lite.desk.store.folder) as state, pytest.raises(QueryRefused, match="broken"):
+        sync(inlet, DialectReader(lite.url), state)
+    assert [each["key"] for each in lite.desk.events()] == ['["1"]']

@@ -15,6 +15,7 @@ from typing import Any
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import ADDITIVE, Column, TableContract
 from omnisupport_ingest.contracts.pii_scan import scan
+from omnisupport_ingest.foreign import on_one_line
 from omnisupport_ingest.landing.schema_changes import (
     KINDS,
     Look,
@@ -50,14 +51,14 @@ def record(
     }
     new = changes.seen(look, {name: each.seen for name, each in live.items()}, changed)
     for change in new:
-        _log.warning("schema change of %s: %s", change.table, in_words(change))
+        _log.warning("schema change of %s: %s", change.table, on_one_line(in_words(change)))
     if learned is not None:
         learn(changes, contracts, live, learned)
     return new
 
 
 def _is_gone(changes: SchemaChanges, name: str) -> bool:
-    kinds = [each.kind for each in changes.all() if each.table == name]
+    kinds = [each.kind for each in changes.held().changes if each.table == name]
     return bool(kinds) and kinds[-1] == "table_gone"
 
 
@@ -140,7 +141,7 @@ def learn(
     learned: LearnedColumns,
 ) -> None:
     """Let additive contracts learn the recorded new columns that they may take by themselves."""
-    for name, columns in _new_columns(changes.all()).items():
+    for name, columns in _new_columns(changes.held().changes).items():
         contract = contracts.get(name)
         if contract is None or name not in live or contract.evolution != ADDITIVE:
             continue

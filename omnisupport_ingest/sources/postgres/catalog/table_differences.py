@@ -69,6 +69,9 @@ def _of_columns(before: SeenTable, now: SeenTable) -> Iterator[Difference]:
 def _of_column(before: SeenColumn, now: SeenColumn) -> Iterator[Difference]:
     if before.name != now.name:
         yield Difference("column_renamed", before.name, before.name, now.name)
+    if now.pg_type and not before.pg_type:
+        # It is known now what it was before, too: nothing else was.
+        return
     if before.pg_type != now.pg_type:
         yield Difference(type_change(before.pg_type, now.pg_type), now.name, before.pg_type, now.pg_type)
     if before.not_null != now.not_null:
