@@ -136,7 +136,10 @@ def look_through(seed: SeedManifest, inlet: Inlet) -> Examined:
 
 
 def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment: datetime) -> None:
-    """Record the columns that the files of a delivery have, together; those of past rows say nothing."""
+    """Record the columns that the files of a delivery have, together.
+
+    Past rows say nothing, nor does a file that waits for a person as a whole.
+    """
     if seed.load_mode == BACKFILL:
         return
     contract, epoch = seed.contract, inlet.store.current_epoch()
@@ -148,7 +151,8 @@ def _record_columns(seed: SeedManifest, inlet: Inlet, examined: Examined, moment
     files = [
         each
         for each in examined.files
-        if each.columns is None or any(column.name in contracted | before for column in each.columns)
+        if not each.waits
+        and (each.columns is None or any(column.name in contracted | before for column in each.columns))
     ]
     if not files:
         return

@@ -106,3 +106,15 @@ def test_a_delivery_of_several_files_names_the_one_with_the_new_column(tmp_path:
     (tmp_path / "both.json").write_text(json.dumps(told))
     land(load_manifest(tmp_path / "both.json", CONTRACTS), into)
     assert changes(into) == [("column_added", "size", None, None, "3.csv")]
+
+
+def test_a_file_that_waits_as_a_whole_tells_nothing(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    deliver(into, tmp_path, "1.csv", ticket(1), hours=9)
+    at = (NOW - timedelta(hours=8)).isoformat()
+    gates = ACCEPTED | {"row_count": "quarantine"}
+    rows = [ticket(2, size=5)]
+    land(delivery(tmp_path, "incremental_cursor", rows, name="2.csv", count=2, as_of=at, gates=gates), into)
+    assert changes(into) == []
+    deliver(into, tmp_path, "3.csv", ticket(2, size=5), hours=8)
+    assert [each[1] for each in changes(into)] == ["size"]
