@@ -163,6 +163,20 @@ def test_a_frame_is_written_in_the_order_of_each_task(home: Home, elsewhere: Spa
         drafts.bring([each.name for each in sent])
 
 
+def test_files_of_a_source_that_is_called_like_the_folder_of_drafts_stay_copies(home: Home) -> None:
+    one, other = (
+        home.lake / DRAFTS / table / f"window={W1}" / "part.parquet" for table in ("raw", "deduped")
+    )
+    for file in (one, other):
+        file.parent.mkdir(parents=True)
+    one.write_bytes(b"rows")
+    other.hardlink_to(one)
+    storage = storage_of(one)
+    storage.upload([one])
+    storage.upload([other])
+    assert sorted(storage.copies(home.lake)) == sorted([one, other])
+
+
 def test_drafts_of_the_dead_are_swept(home: Home, elsewhere: SparkSession) -> None:
     table = by_window(home.lake)
     snapshot, frame = table.open(), frame_of(elsewhere, table, ROWS)
