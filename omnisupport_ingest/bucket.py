@@ -56,6 +56,9 @@ _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 
 _STREAM = re.compile(r"e[0-9]{6,9}-s-")
 
+_DRAFT = re.compile(rf"/{DRAFTS}/[0-9a-f]{{32}}/")
+"""In the key of a draft (``lake.drafts``); a source or a table may be called like the folder, too."""
+
 _process: int | None = None
 """The process that has used the library: it may not be forked from then on."""
 
@@ -142,7 +145,7 @@ class BucketStorage:
         self._put_file(path, key)
         if key not in holding:
             # A draft is deleted soon.
-            stay = [each for each in holding if f"/{DRAFTS}/" not in each]
+            stay = [each for each in holding if _DRAFT.search(each) is None]
             _set_attribute(path, _OBJECTS, " ".join([*stay, key]))
 
     def send_file(self, file: Path, path: Path) -> None:

@@ -22,6 +22,7 @@ from omnisupport_ingest.cdc.contents import AS_LANDED, Contents, with_contents
 from omnisupport_ingest.cdc.envelope import event_hash
 from omnisupport_ingest.cdc.erasing import ERASED
 from omnisupport_ingest.cdc.judging import ACCEPTED, JudgingRules, judge_and_erase, judge_batches
+from omnisupport_ingest.visiting import Visit, visiting
 
 DEDUPE_KEY = "(epoch, commit_lsn, ordinal)"
 """The dedupe key, as checkpoints name it. Where a source's positions are not unique, ``identity`` belongs to
@@ -49,10 +50,11 @@ _CONTENT_TYPE = (
 )
 
 
-def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED) -> DataFrame:
+def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED, visit: Visit | None = None) -> DataFrame:
     """Add ``copy`` (1 = landed first of its content) and ``collision`` (the position has two contents).
 
-    Dedupe is local to a window, so it costs one shuffle by window and position.
+    Dedupe is local to a window, so it costs one shuffle by window and position. ``visit``: how tasks, which
+    need the keys, reach the home.
     """
     content, identity = "event_hash", "identity"
     events = raw
@@ -62,7 +64,7 @@ def mark_copies(raw: DataFrame, contents: Contents = AS_LANDED) -> DataFrame:
     sorts = F.col("file_row").isNull()
     if contents.keys is not None:
         described = T.StructType([*raw.schema.fields, *_CONTENT_TYPE])
-        events = raw.mapInArrow(partial(with_contents, contents=contents), described)
+        events = raw.mapInArrow(visiting(visit, partial(with_contents, contents=contents)), described)
         content, identity = of_contents.CONTENT, of_contents.PLACE
         # Nor do those of a reading by cursor, of which a copy in another form may be judged otherwise.
         sorts &= ~F.col("batch_id").startswith(of_contents.UNSORTED)
@@ -97,7 +99,7 @@ def mark_distinct(raw: DataFrame) -> DataFrame:
     return raw.select("*", F.lit(1).alias("copy"), F.lit(False).alias("collision"))
 
 
-def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
+def judge(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None = None) -> DataFrame:
     """Judge marked raw events by ``judging_rules``.
 
     In: the columns of ``mark_copies``. Out: the raw columns, without ``copy`` and ``collision``, and ``late``
@@ -106,18 +108,16 @@ def judge(marked: DataFrame, judging_rules: JudgingRules) -> DataFrame:
 
     Tables without a contract have no rules; their events are judged by position and time alone. Erased events
     have no values. An accepted one gets the hash of what is left. A quarantined one keeps its hash, because
-    reviews name it by that.
+    reviews name it by that. ``visit``: as of ``mark_copies``; they need its tokens, too.
     """
     kept = (field for field in marked.schema.fields if field.name not in ("copy", "collision"))
     judged = T.StructType([*kept, *_ADDED])
     if not judging_rules.erasures:
-        return marked.mapInArrow(
-            partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW), judged
-        )
+        look = partial(judge_batches, judging_rules=judging_rules, few=ordinary.FEW)
+        return marked.mapInArrow(visiting(visit, look), judged)
     judged_and_erased = T.StructType([*judged.fields, T.StructField(ERASED, T.BooleanType())])
-    erased = marked.mapInArrow(
-        partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW), judged_and_erased
-    )
+    erase = partial(judge_and_erase, judging_rules=judging_rules, few=ordinary.FEW)
+    erased = marked.mapInArrow(visiting(visit, erase), judged_and_erased)
     blanked = F.col(ERASED) & (F.col("verdict") == ACCEPTED)
     hashed = F.when(blanked, event_hash()).otherwise(F.col("event_hash"))
     return erased.withColumn("event_hash", hashed).drop(ERASED)

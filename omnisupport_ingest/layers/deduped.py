@@ -77,6 +77,7 @@ from omnisupport_ingest.layers.window_update import (
 )
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
+from omnisupport_ingest.visiting import Visit
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LAYER = "deduped_events"
@@ -202,8 +203,9 @@ class _Update(WindowUpdate[_Job]):
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
         rules = replace(rules, contracts=needed, sealed=self._sealed)
         if rules.erasures:
-            marked = _marked(self.run.spark, self._raw, jobs, contents_of(rules))
-            judged = dedupe.judge(marked, with_rejected(marked, rules))
+            visit = Visit.of(self.run.spark, self.snapshot.table.folder)
+            marked = _marked(self.run.spark, self._raw, jobs, contents_of(rules), visit)
+            judged = dedupe.judge(marked, with_rejected(marked, rules, visit), visit)
             verdicts = _judged(self.run, self.snapshot, judged, jobs, unit)
         else:
             verdicts = _judged_by_tasks(self.run, self.snapshot, jobs, rules, unit)
@@ -484,14 +486,16 @@ def contents_of(judging_rules: JudgingRules) -> Contents:
     return Contents(judging_rules.contracts, judging_rules.secrets.subjects)
 
 
-def _marked(spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job], contents: Contents) -> DataFrame:
+def _marked(
+    spark: SparkSession, raw: TableSnapshot, jobs: Sequence[_Job], contents: Contents, visit: Visit | None
+) -> DataFrame:
     alone = [file for job in jobs if job.distinct for file in job.files]
     together = [file for job in jobs if not job.distinct for file in job.files]
     frames = []
     if alone or not together:
         frames.append(dedupe.mark_distinct(to_judge(raw.read(spark, alone))))
     if together:
-        frames.append(dedupe.mark_copies(to_judge(raw.read(spark, together)), contents))
+        frames.append(dedupe.mark_copies(to_judge(raw.read(spark, together)), contents, visit))
     return reduce(DataFrame.unionByName, frames)
 
 

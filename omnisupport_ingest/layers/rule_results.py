@@ -27,18 +27,19 @@ from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.layers.event_tasks import Judged
 from omnisupport_ingest.layers.plan import WindowPlan, Work
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.visiting import Visit
 
 
-def with_rejected(marked: DataFrame, judging_rules: JudgingRules) -> JudgingRules:
+def with_rejected(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None = None) -> JudgingRules:
     """``judging_rules``, with the batches that it rejects among ``marked`` events (``dedupe.mark_copies``).
 
-    Nothing is judged where no rule rejects batches.
+    Nothing is judged where no rule rejects batches. ``visit``: as of ``dedupe.judge``.
     """
     if not RulesLookout(judging_rules.contracts).rejects:
         return judging_rules
     # What stays of values does not matter here, so that nothing is erased or protected twice.
     found = broken_in(
-        dedupe.judge(marked, replace(judging_rules, erasures=Erasures())), judging_rules.contracts
+        dedupe.judge(marked, replace(judging_rules, erasures=Erasures()), visit), judging_rules.contracts
     )
     return replace(judging_rules, rejected=found.rejected)
 

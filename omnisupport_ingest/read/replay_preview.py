@@ -23,6 +23,7 @@ from omnisupport_ingest.layers.deduped import contents_of, judging_rules_of, to_
 from omnisupport_ingest.layers.explained import changed
 from omnisupport_ingest.layers.rule_results import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.visiting import Visit
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 NAMED = 1000
@@ -70,8 +71,9 @@ def preview_replay(
     wanted_windows = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, wanted_windows)
     rules = judging_rules_of(workspace, source, wanted_windows)
-    marked = dedupe.mark_copies(to_judge(events), contents_of(rules))
-    judged = dedupe.judge(marked, with_rejected(marked, rules)).cache()
+    visit = Visit.of(spark, workspace.raw(source).folder)
+    marked = dedupe.mark_copies(to_judge(events), contents_of(rules), visit)
+    judged = dedupe.judge(marked, with_rejected(marked, rules, visit), visit).cache()
     progress.reached("judging the events again")
     try:
         verdicts = {

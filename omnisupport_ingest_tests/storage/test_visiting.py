@@ -6,6 +6,7 @@ One machine, but its tasks are told that they are elsewhere: they keep to copies
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,12 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
+from omnisupport_ingest.cdc.contents import Contents
+from omnisupport_ingest.cdc.dedupe import judge, mark_copies, mark_distinct
+from omnisupport_ingest.cdc.judging import JudgingRules
+from omnisupport_ingest.contracts.decision_table import default_decision_table, load_decision_table
+from omnisupport_ingest.contracts.pii_policies import KEEP, TOKENIZE
+from omnisupport_ingest.contracts.protection import Secrets
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
 from omnisupport_ingest.contracts.token_map import TokenMap
 from omnisupport_ingest.home import Home
@@ -31,9 +38,11 @@ from omnisupport_ingest.lake.read import read_files
 from omnisupport_ingest.lake.staged_frames import stage_frame
 from omnisupport_ingest.lake.sweep import sweep
 from omnisupport_ingest.lake.table import LakeTable
+from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.storage import DRAFTS, storage_of
 from omnisupport_ingest.visiting import ELSEWHERE, Visit, visiting
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, _raw
 from omnisupport_ingest_tests.lake.tables import (
     NOON,
     SCHEMA,
@@ -45,6 +54,7 @@ from omnisupport_ingest_tests.lake.tables import (
     frame_of,
 )
 from omnisupport_ingest_tests.lake.test_marked_files import first_files, marked_table, put
+from omnisupport_ingest_tests.sources.test_encrypting import event
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 
 ROWS = [(W1, "a/b é", 1, NOON), (W1, None, 2, None), (W2, "c", 3, NOON), (W2, "c", 4, NOON)]
@@ -153,6 +163,20 @@ def test_a_frame_is_written_in_the_order_of_each_task(home: Home, elsewhere: Spa
         drafts.bring([each.name for each in sent])
 
 
+def test_files_of_a_source_that_is_called_like_the_folder_of_drafts_stay_copies(home: Home) -> None:
+    one, other = (
+        home.lake / DRAFTS / table / f"window={W1}" / "part.parquet" for table in ("raw", "deduped")
+    )
+    for file in (one, other):
+        file.parent.mkdir(parents=True)
+    one.write_bytes(b"rows")
+    other.hardlink_to(one)
+    storage = storage_of(one)
+    storage.upload([one])
+    storage.upload([other])
+    assert sorted(storage.copies(home.lake)) == sorted([one, other])
+
+
 def test_drafts_of_the_dead_are_swept(home: Home, elsewhere: SparkSession) -> None:
     table = by_window(home.lake)
     snapshot, frame = table.open(), frame_of(elsewhere, table, ROWS)
@@ -197,3 +221,25 @@ def test_tasks_visit_only_where_a_bucket_keeps_the_lake_and_they_are_elsewhere(
     assert visit is not None and visit.home == str(home.path) and visit.url.startswith("s3://")
     elsewhere.conf.unset(ELSEWHERE)
     assert Visit.of(elsewhere, home.lake / "desk" / "raw") is None
+
+
+def test_nor_does_one_that_takes_rows_from_a_frame(home: Home, elsewhere: SparkSession) -> None:
+    """Where rows were erased, tasks compare and judge what others have read."""
+    visit = Visit.of(elsewhere, home.lake / "desk" / "raw")
+    keys, tokens = SubjectKeys(home.path / "keys" / "subjects.sqlite"), TokenMap(home.path / "pii_tokens")
+    line = event(9, "people", None, op="u", identity='["odd","0123456789abcdef"]', envelope="half a line")
+    raw = elsewhere.createDataFrame(_raw([events_table([line])]))
+    with pytest.raises(PythonException, match="HomeFileNeeded"):
+        mark_copies(raw, Contents((PEOPLE,), keys), visit).collect()
+    assert not keys.path.exists()
+    columns = tuple(
+        replace(each, pii=TOKENIZE if each.name == "name" else KEEP) for each in PEOPLE.source_columns
+    )
+    contract = replace(PEOPLE, subject=None, columns=columns, unprotected=())
+    decisions = load_decision_table(default_decision_table())
+    rules = JudgingRules((contract,), decisions, timedelta(hours=1), secrets=Secrets(tokens=tokens))
+    read = events_table([event(1, "people", '{"id":"1","name":"A"}')])
+    marked = mark_distinct(elsewhere.createDataFrame(_raw([read])))
+    with pytest.raises(PythonException, match="HomeFileNeeded"):
+        judge(marked, rules, visit).collect()
+    assert not tokens.path.exists()
