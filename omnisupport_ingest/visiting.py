@@ -54,7 +54,7 @@ class HomeFileNeeded(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a task is told: the path of the ``home`` on the driver's machine, and the ``url`` at which it
+    """What a task gets: the path of the ``home`` on the driver's machine, and the ``url`` at which it
     keeps landing and lake."""
 
     home: str

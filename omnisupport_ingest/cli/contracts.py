@@ -298,7 +298,7 @@ def propose(name: str, writes: bool, all_columns: bool, source: str | None, as_j
     workspace = open_workspace()
     among = workspace.contracts.of_source(source) if source else workspace.contracts.all
     contract = table_named(name, among)
-    settings = open_settings()
+    settings = workspace.settings
     log = has_log(settings, contract.source)
     if log:
         settings = log_of(settings, contract.source)

@@ -58,7 +58,7 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
         yield refused(
             path,
             "x-cdc.evolution",
-            f"is {contract.evolution!r}, and {come}: there a change is told, and holds no row back",
+            f"is {contract.evolution!r}, and {come}: there a change is recorded, and holds no row back",
             f"Write pinned or additive, {log}",
         )
 

@@ -457,7 +457,8 @@ def _judging_rules(
     )
     contents, reviews = contents_of(rules), dict[EventId, str]()
     for window in windows:
-        reviews |= reviews_of_all_forms(raw.files(window), contents, versions.reviews.of_window(window))
+        if reviewed := versions.reviews.of_window(window):
+            reviews |= reviews_of_all_forms(raw.files(window), contents, reviewed)
     return replace(rules, reviews=reviews)
 
 

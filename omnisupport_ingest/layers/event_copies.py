@@ -225,7 +225,7 @@ def reviews_of_all_forms(
     another hash. ``files``: all raw files of one window. ``reviews``: of this window.
     """
     found = dict(reviews)
-    if contents.keys is None or not reviews:
+    if contents.keys is None:
         return found
     narrow = pa.schema([_RAW.field(name) for name in dict.fromkeys((*_POSITION, *contents.needed))])
     positions = pc.field("commit_lsn").isin([lsn for _, lsn, _, _ in reviews])

@@ -81,8 +81,8 @@ class Reading:
 
     @contextmanager
     def table_folded_once(self, spark: SparkSession, contract: TableContract) -> Iterator[DataFrame]:
-        """``table``, with the folded events kept by Spark meanwhile: what ends rows is asked for first, so
-        every use of the state would fold the events twice."""
+        """``table``, with the folded events kept by Spark meanwhile: the state is made in two jobs, and each
+        would fold the events again."""
         folded = self._folded(spark, contract).persist()
         try:
             yield self._state(folded, contract)

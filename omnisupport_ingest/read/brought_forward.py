@@ -131,7 +131,7 @@ class MovedOn:
         parts = partitions_for(rows_in(events), events.stat().st_size)
         try:
             rows = read_paths(spark, _EVENT_TYPE, [drafts.lend(events)])
-            # Kept meanwhile: what ends rows is asked for first.
+            # Kept meanwhile: the state is made in two jobs, and each would fold the events again.
             folded = fold_events(rows, self.contract, partitions=parts).persist()
             try:
                 whole = write_frame(current_state(folded, self.contract, partitions=parts), drafts, ())

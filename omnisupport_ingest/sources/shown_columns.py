@@ -1,12 +1,12 @@
 """Tables whose columns are known by name alone: views, other databases, and the rows of events and files.
 
-PostgreSQL's catalog numbers columns and tables, so a renamed one is told from one that was dropped and
-another that was added. Without its numbers a column is known by its name, and gets a number of ours: a rename
-is a column dropped and one added. What nothing tells of a column (its type, whether it may be NULL) is taken
-to be as it was.
+PostgreSQL's catalog numbers columns and tables. By its numbers a renamed column can be distinguished from one
+that was dropped and another that was added. Without them a column is known by its name and gets a number of
+ours: a rename is a column dropped and one added. What nothing tells of a column (its type, whether it may be
+NULL) is taken to be as it was.
 
 Of what comes as rows the newest row says what its table is: rows that come late, or again, say nothing. What
-was recorded and did not land is known already when it does, so it is not told twice.
+was recorded and did not land is known already when it does, so it is recorded once.
 """
 
 from __future__ import annotations
