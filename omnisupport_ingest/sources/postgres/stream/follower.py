@@ -405,14 +405,16 @@ class Follower:
         self._record_sent_up_to(keepalive.wal_end.value)
         goal_passed = self._until is not None and keepalive.wal_end >= self._until > batches.end
         if not (batches.in_transaction or self._skipping_landed or self._to_be_resent):
-            if keepalive.reply_now or goal_passed:
+            awaited = keepalive.reply_now or goal_passed
+            if awaited:
                 if batches.pending:
                     self._seal()
                 self._confirm_landed()
             proves = keepalive.wal_end >= self._wal_clock.flushed and not self._clock_proved
-            wanted = keepalive.reply_now or goal_passed or self._idle_batch_due or proves
-            if wanted and not batches.pending and keepalive.wal_end > batches.last_end:
-                self._confirm_landed()
+            wanted = awaited or self._idle_batch_due or proves
+            # A batch that is landing may take long: an idle batch must not keep what follows from being read.
+            free = not (batches.pending or batches.landing)
+            if wanted and free and keepalive.wal_end > batches.end:
                 self._land_idle(keepalive.wal_end)
         if keepalive.reply_now:
             self._report()

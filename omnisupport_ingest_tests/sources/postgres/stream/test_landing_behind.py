@@ -51,10 +51,17 @@ class Held:
         """Commit a change that begins to land, then one that goes into the next batch; let capture report."""
         self.source.sql("INSERT INTO tickets VALUES (1, 'a')")
         assert self.reached.wait(PATIENCE)
+        # WAL without changes makes an idle batch due, which must not keep what follows from being read.
+        self.source.sql("CHECKPOINT")
+        self.await_reports(4)
         self.source.sql("INSERT INTO tickets VALUES (2, 'b')")
         until(lambda: len(self.unlanded) == 2)
+        self.await_reports(2)
+
+    def await_reports(self, count: int) -> None:
+        """Wait until capture has told the source ``count`` more times that it is alive."""
         before = self.reports
-        until(lambda: self.reports >= before + 2)
+        until(lambda: self.reports >= before + count)
 
     def landed_end(self) -> Lsn:
         """Where the chain of durable batches ends."""
