@@ -1,28 +1,37 @@
 """Takes a stream of which much is not as it should be through every layer, as a program of its own.
 
 On the Spark of its settings: two passes with a window that closes between them, the erasure of a row, and a
-replay of everything. With a folder as its argument, a task on each executor first notes there what it sees of
-the home.
+replay of everything. Then it looks: checks, the preview of a replay and a state of the past, whose results go
+to the file that ``looks_of`` names. With a folder as its argument, a task on each executor first notes there
+what it sees of the home.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from bench.landed import MIXED, Tickets
+from omnisupport_ingest.checks import content_checks, history_checks
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers import history
+from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.read.as_of import Reading
+from omnisupport_ingest.read.replay_preview import preview_replay
 from omnisupport_ingest.review.erasing import erase
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import Settings
@@ -53,6 +62,7 @@ def main(said: str | None) -> None:
     stream.land(24_000, START)
     stream.land(2_000, START + timedelta(hours=1))
     take_in(workspace, spark)
+    earlier = Position(1, Lsn(stream.lsn), 0)
     stream.land(3_000, START)
     stream.land(1_000, START + timedelta(hours=5))
     take_in(workspace, spark)
@@ -60,6 +70,41 @@ def main(said: str | None) -> None:
     erase(workspace, contract, ended(workspace), erased_by="A test", why="It asked for it")
     take_in(workspace, spark)
     take_in(workspace, spark, replay=True)
+    looks_of(settings).write_text(json.dumps(look_at_all(workspace, spark, earlier), indent=1))
+
+
+def looks_of(settings: Settings) -> Path:
+    """The file with what a run in this home saw when it looked."""
+    return settings.home.with_suffix(".looks.json")
+
+
+def look_at_all(workspace: Workspace, spark: SparkSession, earlier: Position) -> dict[str, Any]:
+    """What is seen by tasks of Spark: checks, what a replay would change, and the state at ``earlier``."""
+    [contract] = contracts = workspace.contracts.of_source(SOURCE)
+    files = EventFiles.newest(workspace, SOURCE)
+    assert files is not None
+    past = Reading(tuple(contracts), earlier, files).table(spark, contract)
+    checks = [
+        *(
+            check(workspace, spark, contract)
+            for check in (
+                content_checks.keys_unique,
+                content_checks.no_unresolved_cells,
+                content_checks.meets_contract,
+            )
+        ),
+        *(
+            check(workspace, spark, contract, whole=whole)
+            for check in (history_checks.open_rows_are_current_state, history_checks.versions_do_not_overlap)
+            for whole in (False, True)
+        ),
+    ]
+    windows = workspace.landing(SOURCE).windows()
+    return {
+        "past": sorted(map(list, past.select("_cdc_key", "_cdc_is_deleted", "status", "body").collect())),
+        "preview": asdict(preview_replay(workspace, spark, SOURCE, windows, contracts)),
+        "checks": [asdict(each) for each in checks],
+    }
 
 
 def take_in(workspace: Workspace, spark: SparkSession, *, replay: bool = False) -> None:

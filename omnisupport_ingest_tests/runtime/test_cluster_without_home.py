@@ -22,7 +22,7 @@ from omnisupport_ingest.runtime.supervisor import Service, Supervisor
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.storage import DRAFTS, storage_of
 from omnisupport_ingest_tests.runtime import cluster_whole
-from omnisupport_ingest_tests.runtime.cluster_whole import SOURCE, START
+from omnisupport_ingest_tests.runtime.cluster_whole import SOURCE, START, looks_of
 from omnisupport_ingest_tests.storage.s3_server import S3Server
 from omnisupport_ingest_tests.waiting import PATIENCE
 
@@ -87,6 +87,8 @@ def test_workers_that_see_no_home_make_of_a_bucket_what_one_machine_makes_of_fol
     assert {name for name, _ in expected} >= {f"{SOURCE}/{name}" for name in TABLES}
     assert found == expected
     assert closed(away) == closed(alone) != []
+    looks, expected_looks = (json.loads(looks_of(each).read_text()) for each in (away, alone))
+    assert looks == expected_looks and len(looks["past"]) > 1_000 and looks["preview"]["events"] > 20_000
     assert drafts_left(away) == []
     for file in (*home.path.rglob("*"), *tmp_path.glob("*.log")):
         if file.is_file() and not file.is_socket():
