@@ -31,7 +31,8 @@ def main(windows: int, singles: int, events: int, repeats: int, seed: int) -> No
         many_tables(Path(folder) / "of", 1, window="minutes:1", first_window=start, seed=seed) as home,
     ):
         home.stream.table = "tickets_000"
-        keys = [home.workspace.grid.key_of(start + timedelta(minutes=n), start) for n in range(windows)]
+        moments = [start + timedelta(minutes=number) for number in range(windows)]
+        keys = [home.workspace.grid.key_of(each, each) for each in moments]
         for number in range(windows):
             home.stream.mixed(events, start + timedelta(minutes=number)) if number else home.land(
                 0, events, start

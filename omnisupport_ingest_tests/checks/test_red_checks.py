@@ -14,17 +14,17 @@ from omnisupport_ingest.cli.main import cli
 CHECKS = Path(__file__).parents[2] / "omnisupport_ingest" / "checks"
 
 
-def _red() -> Iterator[tuple[str, str]]:
+def _red_functions() -> Iterator[tuple[str, str]]:
     """Each function that can return a red finding: where it is, and its text with what it calls."""
     for file in sorted(CHECKS.glob("*.py")):
         text = file.read_text()
-        functions = {each.name: each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)}
-        for name, function in functions.items():
-            source = ast.get_source_segment(text, function) or ""
+        functions = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+        texts = {each.name: ast.get_source_segment(text, each) or "" for each in functions}
+        for function in functions:
             if any(_can_be_red(node) for node in ast.walk(function)):
-                helpers = [ast.get_source_segment(text, each) for each in functions.values()]
-                called = [each for each in helpers if each and f"{each[4:].partition('(')[0]}(" in source]
-                yield f"{file.name}:{name}", "".join([source, *called, _constants(text, source)])
+                source = texts[function.name]
+                called = [helper for name, helper in texts.items() if f"{name}(" in source]
+                yield f"{file.name}:{function.name}", "".join([source, *called, _constants(text, source)])
 
 
 def _can_be_red(node: ast.AST) -> bool:
@@ -39,7 +39,10 @@ def _constants(text: str, source: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("where", "text"), list(_red()), ids=[where for where, _ in _red()])
+RED = dict(_red_functions())
+
+
+@pytest.mark.parametrize(("where", "text"), RED.items(), ids=RED)
 def test_a_red_check_names_the_command_that_helps(where: str, text: str) -> None:
     commands = set(re.findall(r"omnisupport-ingest \"?\s*f?\"?([a-z-]+)", text))
     assert commands or ".fix}" in text
@@ -50,11 +53,11 @@ OF_A_SOURCE = {"status", "source", "verify", "explain", "replay", "quarantine"}
 """Commands that look at the home's own source unless another one is named."""
 
 
-@pytest.mark.parametrize(("where", "text"), list(_red()), ids=[where for where, _ in _red()])
+@pytest.mark.parametrize(("where", "text"), RED.items(), ids=RED)
 def test_a_command_that_is_about_a_source_names_the_source_of_the_check(where: str, text: str) -> None:
     advised = re.findall(r"omnisupport-ingest \"?\s*f?\"?([a-z-]+)(.{0,170})", text, flags=re.DOTALL)
     assert [command for command, rest in advised if command in OF_A_SOURCE and "source}" not in rest] == []
 
 
 def test_there_are_many_red_checks() -> None:
-    assert len(list(_red())) > 12
+    assert len(RED) > 12

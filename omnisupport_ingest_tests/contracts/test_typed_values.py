@@ -26,6 +26,7 @@ from omnisupport_ingest.contracts.spark_types import spark_schema, spark_type
 from omnisupport_ingest.contracts.typed_values import arrow_type, typed_array
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest_tests.examples import examples
 
 HELD: list[tuple[str, str, Any]] = [
     ("boolean", "t", True),
@@ -210,7 +211,7 @@ def plainly(text: str, of: PgType) -> Any:
 
 
 @pytest.mark.parametrize("pg_type", VALUES)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_values_of_one_column_are_each_read_as_alone(pg_type: str, data: st.DataObject) -> None:
     of = PgType.parse(pg_type)

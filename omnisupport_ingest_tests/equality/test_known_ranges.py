@@ -236,6 +236,7 @@ def test_what_is_known_is_read_back_unless_it_depends_on_something_that_has_chan
     assert [each.equal for each in nothing.ranges] == [None]
 
 
+@pytest.mark.full
 def test_what_is_known_of_a_table_of_hundreds_of_millions_of_rows_is_read_back(tmp_path: Path) -> None:
     home = Home.open(tmp_path / "home", WindowSize.parse("hourly"))
     large = read_range("9" * 18, 8_192, writers=1 << 70)

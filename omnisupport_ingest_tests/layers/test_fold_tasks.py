@@ -34,6 +34,7 @@ from omnisupport_ingest.layers.fold_tasks import (
 )
 from omnisupport_ingest_tests.cdc import kernels, lanes
 from omnisupport_ingest_tests.cdc.test_kernel_fold import TABLE, drawn, kernel_states, oracle_states
+from omnisupport_ingest_tests.examples import examples
 from omnisupport_ingest_tests.oracle.histories import KEYS, SHAPE
 from omnisupport_ingest_tests.oracle.model import Event
 
@@ -103,7 +104,7 @@ def with_voided(rng: Random, events: Sequence[Event]) -> list[Event]:
 _KEYS = tuple((*key, "elsewhere") for key in KEYS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(randoms, st.integers(1, 3), st.sampled_from((4, 1_000)))
 def test_files_of_accepted_and_withheld_events_come_to_what_the_oracle_comes_to(
     rng: Random, files: int, rows_of_a_block: int

@@ -278,7 +278,7 @@ class TestReadingAsOf:
     def test_a_place_stands_for_one_position(self, story: Story, at: At, below: Place) -> None:
         assert open_reading(story.workspace, [story.contract], at).below == below
 
-    @pytest.mark.quick
+    @pytest.mark.slow
     def test_an_lsn_is_everything_committed_at_or_below_it(self, story: Story, spark: SparkSession) -> None:
         for lsn in (10, 15, 50):
             read = read_as_of(story.workspace, spark, [story.contract], Lsn(lsn))

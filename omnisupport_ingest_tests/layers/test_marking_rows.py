@@ -184,6 +184,7 @@ def test_marked_rows_and_fresh_files_are_one_file_updated_alone(
         assert many.rows.sort_by("_cdc_key").equals(one.rows.sort_by("_cdc_key"))
 
 
+@pytest.mark.full
 def test_the_drawn_updates_mark_move_and_go_every_way() -> None:
     """The test above would hold of files that are written anew at every update."""
     ways, marked, moved, moved_by_marking = set(), 0, 0, 0

@@ -177,7 +177,7 @@ def test_an_event_that_no_contract_describes_is_released_though_its_image_is_lef
     assert counts(story) == (2, 1, 0, 1)
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_released_event_makes_its_window_stale_and_is_accepted_by_the_replay(story, spark, collision):
     one, another = collision
     assert counts(story) == (3, 1, 0, 2)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from omnisupport_ingest.runtime.spark import workers_environment
 from omnisupport_ingest.settings import Settings
 
@@ -28,6 +30,7 @@ print(sum(again))
 """
 
 
+@pytest.mark.full
 def test_a_worker_keeps_the_memory_that_it_will_need_again(tmp_path: Path) -> None:
     # Other tests of this process may have put a worker's environment into its own.
     usual = {name: value for name, value in os.environ.items() if not name.startswith("MIMALLOC_")}

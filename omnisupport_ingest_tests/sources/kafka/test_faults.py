@@ -30,6 +30,8 @@ from omnisupport_ingest_tests.sources.kafka.broker import Broker, mock_cluster, 
 from omnisupport_ingest_tests.sources.kafka.front import front
 from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 
+pytestmark = pytest.mark.full
+
 TOPIC = "mocked"
 
 

@@ -17,6 +17,8 @@ from omnisupport_ingest_tests.sources.kafka.broker import Broker, running_broker
 from omnisupport_ingest_tests.sources.kafka.front import Front, front
 from omnisupport_ingest_tests.sources.kafka.topics import Reader, changes
 
+pytestmark = pytest.mark.full
+
 USER, PASSWORD = "ingest", "hunter2-secret"
 SECRETS = {"sasl.password": ("env", "NOVA_PASSWORD")}
 

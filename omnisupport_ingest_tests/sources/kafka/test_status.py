@@ -25,6 +25,8 @@ from omnisupport_ingest_tests.sources.kafka.broker import Broker, mock_cluster
 from omnisupport_ingest_tests.sources.kafka.test_faults import TOPIC, overtake
 from omnisupport_ingest_tests.sources.kafka.topics import changes
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:

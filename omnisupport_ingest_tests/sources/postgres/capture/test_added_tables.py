@@ -83,7 +83,6 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("published", PUBLISHED)
-@pytest.mark.quick
 def test_table_of_a_new_contract_is_read_and_followed_in_the_session_that_runs(
     tickets: SourceUnderTest, published: str | None
 ) -> None:
