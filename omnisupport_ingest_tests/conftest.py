@@ -235,7 +235,7 @@ hypothesis.settings.register_profile(
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=25)
+hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=15)
 hypothesis.settings.load_profile("same")
 
 

@@ -1,4 +1,4 @@
-"""How many examples a property draws: all of them in `make test-all`, a quarter in `make test`.
+"""How many examples a property draws: all of them in `make test-all`, a seventh in `make test`.
 
 The profile of Hypothesis decides, as it does for a property that names no number (``conftest.py``).
 """

@@ -74,6 +74,7 @@ def test_no_module_outside_of_the_domains_names_a_table_or_column_of_the_support
     found = [
         f"{module.relative_to(PACKAGE)}:{line}: {text}"
         for module in MODULES
+        if NAMED.search(module.read_text())
         for line, text in code_of(module)
         if NAMED.search(text)
     ]
@@ -85,6 +86,7 @@ def test_no_module_but_the_list_of_domains_imports_one() -> None:
     importing = {
         str(module.relative_to(PACKAGE))
         for module in MODULES
+        if any(name in module.read_text() for name in names)
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(names)
     }

@@ -139,7 +139,6 @@ class TestSoups:
         current = current_state(reduce(DataFrame.unionByName, parts), CONTRACT)
         _assert_part(lanes.folded(current, events), lanes.expected(events), events)
 
-    @pytest.mark.quick
     def test_merged_parts_come_to_the_same(self, merged: DataFrame, events: list[Event]) -> None:
         _assert_part(lanes.folded(current_state(merged, CONTRACT), events), lanes.expected(events), events)
 

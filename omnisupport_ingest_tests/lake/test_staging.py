@@ -102,7 +102,6 @@ def test_every_engine_reads_what_was_committed(
         assert sorted(moments, key=lambda row: row["n"]) == expected, engine
 
 
-@pytest.mark.quick
 def test_a_replaced_window_keeps_only_the_new_rows(spark: SparkSession, tmp_path: Path) -> None:
     table = by_window_and_table(tmp_path)
     fill(spark, table, ROWS)
@@ -127,7 +126,6 @@ def test_a_window_without_rows_has_no_files(spark: SparkSession, tmp_path: Path)
     assert snapshot.read(spark, snapshot.files(W2)).count() == 0
 
 
-@pytest.mark.quick
 def test_the_same_unit_staged_again_gives_the_same_files(spark: SparkSession, tmp_path: Path) -> None:
     table = by_window_and_table(tmp_path)
     table.open()

@@ -233,6 +233,7 @@ def of_many_keys(rng: Random, keys: int, changes: int) -> tuple[list[Event], lis
     return typed(created), typed(changed)
 
 
+@pytest.mark.full
 @settings(max_examples=examples(EXAMPLES // 2), deadline=None)
 @given(randoms, st.integers(1, 4), st.sampled_from((0, 1000)))
 def test_values_of_old_rows_that_some_of_the_replaced_rows_need_are_theirs(
