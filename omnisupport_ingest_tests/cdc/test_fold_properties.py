@@ -117,7 +117,6 @@ class TestSoups:
     Parts follow arrival, which may be in any order.
     """
 
-    @pytest.mark.quick
     def test_one_fold_of_everything_comes_to_what_the_oracle_comes_to(
         self, spark: SparkSession, events: list[Event]
     ) -> None:

@@ -169,7 +169,6 @@ def test_an_update_and_a_delete_at_one_position_leave_the_row_itself_in_doubt(sp
 
 
 @pytest.mark.slow
-@pytest.mark.quick
 def test_the_history_of_a_database_ends_with_what_it_holds(spark: SparkSession) -> None:
     """Inserts, updates, deletes, key changes and swaps of many keys, from snapshots."""
     keys = tuple((str(number),) for number in range(1, 60))
@@ -181,7 +180,6 @@ def test_the_history_of_a_database_ends_with_what_it_holds(spark: SparkSession) 
     assert still == simulated.final
 
 
-@pytest.mark.quick
 def test_a_version_begins_and_ends_when_the_events_at_its_ends_were_committed(
     soup_versions: list[Version], soups: list[Event]
 ) -> None:

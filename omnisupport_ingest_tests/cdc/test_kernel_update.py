@@ -223,6 +223,7 @@ def test_a_key_whose_row_may_be_purged_is_folded_again_where_its_events_may_be_o
     assert updated.refold.to_pylist() == [kernels.key_text(key)] * again
 
 
+@pytest.mark.full
 def test_most_keys_are_merged_where_they_stand() -> None:
     refolded = keys = 0
     for seed in range(60):

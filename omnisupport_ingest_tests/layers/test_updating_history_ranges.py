@@ -117,5 +117,6 @@ def test_versions_of_many_files_updated_together_are_those_of_one(
     updated(rng, bytes_in_hand, rows_per_file)
 
 
+@pytest.mark.full
 def test_keys_of_many_versions_have_sealed_files() -> None:
     assert sum(updated(Random(seed), 1 << 26, 1) for seed in range(20)) > 8

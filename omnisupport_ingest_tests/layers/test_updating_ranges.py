@@ -115,6 +115,7 @@ def test_many_files_updated_together_are_one_file_updated_alone(
         assert all(file.rows <= 2 * rows_per_file for file in many.files)
 
 
+@pytest.mark.full
 def test_what_was_taken_already_writes_no_file() -> None:
     files = 0
     for seed in range(40):

@@ -15,6 +15,7 @@ from omnisupport_ingest.review.certificate import windows_waiting
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
 
+@pytest.mark.full
 def test_a_window_behind_a_backlog_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(tmp_path / "told")
     for number in range(1, 502):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
+import pytest
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.test_utils import instance_for_test
@@ -34,6 +35,7 @@ def brittle() -> None:
     breaks()
 
 
+@pytest.mark.full
 def test_it_says_what_dagster_recorded_in_files(tmp_path: Path) -> None:
     with instance_for_test(temp_dir=str(tmp_path)) as instance:
         _says_what_is_recorded(instance, lambda: recorded(tmp_path))

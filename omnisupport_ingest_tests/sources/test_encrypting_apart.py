@@ -103,6 +103,7 @@ def test_one_that_always_fails_is_not_started_for_ever(tmp_path: Path) -> None:
         assert apart.pid is None
 
 
+@pytest.mark.full
 def test_it_ends_when_it_is_idle_and_is_there_again_for_the_next_large_block(keys: SubjectKeys) -> None:
     with closing(EncryptingProcess("desk", keys, idle_seconds=0.2)) as apart:
         answered(apart, block(0))
@@ -112,6 +113,7 @@ def test_it_ends_when_it_is_idle_and_is_there_again_for_the_next_large_block(key
     assert apart.pid is None
 
 
+@pytest.mark.full
 def test_it_ends_with_a_capture_that_is_killed(keys: SubjectKeys) -> None:
     program = f"""
 import sys, time

@@ -84,6 +84,7 @@ def test_an_empty_value_of_csv_is_null_and_a_quoted_one_is_empty_text(tmp_path: 
     assert (record.row["subject"], record.row["requester_email"], record.number) == ("", None, 2)
 
 
+@pytest.mark.full
 def test_records_of_csv_that_are_no_rows_are_numbered_and_the_rest_is_read(tmp_path: Path) -> None:
     lines = [b"ticket_id,subject"]
     for number in range(2, 200_000):
