@@ -17,7 +17,6 @@ net changes keep what ended them, so nothing that arrives below brings them back
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,15 +49,7 @@ from omnisupport_ingest.layers import net_changes
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.layers.keyed_update import KeyedUpdate
-from omnisupport_ingest.layers.odd_keys import (
-    keyless_in,
-    keys_that_differ,
-    keys_to_fold,
-    odd_files,
-    odd_keys,
-    persisted,
-    refolded,
-)
+from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.shown import (
@@ -252,17 +243,15 @@ class _Update(KeyedUpdate):
             way=self._way(look_at_all=look_at_all),
             rows_per_group=ROWS_PER_GROUP if contract.deletion_vectors else None,
         )
+        refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
-        with ExitStack() as kept:
-            refold = self._odd(kept)
-            while True:
-                sent = self._sent(refold, kept, doubted=doubted)
-                updated = update_files(sent, target, look_at_all=look_at_all)
-                if not updated.refold:
-                    return updated
-                more = read_paths(self._spark, REFOLDED, updated.refold)
-                # Read now: the folder is cleared when this is done.
-                refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
+        while True:
+            updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
+            if not updated.refold:
+                return updated
+            more = read_paths(self._spark, REFOLDED, updated.refold)
+            # Read now: the folder is cleared when this is done.
+            refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
     def _way(self, *, look_at_all: bool) -> Way:
         """What becomes of the files of rows that are replaced.
@@ -276,17 +265,16 @@ class _Update(KeyedUpdate):
             return Way.ERASE if has_marks else Way.REWRITE
         return Way.REWRITE if look_at_all or not self._files else Way.MARK
 
-    def _odd(self, kept: ExitStack) -> DataFrame | None:
+    def _odd(self) -> DataFrame | None:
         """The keys that cannot be merged; None if there are none."""
         found = []
         odd = odd_files(self._added)
         if odd:
             found.append(odd_keys(self._net_changes.read(self._spark, odd)))
         if not self._whole and self._changes is not None and self._changes.gone:
-            again = [file for window in self._changes.replaced for file in self._net_changes.files(window)]
-            changed = keys_that_differ(self._spark, self._net_changes, self._changes.gone, again)
-            changed = persisted(changed, kept)
-            found += [] if changed.isEmpty() else [changed]
+            again = [*self._changes.gone]
+            again += [file for window in self._changes.replaced for file in self._net_changes.files(window)]
+            found.append(keys_in(self._net_changes, self._spark, again))
         if not found:
             return None
         keys = found[0]
@@ -294,12 +282,18 @@ class _Update(KeyedUpdate):
             keys = keys.unionByName(more)
         return keys
 
-    def _sent(self, refold: DataFrame | None, kept: ExitStack, *, doubted: bool) -> Sent:
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> Sent:
         contract = self._contract
         again = None
         if refold is not None:
-            to_fold = keys_to_fold(self._spark, self._net_changes, refold, kept)
-            again = refolded(to_fold, contract, deleted_since=self._purged, doubted=doubted)
+            again = refolded(
+                self._spark,
+                self._net_changes,
+                contract,
+                refold,
+                deleted_since=self._purged,
+                doubted=doubted,
+            )
         return Sent(self._spark, self._added, folded_type(contract), stored_type(contract), again)
 
     def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:

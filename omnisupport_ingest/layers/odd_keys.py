@@ -8,10 +8,7 @@ footers of most files show that there are none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -103,26 +100,22 @@ def _is_odd() -> Column:
     )
 
 
-@dataclass(frozen=True)
-class KeysToFold:
-    """``wanted``: the keys that are folded again (``_cdc_key``), with those that key changes tie to them.
-    ``rows``: the net changes of all windows that are of them or of the whole table. ``partitions``: in how
-    many parts to fold.
+def refolded(
+    spark: SparkSession,
+    net_changes: TableSnapshot,
+    contract: TableContract,
+    keys: DataFrame,
+    *,
+    deleted_since: datetime | None,
+    doubted: bool,
+) -> DataFrame:
+    """The rows that ``keys`` should have, by the net changes of all windows: stored rows with ``CHANGE``.
 
-    ``rows`` are read several times, so they are kept by Spark until ``kept`` of ``keys_to_fold`` ends.
+    ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
+    without a row is given as gone. ``doubted``: a truncate or snapshot end is in quarantine.
     """
-
-    wanted: DataFrame
-    rows: DataFrame
-    partitions: int
-
-
-def keys_to_fold(
-    spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame, kept: ExitStack
-) -> KeysToFold:
-    """Find what it takes to fold ``keys`` again (``_cdc_key``, repeats allowed), by one look at all net
-    changes."""
     files = net_changes.all_files()
+    rows = net_changes.read(spark, files)
     wanted = keys
     odd = odd_files(files)
     if odd:
@@ -134,32 +127,10 @@ def keys_to_fold(
                 F.col("_cdc_moved_from_key").alias("_cdc_key")
             )
         )
-    wanted = persisted(wanted.distinct(), kept)
-    rows = net_changes.read(spark, files)
-    of_them = rows.join(wanted.withColumn("_wanted", F.lit(True)), "_cdc_key", "left")
-    needed = of_them.where(F.col("_cdc_key").isNull() | F.col("_wanted")).select(*rows.columns)
+    wanted = wanted.distinct()
     parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
-    return KeysToFold(wanted, persisted(needed, kept), parts)
-
-
-def persisted(frame: DataFrame, kept: ExitStack) -> DataFrame:
-    """``frame``, which Spark keeps from its first use until ``kept`` ends."""
-    frame = frame.persist()
-    kept.callback(frame.unpersist)
-    return frame
-
-
-def refolded(
-    to_fold: KeysToFold, contract: TableContract, *, deleted_since: datetime | None, doubted: bool
-) -> DataFrame:
-    """The rows that the keys of ``to_fold`` should have: stored rows with ``CHANGE``.
-
-    Keys that key changes tie together are folded together. A key without a row is given as gone.
-    ``doubted``: a truncate or snapshot end is in quarantine.
-    """
-    wanted, parts = to_fold.wanted, to_fold.partitions
-    chosen = to_fold.rows.where(F.col("_cdc_key").isNotNull())
-    keyless = to_fold.rows.where(F.col("_cdc_key").isNull())
+    chosen = rows.join(wanted, "_cdc_key", "left_semi")
+    keyless = rows.where(F.col("_cdc_key").isNull())
     current = current_state(
         chosen.unionByName(keyless), contract, partitions=parts, deleted_since=deleted_since
     )
@@ -198,18 +169,6 @@ def absent(contract: TableContract, field: T.StructField) -> Column:
     return value.alias(field.name)
 
 
-def keys_that_differ(
-    spark: SparkSession, snapshot: TableSnapshot, before: Sequence[LakeFile], after: Sequence[LakeFile]
-) -> DataFrame:
-    """The keys whose net changes in the files ``after`` are not those in ``before``: ``_cdc_key``, repeats
-    allowed.
-
-    What a row came with counts too: its batch, and when that landed.
-    """
-    row = ("_cdc_key", "_cdc_row_hash", "_cdc_batch_id", "_cdc_ingested_at")
-    counted = [
-        snapshot.read(spark, files).where(F.col("_cdc_key").isNotNull()).select(*row, F.lit(sign).alias("n"))
-        for files, sign in ((before, -1), (after, 1))
-    ]
-    differing = reduce(DataFrame.unionByName, counted).groupBy(*row).agg(F.sum("n").alias("n"))
-    return differing.where("n <> 0").select("_cdc_key")
+def keys_in(snapshot: TableSnapshot, spark: SparkSession, files: Sequence[LakeFile]) -> DataFrame:
+    """The keys of the net changes in ``files``: ``_cdc_key``, repeats allowed."""
+    return snapshot.read(spark, files).where(F.col("_cdc_key").isNotNull()).select("_cdc_key")

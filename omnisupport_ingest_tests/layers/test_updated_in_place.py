@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.lake.contenthash import hash_of_files
-from omnisupport_ingest.layers import deduped, dimensions, net_changes, odd_keys, raw
+from omnisupport_ingest.layers import deduped, dimensions, net_changes, raw
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.layers.test_layers import run, state
@@ -89,32 +88,6 @@ def test_a_replay_of_one_window_of_two_changes_nothing_in_the_dimension_and_one_
     dimensions.materialize(workspace, spark, contract, [FIRST, SECOND], "again", replay=True)
     assert not before & files_of(story)
     assert state(story, spark)[3] == ("new", "b", False, [])
-
-
-def test_a_replay_folds_the_keys_again_whose_net_changes_it_changed(
-    story: Story, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folded: list[set[str]] = []
-
-    def refolded(to_fold: odd_keys.KeysToFold, *given: Any, **named: Any) -> DataFrame:
-        folded.append({row["_cdc_key"] for row in to_fold.wanted.collect()})
-        return odd_keys.refolded(to_fold, *given, **named)
-
-    monkeypatch.setattr(dimensions, "refolded", refolded)
-    workspace, contract = story.workspace, story.contract
-    story.land(Commit(30, 61, [Change("u", 3, {"title": "new"}, unchanged=("body",))]))
-    run(story, spark, SECOND)
-    dimensions.materialize(workspace, spark, contract, [FIRST], "same", replay=True)
-    assert folded == []
-    story.land(Commit(40, 2, [Change("u", 3, {"body": "late"}, unchanged=("title",)), Change("d", 17)]))
-    raw.materialize(workspace, spark, SOURCE, [FIRST], "late")
-    deduped.materialize(workspace, spark, SOURCE, [FIRST], "late", replay=True)
-    before = files_of(story)
-    dimensions.materialize(workspace, spark, contract, [FIRST], "late", replay=True)
-    assert folded == [{'["3"]', '["17"]'}]
-    assert state(story, spark)[3] == ("new", "late", False, [])
-    assert state(story, spark)[17][2]
-    assert len(files_of(story) - before) == 2
 
 
 def test_a_run_that_died_between_its_two_commits_is_pending_and_the_next_one_merges_what_it_left(
