@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException, UnknownException
@@ -84,6 +89,25 @@ def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> 
     own = name_spark_error(Py4JNetworkError("Answer from Java side is empty"), settings)
     assert isinstance(own, SparkGone)
     assert "spark-connect" not in f"{own.problem} {own.fix}"
+
+
+def test_a_jvm_that_resets_its_connection_has_ended() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def end_at_the_first_command() -> None:
+        connection, _ = listening.accept()
+        listening.close()
+        connection.recv(1 << 16)
+        # Close by a reset.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    threading.Thread(target=end_at_the_first_command, daemon=True).start()
+    java = JavaParameters(port=listening.getsockname()[1])
+    jvm = ClientServer(java, PythonParameters(port=0, eager_load=False))
+    with pytest.raises(SparkGone, match="has ended"), named_spark_errors(LOCAL):
+        JavaObject("o1", jvm._gateway_client).count()
+    jvm.shutdown_callback_server()
 
 
 @pytest.mark.parametrize("kind", TEXTS)
