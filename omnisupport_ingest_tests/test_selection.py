@@ -15,7 +15,7 @@ from omnisupport_ingest_tests import conftest
 ROOT = Path(__file__).parents[1]
 QUICK = "not full and not slow and not crash and not huge"
 MANY = "sources/postgres/test_encrypting_killed.py"
-STORIES = ("layers/test_layers.py", "cdc/test_history.py")
+STORIES = ("layers/test_layers.py", "layers/test_history.py")
 WITHOUT_SERVER = "test_key_range.py"
 
 pytestmark = pytest.mark.full
