@@ -35,8 +35,8 @@ _SERVER_GONE = re.compile(
     r"StatusCode\.UNAVAILABLE|INVALID_HANDLE\.SESSION_|SESSION_NOT_SAME|SESSION_CHANGED|SESSION_NOT_FOUND"
     r"|stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown"
     r"|Answer from Java side is empty|while trying to connect to the Java server"
-    # py4j leaves out what it was where the connection was reset. What Java fails for has a trace.
-    r"|^An error occurred while calling \S+$"
+    # Of a connection that was reset py4j says no more. What Java fails for has a trace.
+    r"|^Error while sending|^An error occurred while calling \S+$"
 )
 _OF_OWN_JVM = ("py4j.", "pyspark.errors.exceptions.captured")
 """Modules whose exceptions come from a JVM of this process, not from a server."""

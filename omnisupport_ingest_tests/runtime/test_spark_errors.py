@@ -91,10 +91,19 @@ def test_a_server_that_is_gone_is_told_by_its_log(tmp_path: Path, kind: str) -> 
     assert "spark-connect" not in f"{own.problem} {own.fix}"
 
 
-def test_a_jvm_that_resets_its_connection_has_ended() -> None:
+@pytest.mark.parametrize("closed_before", [0, 1])
+def test_a_jvm_that_resets_its_connection_has_ended(closed_before: int) -> None:
+    """``closed_before``: connections that it closes first, so that py4j tries again by another one."""
     listening = socket.create_server(("127.0.0.1", 0))
 
-    def end_at_the_first_command() -> None:
+    def end() -> None:
+        for _ in range(closed_before):
+            connection, _ = listening.accept()
+            connection.recv(1 << 16)
+            # It knows the token.
+            connection.sendall(b"!yv\n")
+            connection.recv(1 << 16)
+            connection.close()
         connection, _ = listening.accept()
         listening.close()
         connection.recv(1 << 16)
@@ -102,8 +111,8 @@ def test_a_jvm_that_resets_its_connection_has_ended() -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
-    threading.Thread(target=end_at_the_first_command, daemon=True).start()
-    java = JavaParameters(port=listening.getsockname()[1])
+    threading.Thread(target=end, daemon=True).start()
+    java = JavaParameters(port=listening.getsockname()[1], auth_token="known" if closed_before else None)
     jvm = ClientServer(java, PythonParameters(port=0, eager_load=False))
     with pytest.raises(SparkGone, match="has ended"), named_spark_errors(LOCAL):
         JavaObject("o1", jvm._gateway_client).count()

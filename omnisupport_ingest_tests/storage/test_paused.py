@@ -28,7 +28,7 @@ from omnisupport_ingest_tests.storage.test_bucket import HOURLY, ledger_row
 from omnisupport_ingest_tests.waiting import PATIENCE, until
 
 _STOPS = """
-import contextlib, os, signal, sys
+import contextlib, signal, sys, threading
 from pathlib import Path
 from omnisupport_ingest import failpoints
 from omnisupport_ingest.home import Home
@@ -40,7 +40,8 @@ at, stopped = sys.argv[1], []
 def stopping(name, of):
     if name == at and not stopped:
         stopped.append(name)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: of a signal to the process another thread may hear first, and this one goes on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     yield
 
 storage = sys.argv[3] if len(sys.argv) > 3 else None
