@@ -464,6 +464,31 @@ def test_a_table_that_another_machine_dropped_and_made_again_is_the_new_one(
     assert by_ours(ours.open()) == by_ours(other.open()) == [*range(9)]
 
 
+def test_a_table_whose_removal_is_cut_off_has_lost_its_log_and_the_next_one_ends_it(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = marked_table(Home.open(tmp_path / "home", HOURLY, storage=s3.place()).lake)
+    first_files(table)
+    storage = storage_of(table.folder)
+    unlink, lost = BucketStorage.unlink, threading.Event()
+
+    def cut_off(of: BucketStorage, path: Path) -> None:
+        if path.suffix == ".parquet":
+            lost.set()
+        if lost.is_set():
+            raise StorageUnreachable("The answer was lost.", fix="Try again.")
+        unlink(of, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketStorage, "unlink", cut_off)
+        with pytest.raises(StorageUnreachable):
+            storage.remove_folder(table.folder)
+    left = {each.path.suffix for each in storage.listed(table.folder)}
+    assert left == {".parquet"}
+    assert storage.remove_folder(table.folder)
+    assert [*storage.listed(table.folder)] == []
+
+
 def test_a_commit_that_others_followed_before_its_answer_is_ours(s3: S3Server, tmp_path: Path) -> None:
     """The library puts an entry, hears nothing, and is refused when it puts it again."""
     home = Home.open(tmp_path / "home", HOURLY, storage=s3.place())
