@@ -33,6 +33,8 @@ _SPARK_REMOTE = re.compile(
 )
 """What PySpark takes: anything else it repeats in its error, the token included."""
 
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
 _HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 
@@ -294,6 +296,14 @@ class Settings(BaseSettings):
         "about data is refused. Unset: none.",
         examples=["/etc/omnisupport/spark.conf"],
     )
+    key_service: str | None = Field(
+        None,
+        description="Address of this machine at which executors that see no home ask for keys of subjects "
+        "and for tokens. If the port is taken, one of the 15 after it is. Unset: the address that leads to "
+        "the cluster, and any free port.",
+        examples=["10.0.0.5:7099"],
+        json_schema_extra={"values": "`host:port`"},
+    )
     spark_driver_memory: str = Field(
         "2g", description="Memory of the Spark driver.", json_schema_extra={"values": "Spark size"}
     )
@@ -357,6 +367,18 @@ class Settings(BaseSettings):
             raise ValueError(
                 "it is not sc://host:port, with options behind it as /;name=value;name=value (in a value "
                 "write %3D for =)"
+            )
+        return address
+
+    @field_validator("key_service")
+    @classmethod
+    def _key_service_is_an_address(cls, address: str | None) -> str | None:
+        if address is None:
+            return None
+        host, _, port = address.rpartition(":")
+        if not _ADDRESS.fullmatch(address) or int(port) > 65535 or host in ("0.0.0.0", "[::]"):  # noqa: S104
+            raise ValueError(
+                "it is not host:port, like 10.0.0.5:7099, with a host by which executors reach this machine"
             )
         return address
 

@@ -4,8 +4,8 @@ The driver tells each task where the home is on its own machine, and the URL of 
 same to both, and the task reads objects by copies in a folder of its executor, which goes with the executor.
 Credentials are never sent: the executor has those of its own environment.
 
-Whatever else a home has stays on the driver's machine. A task that needs a file of it is refused
-(``require_here``); it must not make one of its own.
+Whatever else a home has stays on the driver's machine. A task asks the driver's process for what it needs of
+it: keys and tokens (``asked``). It must not make a file of its own (``require_here``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.sealed_requests import Address, NotAnswered
 from omnisupport_ingest.storage import forget_unread, parse_storage, put_behind, storage_of
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ _looked_at: float | None = None
 
 
 class HomeFileNeeded(IngestError):
-    """A task on a machine without the home needs a file of it that no bucket keeps: the keys of subjects, or
-    the map of tokens. Nothing was committed.
+    """A task on a machine without the home needs keys of subjects or tokens, which no bucket keeps, and the
+    process that has the home does not answer it. Nothing was committed.
 
-    Fix: Give each executor the folder of the home under the same path, or run where contracts encrypt or
-    tokenize on one machine.
+    Fix: Let executors connect to the address in the message, which ``OMNISUPPORT_KEY_SERVICE`` sets, or give
+    each of them the folder of the home under the same path.
     """
 
     exit_code = 3
@@ -111,9 +112,38 @@ def _visiting(batches: Iterable[pa.RecordBatch], visit: Visit, task: Task) -> It
 def require_here(path: Path) -> None:
     """Refuse to go on without the file ``path`` of a home that this process only visits
     (``HomeFileNeeded``)."""
-    if any(path.is_relative_to(home) for home in _visits) and not path.exists():
-        raise HomeFileNeeded(
-            f"A task of Spark needs {path}, which is not on its machine.",
-            fix="Mount the home of the driver on the executors under the same path, or unset "
-            "OMNISUPPORT_SPARK_MASTER and OMNISUPPORT_SPARK_REMOTE, so that Spark runs on this machine.",
-        )
+    if _visits_home_of(path) and not path.exists():
+        raise _needed(str(path), "which is not on its machine")
+
+
+def asked_instead(path: Path, service: Address | None) -> Address | None:
+    """Return ``service`` where this process only visits the home of the file ``path``: what its own machine
+    has at that path may be another home's, or a copy."""
+    return service if _visits_home_of(path) else None
+
+
+def asked(service: Address, request: dict[str, Any], refusal: type[IngestError]) -> Any:
+    """Return what the process that has the home found for ``request``.
+
+    Raises ``refusal`` as that process met it, ``HomeFileNeeded`` if it does not answer.
+    """
+    try:
+        answer = service.ask(request)
+    except NotAnswered as error:
+        raise _needed("keys or tokens", f"and nobody answers it: {error}") from None
+    if "refused" in answer:
+        name, problem, fix = answer["refused"]
+        raise refusal(problem, fix=fix) if name == refusal.__name__ else HomeFileNeeded(problem, fix=fix)
+    return answer["found"]
+
+
+def _visits_home_of(path: Path) -> bool:
+    return any(path.is_relative_to(home) for home in _visits)
+
+
+def _needed(what: str, problem: str) -> HomeFileNeeded:
+    return HomeFileNeeded(
+        f"A task of Spark needs {what}, {problem}.",
+        fix="Let executors connect to the process that has the home, at the address that "
+        "OMNISUPPORT_KEY_SERVICE sets; or mount the home on them under the same path.",
+    )

@@ -15,6 +15,7 @@ import omnisupport_ingest
 PACKAGE = Path(omnisupport_ingest.__file__).parent
 
 VALUES = {"errors", "position", "key_range", "windows", "foreign", "json_values", "records"}
+VALUES |= {"sealed_requests"}
 FLOOR_1 = VALUES | {"settings", "durable", "failpoints", "tracing", "progress", "home", "locks", "processes"}
 FLOOR_1 |= {"storage", "bucket", "visiting", "sqlite_index"}
 
@@ -119,6 +120,8 @@ CALLED_FROM_ELSEWHERE = {
     "check_run_worker_health": "Dagster",
     "end_watch": "Dagster",
     "log_message": "http.server",
+    "verify_request": "socketserver",
+    "handle_error": "socketserver",
     "gates_schema": "the schema of manifests repeats it, as a test sees",
     "modes_schema": "the schema of manifests repeats it, as a test sees",
     "gates_table": "docs/manifests.md repeats it, as a test sees",

@@ -36,7 +36,8 @@ from omnisupport_ingest.durable import create_exclusively, sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import read_file
-from omnisupport_ingest.visiting import require_here
+from omnisupport_ingest.sealed_requests import Address
+from omnisupport_ingest.visiting import asked, asked_instead, require_here
 
 FILE = "keys/subjects.sqlite"
 """Where the keys are, below the home."""
@@ -135,9 +136,13 @@ def _in_base64(bodies: Sequence[bytes]) -> pa.StringArray:
 
 @dataclass(frozen=True, slots=True)
 class SubjectKeys:
-    """The keys in the file ``path``."""
+    """The keys in the file ``path``.
+
+    ``service``: where a task asks for them on a machine without the home, which only reads them.
+    """
 
     path: Path
+    service: Address | None = field(default=None, compare=False)
 
     @property
     def made(self) -> bool:
@@ -188,6 +193,8 @@ class SubjectKeys:
 
     def digest_key(self) -> bytes:
         """The key of ``digest``, the same for all of the home: made with the file, and lost with it."""
+        if (service := asked_instead(self.path, self.service)) is not None:
+            return bytes.fromhex(asked(service, {"digest_key": True}, SubjectKeysUnreadable))
         with self._open() as base, failpoint("pii.subject_keys", "digests"):
             self._note(base)
             (secret,) = base.execute("SELECT secret FROM store").fetchone()
@@ -206,6 +213,12 @@ class SubjectKeys:
         wanted = list(dict.fromkeys(ids))
         if not wanted:
             return {}
+        if (service := asked_instead(self.path, self.service)) is not None:
+            told = asked(service, {"by_id": [each.hex() for each in wanted]}, SubjectKeysUnreadable)
+            return {
+                each: SubjectKey(each, None if secret is None else bytes.fromhex(secret))
+                for each, secret in zip(wanted, told, strict=True)
+            }
         if not self.made:
             raise self._missing()
         with self._open() as base:
@@ -213,7 +226,7 @@ class SubjectKeys:
             found = _known(base, wanted)
         if len(found) < len(wanted):
             raise self._missing()
-        return found
+        return {each: found[each] for each in wanted}
 
     def destroy(self, ids: Iterable[bytes]) -> int:
         """Destroy the keys of ``ids``; how many were there until now. Durable then, and overwritten.

@@ -12,12 +12,13 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.visiting import require_here
+from omnisupport_ingest.sealed_requests import Address
+from omnisupport_ingest.visiting import asked, asked_instead, require_here
 
 FILE = "pii_tokens.sqlite"
 
@@ -42,9 +43,13 @@ class TokenMapUnreadable(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class TokenMap:
-    """The map in the file ``path``."""
+    """The map in the file ``path``.
+
+    ``service``: where a task asks for tokens on a machine without the home.
+    """
 
     path: Path
+    service: Address | None = field(default=None, compare=False)
 
     def version(self) -> str:
         """Return an id of the map, which differs if the map was lost and made again; ``NO_MAP``
@@ -74,6 +79,9 @@ class TokenMap:
         """
         if not texts:
             return []
+        if (service := asked_instead(self.path, self.service)) is not None:
+            found: list[str] = asked(service, {"tokens_of": list(texts)}, TokenMapUnreadable)
+            return found
         with self._open() as base:
             known = _known(base, texts)
             new = [text for text in texts if text not in known]

@@ -92,20 +92,23 @@ def pieces_of(path: str, schema: pa.Schema, known: Mapping[str, Any]) -> Iterato
                 yield _with_columns(batch, schema, known)
 
 
-def rows_at(path: str, schema: pa.Schema, numbers: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def rows_at(
+    path: str, schema: pa.Schema, numbers: npt.NDArray[np.int64], known: Mapping[str, Any] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows with the given ``numbers`` (ascending, from 0) of the Parquet file at ``path``.
 
-    The file has the columns of ``schema``. Row groups without a wanted row are not read.
+    The columns are as of ``batches_of``. Row groups without a wanted row are not read.
     """
+    known = known or {}
     first = 0
     with pq.ParquetFile(path, pre_buffer=False) as parquet:
-        wanted = _in_file(parquet, schema, {})
+        wanted = _in_file(parquet, schema, known)
         for number in range(parquet.num_row_groups):
             end = first + parquet.metadata.row_group(number).num_rows
             low, high = np.searchsorted(numbers, [first, end])
             for batch in _read(parquet, number, wanted) if high > low else ():
                 low, high = np.searchsorted(numbers, [first, first + len(batch)])
-                rows = _with_columns(batch, schema, {})
+                rows = _with_columns(batch, schema, known)
                 if high - low == len(rows):
                     yield rows
                 elif high > low:

@@ -25,6 +25,7 @@ from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, EventId, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
+from omnisupport_ingest.contracts.key_service import for_tasks
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.errors import IngestError
@@ -199,7 +200,9 @@ class _Update(WindowUpdate[_Job]):
 
     def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
         workspace, source = self.run.workspace, self.run.source
-        rules = _judging_rules(workspace, source, self._versions, self._raw, [job.window for job in jobs])
+        windows = [job.window for job in jobs]
+        rules = _judging_rules(workspace, source, self._versions, self._raw, windows)
+        rules = _for_tasks(workspace, self.run.spark, rules)
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
         rules = replace(rules, contracts=needed, sealed=self._sealed)
         if rules.erasures:
@@ -439,10 +442,20 @@ def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
         others.unpersist()
 
 
-def judging_rules_of(workspace: Workspace, source: str, windows: Iterable[str]) -> JudgingRules:
-    """What the events of ``windows`` are judged by now."""
+def judging_rules_of(
+    workspace: Workspace, spark: SparkSession, source: str, windows: Iterable[str]
+) -> JudgingRules:
+    """What the events of ``windows`` are judged by now, by tasks of ``spark``."""
     raw = workspace.raw(source).open()
-    return _judging_rules(workspace, source, RulesVersions(workspace, source), raw, windows)
+    versions = RulesVersions(workspace, source)
+    return _for_tasks(workspace, spark, _judging_rules(workspace, source, versions, raw, windows))
+
+
+def _for_tasks(workspace: Workspace, spark: SparkSession, rules: JudgingRules) -> JudgingRules:
+    """``rules`` with secrets that tasks of ``spark`` can use, also where they see no home."""
+    if Visit.of(spark, workspace.home.lake / "any") is None:
+        return rules
+    return replace(rules, secrets=for_tasks(rules.secrets, rules.contracts, workspace.settings))
 
 
 def _judging_rules(

@@ -16,7 +16,9 @@ net changes keep what ended them, so nothing that arrives below brings them back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -246,7 +248,8 @@ class _Update(KeyedUpdate):
         refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
         while True:
-            updated = update_files(self._sent(refold, doubted=doubted), target, look_at_all=look_at_all)
+            with self._sent(refold, doubted=doubted) as sent:
+                updated = update_files(sent, target, look_at_all=look_at_all)
             if not updated.refold:
                 return updated
             more = read_paths(self._spark, REFOLDED, updated.refold)
@@ -282,19 +285,22 @@ class _Update(KeyedUpdate):
             keys = keys.unionByName(more)
         return keys
 
-    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> Sent:
+    @contextmanager
+    def _sent(self, refold: DataFrame | None, *, doubted: bool) -> Iterator[Sent]:
         contract = self._contract
-        again = None
-        if refold is not None:
-            again = refolded(
-                self._spark,
-                self._net_changes,
-                contract,
-                refold,
-                deleted_since=self._purged,
-                doubted=doubted,
-            )
-        return Sent(self._spark, self._added, folded_type(contract), stored_type(contract), again)
+        sent = Sent(self._spark, self._added, folded_type(contract), stored_type(contract))
+        if refold is None:
+            yield sent
+            return
+        with refolded(
+            self._spark,
+            self._net_changes,
+            contract,
+            refold,
+            deleted_since=self._purged,
+            doubted=doubted,
+        ) as again:
+            yield replace(sent, refolded=again)
 
     def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:
         # What another run placed here before nobody has looked at.

@@ -8,18 +8,20 @@ holds are read all the same, while they are there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from deltalake.exceptions import DeltaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.wanted_rows import MOST_KEYS, Wanted, reading_wanted
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles
 from omnisupport_ingest.layers.workspace import Workspace
 
@@ -93,10 +95,39 @@ class EventFiles:
                 *(name for name in frame.columns if name != "withheld")
             )
             frame = frame.unionByName(quarantined.withColumn("withheld", F.lit(True)))
-        of_table = (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)
-        return frame.where(of_table)
+        return frame.where(_of_table(contract))
+
+    def events_of(
+        self, spark: SparkSession, contract: TableContract, keys: frozenset[str], kept: ExitStack
+    ) -> DataFrame | None:
+        """What ``events`` gives, but only what the versions of a few ``keys`` depend on, until ``kept`` is
+        closed; None if it is much.
+
+        These are the events of the keys, those without a key, key changes, and accepted events at the place
+        of a withheld one of these, which they void. The cost is a look into each file.
+        """
+        only = {"source_schema": contract.schema, "source_table": contract.table}
+        told = Wanted("key", tuple(sorted(keys)), "moved_from_key", {"commit_lsn": ()}, only)
+        schema = self.quarantine.table.spec.schema
+        withheld = kept.enter_context(reading_wanted(spark, schema, self.withheld, told))
+        # The fold leaves out withheld events of rows whose key is missing.
+        kinds = withheld.where(F.col("key").isNotNull() | F.col("op").isin("t", "b"))
+        places = kinds.select("commit_lsn", "ordinal").distinct().limit(MOST_KEYS + 1).collect()
+        if len(places) > MOST_KEYS:
+            return None
+        lsns, ordinals = (tuple({row[n] for row in places}) for n in range(2))
+        told = replace(told, others={"commit_lsn": lsns, "ordinal": ordinals})
+        schema = self.deduped.table.spec.schema
+        accepted = kept.enter_context(reading_wanted(spark, schema, self.accepted(contract), told))
+        frame = accepted.withColumn("withheld", F.lit(False))
+        names = (name for name in frame.columns if name != "withheld")
+        return frame.unionByName(withheld.select(*names).withColumn("withheld", F.lit(True)))
 
     def size(self, contract: TableContract) -> tuple[int, int]:
         """The number of events, and the bytes of their files."""
         files: Sequence[LakeFile] = (*self.accepted(contract), *self.withheld)
         return sum(file.rows for file in files), sum(file.bytes for file in files)
+
+
+def _of_table(contract: TableContract) -> Column:
+    return (F.col("source_schema") == contract.schema) & (F.col("source_table") == contract.table)

@@ -11,8 +11,10 @@ in quarantine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +41,7 @@ from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import retrying
+from omnisupport_ingest.lake.wanted_rows import few_keys, keys_frame
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.history_news import EventNews, differing, ends_in, news_since, tied
@@ -219,11 +222,12 @@ class _Update(KeyedUpdate):
             rows = events.mapInArrow(partial(_rows_of, rules=rules), _sent_type(contract))
             added, many = (), self._in_key_order(rows, parts)
         while True:
-            settled = None if odd is None else self._made_again(odd)
-            if many is not None:
-                settled = many if settled is None else many.unionByName(settled)
-            sent = Sent(self._spark, added, _told(), _sent_type(contract), settled)
-            updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
+            with ExitStack() as kept:
+                settled = None if odd is None else self._made_again(odd, kept)
+                if many is not None:
+                    settled = many if settled is None else many.unionByName(settled)
+                sent = Sent(self._spark, added, _told(), _sent_type(contract), settled)
+                updated = update_files(sent, target, look_at_all=bool(self._ends and self._files))
             if not updated.refold:
                 return updated
             refold = read_paths(self._spark, REFOLDED, updated.refold)
@@ -247,17 +251,40 @@ class _Update(KeyedUpdate):
         column = f"`{self._order.column}`"
         return rows if parts == 1 else rows.repartitionByRange(parts, column).sortWithinPartitions(column)
 
-    def _made_again(self, keys: DataFrame) -> DataFrame | None:
-        """All versions of ``keys`` and of the keys tied to them; these replace the stored ones."""
+    def _made_again(self, keys: DataFrame, kept: ExitStack) -> DataFrame:
+        """All versions of ``keys`` and of the keys tied to them, until ``kept`` is closed; these replace the
+        stored ones."""
         contract = self._contract
-        events = self._events.events(self._spark, contract)
-        wanted = tied(keys, events)
-        if wanted is None:
-            wanted = events.where(F.col("key").isNotNull()).select(F.col("key").alias("_cdc_key")).distinct()
-        parts = partitions_for(*self._events.size(contract))
+        events, wanted, parts = self._events_of_few(keys, kept) or self._events_of_many(keys)
         rows = _to_send(history(events, contract, partitions=parts, keys=wanted), contract)
         gone = wanted.select(*(absent(contract, field) for field in rows.schema.fields))
         return rows.unionByName(gone)
+
+    def _events_of_few(self, keys: DataFrame, kept: ExitStack) -> tuple[DataFrame, DataFrame, int] | None:
+        """What ``_events_of_many`` gives; None if the keys are not few. The cost is a look into each file."""
+        wanted = few_keys(keys)
+        while wanted is not None:
+            events = self._events.events_of(self._spark, self._contract, wanted, kept)
+            if events is None:
+                break
+            together = tied(keys_frame(self._spark, wanted), events)
+            found = None if together is None else few_keys(together)
+            if found == wanted:
+                images = (F.coalesce(F.octet_length(name), F.lit(0)) for name in ("before", "after"))
+                count, size = events.agg(F.count("*"), F.sum(reduce(add, images))).collect()[0]
+                return events, keys_frame(self._spark, wanted), partitions_for(count, size or 0)
+            # All key changes were read with the others, so a second time is enough.
+            wanted = found
+        return None
+
+    def _events_of_many(self, keys: DataFrame) -> tuple[DataFrame, DataFrame, int]:
+        """The events that the versions of ``keys`` and of those tied to them depend on; these keys, each
+        once; and in how many parts to fold them."""
+        events = self._events.events(self._spark, self._contract)
+        wanted = tied(keys, events)
+        if wanted is None:
+            wanted = events.where(F.col("key").isNotNull()).select(F.col("key").alias("_cdc_key")).distinct()
+        return events, wanted, partitions_for(*self._events.size(self._contract))
 
 
 _EVENT = T.StructField(

@@ -8,7 +8,10 @@ footers of most files show that there are none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import reduce
+from operator import add
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,6 +28,7 @@ from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.wanted_rows import Wanted, few_keys, keys_frame, reading_wanted
 
 
 def keyless_in(files: Iterable[LakeFile]) -> Iterator[TableEnd]:
@@ -93,13 +97,10 @@ def odd_keys(rows: DataFrame) -> DataFrame:
 
 
 def _is_odd() -> Column:
-    return (
-        (F.col("_cdc_kind") == ENDED)
-        | F.col("_cdc_moved_from_key").isNotNull()
-        | F.col("_cdc_doubt").isNotNull()
-    )
+    return _ties() | F.col("_cdc_doubt").isNotNull()
 
 
+@contextmanager
 def refolded(
     spark: SparkSession,
     net_changes: TableSnapshot,
@@ -108,52 +109,86 @@ def refolded(
     *,
     deleted_since: datetime | None,
     doubted: bool,
-) -> DataFrame:
+) -> Iterator[DataFrame]:
     """The rows that ``keys`` should have, by the net changes of all windows: stored rows with ``CHANGE``.
 
     ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
-    without a row is given as gone. ``doubted``: a truncate or snapshot end is in quarantine.
+    without a row is given as gone. ``doubted``: a truncate or snapshot end is in quarantine. The frame can be
+    used until the ``with`` block ends.
     """
+    with ExitStack() as kept:
+        rows, wanted, parts = _of_few(spark, net_changes, keys, kept) or _of_many(spark, net_changes, keys)
+        chosen = rows.where(F.col("_cdc_key").isNotNull())
+        current = current_state(rows, contract, partitions=parts, deleted_since=deleted_since)
+        once = chosen.withColumn("window", F.lit(""))
+        merged = merge_rows(once, contract, partitions=parts)
+        ended = (
+            chosen.where(F.col("_cdc_kind") == ENDED)
+            .select("_cdc_key")
+            .distinct()
+            .withColumn("_tied", F.lit(True))
+        )
+        refold = F.coalesce(F.col("_tied"), F.lit(doubted)) | _is_odd()
+        states = (
+            merged.where(F.col("_cdc_kind") == KEY)
+            .join(ended, "_cdc_key", "left")
+            .select("_cdc_key", state_of_fold(refold).alias(STATE))
+        )
+        there = current.join(states, "_cdc_key").withColumn(CHANGE, F.lit(SET))
+        names = [*stored_type(contract).names, CHANGE]
+        gone = wanted.join(current.select("_cdc_key"), "_cdc_key", "left_anti")
+        # The order of a table of whole numbers is by its key column.
+        no_rows = gone.select(*(absent(contract, field) for field in there.select(*names).schema.fields))
+        yield there.select(*(f"`{name}`" for name in names)).unionByName(no_rows)
+
+
+def _of_few(
+    spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame, kept: ExitStack
+) -> tuple[DataFrame, DataFrame, int] | None:
+    """What ``_of_many`` gives, until ``kept`` is closed; None if the keys are not few.
+
+    The cost is a look into each file.
+    """
+    schema, files = net_changes.table.spec.schema, net_changes.all_files()
+    wanted = few_keys(keys)
+    while wanted is not None:
+        told = Wanted("_cdc_key", tuple(sorted(wanted)), "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)})
+        rows = kept.enter_context(reading_wanted(spark, schema, files, told))
+        texts = [F.octet_length(f"`{name}`") for name, of in rows.dtypes if of == "string"]
+        size = F.sum(reduce(add, (F.coalesce(each, F.lit(0)) for each in texts)))
+        held, held_bytes, ties = rows.agg(F.count("*"), size, F.count_if(_ties())).collect()[0]
+        tied = few_keys(_tied_keys(rows.where(_ties()))) if ties else frozenset[str]()
+        if tied is not None and tied <= wanted:
+            return rows, keys_frame(spark, wanted), partitions_for(held, held_bytes or 0)
+        # Mostly nothing ties keys. What does was read with the others, so a second time is enough.
+        wanted = None if tied is None else wanted | tied
+    return None
+
+
+def _of_many(
+    spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame
+) -> tuple[DataFrame, DataFrame, int]:
+    """The net changes of ``keys``, of those tied to them, and without a key; these keys, each once; and in
+    how many parts to fold them."""
     files = net_changes.all_files()
-    rows = net_changes.read(spark, files)
-    wanted = keys
-    odd = odd_files(files)
+    odd, rows = odd_files(files), net_changes.read(spark, files)
     if odd:
-        tied = net_changes.read(spark, odd).where(
-            (F.col("_cdc_kind") == ENDED) | F.col("_cdc_moved_from_key").isNotNull()
-        )
-        wanted = wanted.unionByName(tied.select("_cdc_key")).unionByName(
-            tied.where(F.col("_cdc_moved_from_key").isNotNull()).select(
-                F.col("_cdc_moved_from_key").alias("_cdc_key")
-            )
-        )
-    wanted = wanted.distinct()
-    parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+        keys = keys.unionByName(_tied_keys(net_changes.read(spark, odd).where(_ties())))
+    wanted = keys.distinct()
     chosen = rows.join(wanted, "_cdc_key", "left_semi")
-    keyless = rows.where(F.col("_cdc_key").isNull())
-    current = current_state(
-        chosen.unionByName(keyless), contract, partitions=parts, deleted_since=deleted_since
-    )
-    once = chosen.withColumn("window", F.lit(""))
-    merged = merge_rows(once, contract, partitions=parts)
-    ended = (
-        chosen.where(F.col("_cdc_kind") == ENDED)
-        .select("_cdc_key")
-        .distinct()
-        .withColumn("_tied", F.lit(True))
-    )
-    refold = F.coalesce(F.col("_tied"), F.lit(doubted)) | _is_odd()
-    states = (
-        merged.where(F.col("_cdc_kind") == KEY)
-        .join(ended, "_cdc_key", "left")
-        .select("_cdc_key", state_of_fold(refold).alias(STATE))
-    )
-    there = current.join(states, "_cdc_key").withColumn(CHANGE, F.lit(SET))
-    names = [*stored_type(contract).names, CHANGE]
-    gone = wanted.join(current.select("_cdc_key"), "_cdc_key", "left_anti")
-    # The order of a table of whole numbers is by its key column.
-    no_rows = gone.select(*(absent(contract, field) for field in there.select(*names).schema.fields))
-    return there.select(*(f"`{name}`" for name in names)).unionByName(no_rows)
+    parts = partitions_for(sum(file.rows for file in files), sum(file.bytes for file in files))
+    return chosen.unionByName(rows.where(F.col("_cdc_key").isNull())), wanted, parts
+
+
+def _ties() -> Column:
+    """Whether a net change ties two keys together."""
+    return (F.col("_cdc_kind") == ENDED) | F.col("_cdc_moved_from_key").isNotNull()
+
+
+def _tied_keys(rows: DataFrame) -> DataFrame:
+    """The keys that ``rows`` tie together: ``_cdc_key``, repeats allowed."""
+    old = rows.where(F.col("_cdc_moved_from_key").isNotNull())
+    return rows.select("_cdc_key").unionByName(old.select(F.col("_cdc_moved_from_key").alias("_cdc_key")))
 
 
 def absent(contract: TableContract, field: T.StructField) -> Column:

@@ -70,7 +70,7 @@ def preview_replay(
     """Judge and fold ``windows`` of ``source`` as a replay would; ``contracts``: the tables to compare."""
     wanted_windows = [*windows, OUT_OF_RANGE]
     events = raw.all_events(workspace, spark, source, wanted_windows)
-    rules = judging_rules_of(workspace, source, wanted_windows)
+    rules = judging_rules_of(workspace, spark, source, wanted_windows)
     visit = Visit.of(spark, workspace.raw(source).folder)
     marked = dedupe.mark_copies(to_judge(events), contents_of(rules), visit)
     judged = dedupe.judge(marked, with_rejected(marked, rules, visit), visit).cache()

@@ -2,7 +2,8 @@
 
 On the Spark of its settings: two passes with a window that closes between them, the erasure of a row, and a
 replay of everything. Then it looks: checks, the preview of a replay and a state of the past, whose results go
-to the file that ``looks_of`` names. With a folder as its argument, a task on each executor first notes there
+to the file that ``looks_of`` names. Where the contract encrypts, there is less of it, and it does not look.
+With a folder as its argument, a task on each executor first notes there
 what it sees of the home.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +26,9 @@ from pyspark.sql import SparkSession
 
 from bench.landed import MIXED, Tickets
 from omnisupport_ingest.checks import content_checks, history_checks
+from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
+from omnisupport_ingest.contracts.subject_keys import NOTE
+from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.lake.file_rows import rows_of
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers import history
@@ -33,8 +38,10 @@ from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.replay_preview import preview_replay
 from omnisupport_ingest.review.erasing import erase
+from omnisupport_ingest.review.subject_erasure import erase_subject
 from omnisupport_ingest.runtime.spark import session
 from omnisupport_ingest.settings import Settings
+from omnisupport_ingest.sources.encrypting import encrypting_store
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 SOURCE = "support_desk"
@@ -58,19 +65,45 @@ def main(said: str | None) -> None:
     if said is not None:
         noted = partial(look, home=str(settings.home), said=said)
         spark.range(0, 2, 1, 2).mapInArrow(noted, "id long").collect()
-    stream = Tickets(workspace.landing(SOURCE), workspace.grid, mix=MIXED)
-    stream.land(24_000, START)
-    stream.land(2_000, START + timedelta(hours=1))
+    [contract] = contracts = workspace.contracts.of_source(SOURCE)
+    is_protected = contract.subject is not None
+    store = workspace.landing(SOURCE)
+    if is_protected:
+        exchange_secrets(settings, taken=True)
+        store = encrypting_store(workspace.home, SOURCE, contracts)
+    many = 3_000 if is_protected else 24_000
+    stream = Tickets(store, workspace.grid, mix=MIXED)
+    stream.land(many, START)
+    stream.land(many // 12, START + timedelta(hours=1))
     take_in(workspace, spark)
     earlier = Position(1, Lsn(stream.lsn), 0)
-    stream.land(3_000, START)
-    stream.land(1_000, START + timedelta(hours=5))
+    stream.land(many // 8, START)
+    stream.land(many // 24, START + timedelta(hours=5))
     take_in(workspace, spark)
-    [contract] = workspace.contracts.of_source(SOURCE)
-    erase(workspace, contract, ended(workspace), erased_by="A test", why="It asked for it")
+    asked: dict[str, str] = {"erased_by": "A test", "why": "It asked for it"}
+    if is_protected:
+        exchange_secrets(settings, taken=False)
+        erase_subject(workspace, contract, a_key(workspace, is_deleted=False), **asked)
+    erase(workspace, contract, a_key(workspace, is_deleted=True), **asked)
     take_in(workspace, spark)
     take_in(workspace, spark, replay=True)
-    looks_of(settings).write_text(json.dumps(look_at_all(workspace, spark, earlier), indent=1))
+    if not is_protected:
+        looks_of(settings).write_text(json.dumps(look_at_all(workspace, spark, earlier), indent=1))
+
+
+def exchange_secrets(settings: Settings, *, taken: bool) -> None:
+    """Give the keys and tokens of this home to a folder beside it, or take those that another home gave.
+
+    By the same ones two homes have the same content.
+    """
+    shared = settings.home.parent / "secrets"
+    for name in (SUBJECT_KEYS, NOTE, TOKENS):
+        source, target = settings.home / name, shared / name
+        if taken:
+            source, target = target, source
+        if source.exists() and not target.exists():
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
 
 
 def looks_of(settings: Settings) -> Path:
@@ -114,12 +147,12 @@ def take_in(workspace: Workspace, spark: SparkSession, *, replay: bool = False) 
         history.materialize(workspace, spark, contract, "run", replay=replay)
 
 
-def ended(workspace: Workspace) -> str:
-    """The first key, as text, of a row that has ended."""
+def a_key(workspace: Workspace, *, is_deleted: bool) -> str:
+    """The first key, as text, of the rows that have ended, or of those that live."""
     [contract] = workspace.contracts.of_source(SOURCE)
     table = workspace.dimension(contract)
     rows = rows_of(table.open().all_files(), arrow_schema(table.spec.schema, without=()))
-    return str(min(row["_cdc_key"] for row in rows.to_pylist() if row["_cdc_is_deleted"]))
+    return str(min(row["_cdc_key"] for row in rows.to_pylist() if row["_cdc_is_deleted"] == is_deleted))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,11 @@ import pytest
 
 from omnisupport_ingest.contracts.in_force import record_in_force
 from omnisupport_ingest.contracts.load import default_contracts_dir
+from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
+from omnisupport_ingest.contracts.token_map import FILE as TOKENS
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.lake.file_rows import rows_of
+from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.environment import settings_environment
 from omnisupport_ingest.runtime.standalone import WorkerSize, start_standalone
@@ -71,6 +77,36 @@ def test_workers_that_see_no_home_make_of_a_bucket_what_one_machine_makes_of_fol
     tmp_path: Path, s3: S3Server
 ) -> None:
     write_contract(tmp_path / "contracts")
+    away, alone = both(tmp_path, s3)
+    looks, expected_looks = (json.loads(looks_of(each).read_text()) for each in (away, alone))
+    assert looks == expected_looks and len(looks["past"]) > 1_000 and looks["preview"]["events"] > 20_000
+
+
+def test_and_so_they_do_of_what_lands_encrypted_and_of_tokens_whose_keys_are_in_no_bucket(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    """Subjects have the same keys in both homes, and values the same tokens; two rows are erased."""
+    write_contract(tmp_path / "contracts", protected=True)
+    away, _ = both(tmp_path, s3)
+    keys, tokens = away.home / SUBJECT_KEYS, away.home / TOKENS
+    with closing(sqlite3.connect(keys)) as base:
+        assert base.execute("SELECT count(*) FROM keys WHERE secret IS NULL").fetchone() > (0,)
+    with closing(sqlite3.connect(tokens)) as base:
+        made = dict(base.execute("SELECT token, value FROM tokens"))
+    workspace = Workspace.open(away)
+    table = workspace.dimension(workspace.contracts.of_source(SOURCE)[0])
+    rows = rows_of(table.open().all_files(), arrow_schema(table.spec.schema, without=()))
+    assert len(rows) > 1_000 and 0 < rows["body"].null_count < len(rows)
+    shown = set(rows["agent_handle"].drop_null().to_pylist())
+    assert shown and shown <= made.keys()
+    home = Home.open(away.home, away.window_size)
+    bucket = storage_of(table.folder)
+    kept = {each.path.name for room in (home.landing, home.lake) for each in bucket.listed(room)}
+    assert len(kept) > 20 and not kept & {keys.name, tokens.name}
+
+
+def both(tmp_path: Path, s3: S3Server) -> tuple[Settings, Settings]:
+    """Run on a cluster whose workers do not see the home, and on one machine; both have the same content."""
     kept, said = tmp_path / "kept", tmp_path / "said"
     for folder in (kept, said):
         folder.mkdir()
@@ -87,12 +123,11 @@ def test_workers_that_see_no_home_make_of_a_bucket_what_one_machine_makes_of_fol
     assert {name for name, _ in expected} >= {f"{SOURCE}/{name}" for name in TABLES}
     assert found == expected
     assert closed(away) == closed(alone) != []
-    looks, expected_looks = (json.loads(looks_of(each).read_text()) for each in (away, alone))
-    assert looks == expected_looks and len(looks["past"]) > 1_000 and looks["preview"]["events"] > 20_000
     assert drafts_left(away) == []
     for file in (*home.path.rglob("*"), *tmp_path.glob("*.log")):
         if file.is_file() and not file.is_socket():
             assert b"SECRET-that-no-file-may-hold" not in file.read_bytes(), file
+    return away, alone
 
 
 TABLES = (
@@ -101,10 +136,21 @@ TABLES = (
 )
 
 
-def write_contract(folder: Path) -> None:
+def write_contract(folder: Path, *, protected: bool = False) -> None:
+    """The tickets; ``protected``: personal values land encrypted by customer, and agents become tokens."""
     folder.mkdir()
     contract = json.loads((default_contracts_dir() / "tickets.json").read_text())
     contract["x-cdc"]["lateness"] = {"allowed": "PT1H", "max": "P7D"}
+    if protected:
+        contract["x-cdc"]["pii"]["agent_handle"] = {"policy": "tokenize", "note": "A test."}
+        contract["x-cdc"]["at_rest"] = {
+            "pii": "encrypted",
+            "subject": "asker",
+            "subject_column": "customer_id",
+        }
+        for name in contract["x-cdc"]["pii"]:
+            contract["properties"][name]["type"] = ["string", "null"]
+        contract["required"] = [each for each in contract["required"] if each not in contract["x-cdc"]["pii"]]
     (folder / "tickets.json").write_text(json.dumps(contract))
 
 

@@ -1,0 +1,224 @@
+"""Requests to a process that share a secret with it, over TCP, encrypted.
+
+The secret is made by the process that answers, for as long as it lives, and is given to those that may ask.
+Who asks proves that they have it before anything else is read of them (HMAC of a greeting of this
+connection). Request and answer are JSON, encrypted by AES-GCM. Associated data of a request is the greeting,
+of an answer also the hash of the request, which has a random nonce. So nothing that was recorded can be sent
+again, by nobody to either side.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import os
+import secrets
+import socket
+import socketserver
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_log = logging.getLogger(__name__)
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""What answers a request. It may be called by several threads at a time."""
+
+_SECRET_BYTES = 32
+_NONCE_BYTES = 12
+_GREETING_BYTES = 16
+_PROOF_BYTES = 32
+_LENGTH_BYTES = 4
+_UNPROVEN = 64
+"""Connections at a time that have not proved yet that they know the secret; further ones are ended."""
+_PORTS = 16
+"""Ports that are tried in a row, from the first one on, as Spark does (``spark.port.maxRetries``)."""
+_TRIES = 3
+_WAIT_SECONDS = 1.0
+_HIGHEST_PORT = 65_535
+_EVERY = ""
+"""All addresses of this machine."""
+_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 120.0
+
+
+class NotAnswered(Exception):
+    """Nobody answers at the address, or not as who has the secret would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process answers, and the secret by which it is asked."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to ``request``. It may be asked more than once; ``NotAnswered`` if in vain."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._ask(request)
+            except (OSError, EOFError, InvalidTag) as problem:
+                if not left:
+                    raise NotAnswered(
+                        f"{self.host}:{self.port}: {problem or type(problem).__name__}"
+                    ) from None
+            time.sleep(_WAIT_SECONDS)
+        raise AssertionError("the last try returns or raises")
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with socket.create_connection((self.host, self.port), timeout=_CONNECT_SECONDS) as connection:
+            wire = _Wire(connection, AESGCM(self.secret), time.monotonic() + _ANSWER_SECONDS)
+            greeting = wire.read(_GREETING_BYTES)
+            connection.sendall(_proof(self.secret, greeting))
+            sent = wire.send(request, _of_request(greeting))
+            return wire.receive(_of_answer(greeting, sent))[0]
+
+
+_Made = Callable[[socket.AddressFamily, tuple[str, int]], "_Server"]
+
+
+class Answering:
+    """Answers requests on a port of this machine, in threads of this process, until it is closed."""
+
+    def __init__(self, host: str, port: int, answer: Answer) -> None:
+        """``host``: the address to listen on; all of this machine if it is none of these. ``port``: the first
+        one of some to try, 0 for any free one. ``OSError`` if none can be had."""
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._server = _listening(host, port, partial(_Server, self._secret, answer))
+        threading.Thread(target=self._server.serve_forever, name="sealed requests", daemon=True).start()
+
+    def address(self, host: str) -> Address:
+        """The address by which others, who reach this machine as ``host``, ask."""
+        return Address(host, self._server.server_address[1], self._secret)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _listening(host: str, port: int, made: _Made) -> _Server:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    last = min(port + _PORTS, _HIGHEST_PORT + 1)
+    for each in range(port, last) if port else (0,):
+        try:
+            try:
+                return made(family, (host, each))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                # An address that leads here from elsewhere, as of a service.
+                return made(family, (_EVERY, each))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or each + 1 >= last:
+                raise
+    raise AssertionError("the last port is had, or raises")
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self, secret: bytes, answer: Answer, family: socket.AddressFamily, at: tuple[str, int]
+    ) -> None:
+        self.address_family, self.secret, self.answer = family, secret, answer
+        self.unproven = threading.BoundedSemaphore(_UNPROVEN)
+        super().__init__(at, _Handler)
+
+    def verify_request(self, *_: object) -> bool:
+        return self.unproven.acquire(blocking=False)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: who connects without the secret writes no log of ours."""
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        connection: socket.socket = self.request
+        secret, greeting = self.server.secret, os.urandom(_GREETING_BYTES)
+        wire = _Wire(connection, AESGCM(secret), time.monotonic() + _CONNECT_SECONDS)
+        try:
+            connection.sendall(greeting)
+            proof = wire.read(_PROOF_BYTES)
+        finally:
+            self.server.unproven.release()
+        if not hmac.compare_digest(proof, _proof(secret, greeting)):
+            return
+        wire.until = time.monotonic() + _ANSWER_SECONDS
+        request, received = wire.receive(_of_request(greeting))
+        try:
+            answer = self.server.answer(request)
+        except Exception as error:
+            # Who has the secret asked, so this is a fault of ours. Its text may have values of rows.
+            places = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("A request of a task cannot be answered: %s at\n%s", type(error).__name__, places)
+            raise
+        wire.send(answer, _of_answer(greeting, received))
+
+
+def _proof(secret: bytes, greeting: bytes) -> bytes:
+    return hmac.digest(secret, b"proof" + greeting, "sha256")
+
+
+def _of_request(greeting: bytes) -> bytes:
+    return b"request" + greeting
+
+
+def _of_answer(greeting: bytes, request: bytes) -> bytes:
+    """``request``: the digest of the encrypted one."""
+    return b"answer" + greeting + request
+
+
+@dataclass
+class _Wire:
+    """Sends and receives what is told, encrypted by ``cipher``. ``until``: when reading is given up
+    (monotonic seconds)."""
+
+    connection: socket.socket
+    cipher: AESGCM
+    until: float
+
+    def send(self, told: dict[str, Any], of: bytes) -> bytes:
+        """Send ``told`` with the associated data ``of``; return the digest of what was sent."""
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = nonce + self.cipher.encrypt(nonce, orjson.dumps(told), of)
+        self.connection.settimeout(_ANSWER_SECONDS)
+        self.connection.sendall(len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed)
+        return sha256(sealed).digest()
+
+    def receive(self, of: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return what was told with the associated data ``of``, and the digest of what was received."""
+        sealed = self.read(int.from_bytes(self.read(_LENGTH_BYTES), "big"))
+        told: dict[str, Any] = orjson.loads(
+            self.cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], of)
+        )
+        return told, sha256(sealed).digest()
+
+    def read(self, length: int) -> bytes:
+        """Return ``length`` bytes; ``EOFError`` if there are fewer. Memory grows with what was received."""
+        found = bytearray()
+        while len(found) < length:
+            left = self.until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("it took too long")
+            self.connection.settimeout(left)
+            piece = self.connection.recv(min(length - len(found), 1 << 20))
+            if not piece:
+                raise EOFError("the connection ended")
+            found += piece
+        return bytes(found)
