@@ -13,6 +13,7 @@ import errno
 import hmac
 import logging
 import os
+import random
 import secrets
 import socket
 import socketserver
@@ -43,8 +44,11 @@ _UNPROVEN = 64
 """Connections at a time that have not proved yet that they know the secret; further ones are ended."""
 _PORTS = 16
 """Ports that are tried in a row, from the first one on, as Spark does (``spark.port.maxRetries``)."""
-_TRIES = 3
+_TRIES = 5
 _WAIT_SECONDS = 1.0
+"""Before the second try, give or take a half; twice as long before each further one."""
+_ROOM_SECONDS = 1.0
+"""How long a connection waits for others to prove themselves, or to be ended."""
 _HIGHEST_PORT = 65_535
 _EVERY = ""
 """All addresses of this machine."""
@@ -66,16 +70,17 @@ class Address:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to ``request``. It may be asked more than once; ``NotAnswered`` if in vain."""
-        for left in reversed(range(_TRIES)):
+        said = ""
+        for number in range(_TRIES):
+            if number:
+                # Tasks that begin together do not come back together.
+                waits = _WAIT_SECONDS * 2 ** (number - 1)
+                time.sleep(waits * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             try:
                 return self._ask(request)
-            except (OSError, EOFError, InvalidTag) as problem:
-                if not left:
-                    raise NotAnswered(
-                        f"{self.host}:{self.port}: {problem or type(problem).__name__}"
-                    ) from None
-            time.sleep(_WAIT_SECONDS)
-        raise AssertionError("the last try returns or raises")
+            except (OSError, EOFError, InvalidTag, ValueError) as error:
+                said = str(error) or type(error).__name__
+        raise NotAnswered(f"{self.host}:{self.port}: {said}")
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with socket.create_connection((self.host, self.port), timeout=_CONNECT_SECONDS) as connection:
@@ -121,7 +126,7 @@ def _listening(host: str, port: int, made: _Made) -> _Server:
                 # An address that leads here from elsewhere, as of a service.
                 return made(family, (_EVERY, each))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or each + 1 >= last:
+            if error.errno != errno.EADDRINUSE or not port or each + 1 >= last:
                 raise
     raise AssertionError("the last port is had, or raises")
 
@@ -139,7 +144,15 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(at, _Handler)
 
     def verify_request(self, *_: object) -> bool:
-        return self.unproven.acquire(blocking=False)
+        return self.unproven.acquire(timeout=_ROOM_SECONDS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            # No thread could be started.
+            self.unproven.release()
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: who connects without the secret writes no log of ours."""

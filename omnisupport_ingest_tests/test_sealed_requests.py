@@ -87,6 +87,16 @@ class Between:
     def _hand_on(
         self, source: socket.socket, target: socket.socket, changed: int | None, noted: bool
     ) -> None:
+        with suppress(OSError):
+            self._hand_all_on(source, target, changed, noted)
+        for each in (source, target):
+            # The other thread waits for one of them, so closing it would end nothing.
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _hand_all_on(
+        self, source: socket.socket, target: socket.socket, changed: int | None, noted: bool
+    ) -> None:
         seen = 0
         while piece := bytearray(source.recv(65536)):
             if changed is not None and seen <= changed < seen + len(piece):
@@ -94,14 +104,7 @@ class Between:
             seen += len(piece)
             if noted:
                 self.sent += piece
-            try:
-                target.sendall(piece)
-            except OSError:
-                break
-        for each in (source, target):
-            # The other thread waits for one of them, so closing it would end nothing.
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            target.sendall(piece)
 
 
 REQUEST_BEGINS, ANSWER_BEGINS = 32 + 4, 16 + 4
@@ -116,9 +119,13 @@ def test_a_request_that_was_changed_is_not_answered(answering: Answering, byte: 
     assert asked == []
 
 
-@pytest.mark.parametrize("byte", [0, ANSWER_BEGINS, ANSWER_BEGINS + 12, ANSWER_BEGINS + 20])
-def test_an_answer_that_was_changed_is_not_believed(answering: Answering, byte: int) -> None:
+@pytest.mark.parametrize("byte", [0, 16, 19, ANSWER_BEGINS, ANSWER_BEGINS + 12, ANSWER_BEGINS + 20])
+def test_an_answer_that_was_changed_is_not_believed(
+    answering: Answering, byte: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = answering.address(LOOPBACK)
+    # A length that is too large is waited for.
+    monkeypatch.setattr(sealed_requests, "_ANSWER_SECONDS", 0.2)
     between = Between(address.port, byte, to_server=False)
     with pytest.raises(NotAnswered):
         replace(address, port=between.port).ask({"text": "a"})
@@ -145,15 +152,17 @@ def test_what_was_recorded_is_of_no_use_and_shows_nothing(answering: Answering) 
 class Replaying:
     """Somebody who has recorded a connection of another, and gives the answer of it to whoever asks."""
 
-    def __init__(self, recorded: bytes) -> None:
+    def __init__(self, recorded: bytes, *, ends: bool = False) -> None:
         self._listener = socket.create_server((LOOPBACK, 0))
-        self.port, self._recorded = self._listener.getsockname()[1], recorded
+        self.port, self._recorded, self._ends = self._listener.getsockname()[1], recorded, ends
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             connection, _ = self._listener.accept()
             connection.sendall(self._recorded)
+            if self._ends:
+                connection.close()
 
 
 def test_a_recorded_answer_is_not_taken_for_another_request(answering: Answering) -> None:
@@ -183,6 +192,7 @@ def test_too_many_who_prove_nothing_are_not_let_in(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_requests, "_UNPROVEN", 2)
+    monkeypatch.setattr(sealed_requests, "_ROOM_SECONDS", 0.01)
     service = Answering(LOOPBACK, 0, echo)
     address = service.address(LOOPBACK)
     silent = [socket.create_connection((LOOPBACK, address.port)) for _ in range(2)]
@@ -206,6 +216,42 @@ def test_its_port_is_free_for_the_next_one_at_once() -> None:
     second = Answering(LOOPBACK, port, echo)
     assert second.address(LOOPBACK).port == port
     second.close()
+
+
+@pytest.mark.parametrize("told", [bytes(16) + bytes(4), bytes(16) + b"\0\0\0\x04spam", b"HTTP/1.1 400 Bad"])
+def test_another_program_at_the_address_is_no_answer(told: bytes) -> None:
+    with pytest.raises(NotAnswered):
+        Address(LOOPBACK, Replaying(told, ends=True).port, bytes(32)).ask({})
+
+
+def test_many_more_than_may_be_unproven_are_all_answered(answering: Answering) -> None:
+    found = list[Any]()
+    threads = [
+        threading.Thread(target=lambda: found.append(answering.address(LOOPBACK).ask({"n": 1})))
+        for _ in range(150)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [{"said": {"n": 1}}] * 150
+
+
+def test_a_thread_that_does_not_start_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_requests, "_UNPROVEN", 1)
+    service = Answering(LOOPBACK, 0, echo)
+    real, left = threading.Thread.start, [1, 1]
+
+    def start(self: threading.Thread) -> None:
+        if left and "process_request_thread" in repr(self):
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert service.address(LOOPBACK).ask({"n": 1}) == {"said": {"n": 1}}
+    assert left == []
+    service.close()
 
 
 def test_nobody_at_the_address_is_said(answering: Answering) -> None:

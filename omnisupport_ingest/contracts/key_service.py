@@ -12,14 +12,11 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omnisupport_ingest.contracts.at_rest import maybe_encrypted_columns
-from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.protection import Secrets
 from omnisupport_ingest.contracts.subject_keys import FILE as SUBJECT_KEYS
 from omnisupport_ingest.contracts.subject_keys import SubjectKeys
@@ -48,18 +45,16 @@ class KeyServiceRefused(IngestError):
     exit_code = 2
 
 
-def for_tasks(secrets: Secrets, contracts: Iterable[TableContract], settings: Settings) -> Secrets:
+def for_tasks(secrets: Secrets, settings: Settings) -> Secrets:
     """Return ``secrets`` with the address at which tasks on machines without the home ask for them.
 
-    The service of this process and home starts when the first of ``contracts`` needs it, and ends with the
+    The service of this process and home starts with the first tokens or keys of subjects, and ends with the
     process. Where it cannot start, a task that needs it is refused (``HomeFileNeeded``). Raises
     ``KeyServiceRefused`` where a setting says the address.
     """
-    asked_for = secrets.tokens is not None
-    asked_for |= secrets.subjects is not None and any(map(maybe_encrypted_columns, contracts))
-    service = _service(settings.home.expanduser().absolute(), os.getpid()) if asked_for else None
-    if service is None or (address := service.address(settings)) is None:
+    if secrets.tokens is None and secrets.subjects is None:
         return secrets
+    address = _service(settings.home.expanduser().absolute(), os.getpid()).address(settings)
     return replace(
         secrets,
         tokens=None if secrets.tokens is None else replace(secrets.tokens, service=address),
@@ -100,10 +95,10 @@ class _Service:
             if host is None:
                 raise OSError("no address of this machine is known that leads to the cluster")
             return Answering(host, port, self._answer).address(host)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             problem = (
                 f"Executors cannot ask for keys and tokens at {told or host or 'this machine'}: "
-                f"{error.strerror or error}."
+                f"{getattr(error, 'strerror', None) or error}."
             )
             fix = f"Set {PREFIX}KEY_SERVICE to an address by which they reach this machine, and a free port."
             if told is not None:

@@ -35,16 +35,17 @@ MOST_KEYS = 20_000
 """Keys up to which rows are looked for in this way; each task is sent all of them."""
 
 
-_MOST_BYTES = 8 * 1024 * 1024
-"""Bytes of keys up to which they are few."""
+_MOST_LETTERS = 8 * 1024 * 1024
+"""Letters of keys up to which they are few."""
 
 Values = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows are wanted: those whose ``key`` is among ``keys`` or NULL, those with a value in the column
-    ``moved``, and those that have one of the values of each column of ``others``.
+    """Which rows are wanted: those whose ``key`` is among ``keys``, those with a value in the column
+    ``moved``, those that have one of the values of each column of ``others``, and with ``keyless`` those
+    without a key.
 
     Only rows that have the values in ``only``, by column, are.
     """
@@ -54,6 +55,7 @@ class Wanted:
     moved: str
     others: Mapping[str, Values]
     only: Mapping[str, str] = field(default_factory=dict)
+    keyless: bool = True
 
     @property
     def columns(self) -> list[str]:
@@ -68,7 +70,9 @@ class Wanted:
         """A mask of the wanted ``rows``, which have ``columns``."""
         key, moved = rows.column(self.key), rows.column(self.moved)
         of_others = (_is_in(rows.column(name), values) for name, values in self.others.items())
-        ways = (pc.is_in(key, self._keys), pc.is_null(key), pc.is_valid(moved), reduce(pc.and_, of_others))
+        ways = [pc.is_in(key, self._keys), pc.is_valid(moved), reduce(pc.and_, of_others)]
+        if self.keyless:
+            ways.append(pc.is_null(key))
         demands = (_is_in(rows.column(name), (value,)) for name, value in self.only.items())
         found = reduce(pc.and_, demands, reduce(pc.or_, ways))
         mask: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
@@ -83,7 +87,7 @@ def few_keys(keys: DataFrame) -> frozenset[str] | None:
     """Return the values in the only column of ``keys``, but NULL; None if they are not few."""
     rows = keys.dropna().distinct().limit(MOST_KEYS + 1).collect()
     found = frozenset(row[0] for row in rows)
-    return None if len(found) > MOST_KEYS or sum(map(len, found)) > _MOST_BYTES else found
+    return None if len(found) > MOST_KEYS or sum(map(len, found)) > _MOST_LETTERS else found
 
 
 def keys_frame(spark: SparkSession, keys: Iterable[str]) -> DataFrame:
@@ -121,13 +125,15 @@ def _wanted_rows(
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
+    size = 0
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         for file in shares[number]:
             for rows in _rows_in(file, wanted, schema):
                 held.append(rows)
-                if sum(each.nbytes for each in held) >= BYTES_OF_A_BATCH:
+                size += rows.nbytes
+                if size >= BYTES_OF_A_BATCH:
                     yield pa.concat_batches(held)
-                    held = []
+                    held, size = [], 0
     if held:
         yield pa.concat_batches(held)
 

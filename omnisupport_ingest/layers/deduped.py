@@ -455,7 +455,7 @@ def _for_tasks(workspace: Workspace, spark: SparkSession, rules: JudgingRules) -
     """``rules`` with secrets that tasks of ``spark`` can use, also where they see no home."""
     if Visit.of(spark, workspace.home.lake / "any") is None:
         return rules
-    return replace(rules, secrets=for_tasks(rules.secrets, rules.contracts, workspace.settings))
+    return replace(rules, secrets=for_tasks(rules.secrets, workspace.settings))
 
 
 def _judging_rules(

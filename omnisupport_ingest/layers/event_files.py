@@ -107,16 +107,16 @@ class EventFiles:
         of a withheld one of these, which they void. The cost is a look into each file.
         """
         only = {"source_schema": contract.schema, "source_table": contract.table}
-        told = Wanted("key", tuple(sorted(keys)), "moved_from_key", {"commit_lsn": ()}, only)
+        # Of withheld events without a key the fold takes those that end rows alone.
+        ends = {"op": ("t", "b")}
+        told = Wanted("key", tuple(sorted(keys)), "moved_from_key", ends, only, keyless=False)
         schema = self.quarantine.table.spec.schema
         withheld = kept.enter_context(reading_wanted(spark, schema, self.withheld, told))
-        # The fold leaves out withheld events of rows whose key is missing.
-        kinds = withheld.where(F.col("key").isNotNull() | F.col("op").isin("t", "b"))
-        places = kinds.select("commit_lsn", "ordinal").distinct().limit(MOST_KEYS + 1).collect()
+        places = withheld.select("commit_lsn", "ordinal").distinct().limit(MOST_KEYS + 1).collect()
         if len(places) > MOST_KEYS:
             return None
         lsns, ordinals = (tuple({row[n] for row in places}) for n in range(2))
-        told = replace(told, others={"commit_lsn": lsns, "ordinal": ordinals})
+        told = replace(told, others={"commit_lsn": lsns, "ordinal": ordinals}, keyless=True)
         schema = self.deduped.table.spec.schema
         accepted = kept.enter_context(reading_wanted(spark, schema, self.accepted(contract), told))
         frame = accepted.withColumn("withheld", F.lit(False))

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from functools import cached_property, partial, reduce
-from operator import add
+from functools import cached_property, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -270,8 +269,8 @@ class _Update(KeyedUpdate):
             together = tied(keys_frame(self._spark, wanted), events)
             found = None if together is None else few_keys(together)
             if found == wanted:
-                images = (F.coalesce(F.octet_length(name), F.lit(0)) for name in ("before", "after"))
-                count, size = events.agg(F.count("*"), F.sum(reduce(add, images))).collect()[0]
+                images = F.sum(F.octet_length(F.concat_ws("", "before", "after")))
+                count, size = events.agg(F.count("*"), images).collect()[0]
                 return events, keys_frame(self._spark, wanted), partitions_for(count, size or 0)
             # All key changes were read with the others, so a second time is enough.
             wanted = found

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from functools import reduce
-from operator import add
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -154,8 +152,8 @@ def _of_few(
     while wanted is not None:
         told = Wanted("_cdc_key", tuple(sorted(wanted)), "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)})
         rows = kept.enter_context(reading_wanted(spark, schema, files, told))
-        texts = [F.octet_length(f"`{name}`") for name, of in rows.dtypes if of == "string"]
-        size = F.sum(reduce(add, (F.coalesce(each, F.lit(0)) for each in texts)))
+        texts = (F.col(f"`{name}`") for name, of in rows.dtypes if of == "string")
+        size = F.sum(F.octet_length(F.concat_ws("", *texts)))
         held, held_bytes, ties = rows.agg(F.count("*"), size, F.count_if(_ties())).collect()[0]
         tied = few_keys(_tied_keys(rows.where(_ties()))) if ties else frozenset[str]()
         if tied is not None and tied <= wanted:

@@ -18,9 +18,7 @@ from omnisupport_ingest.contracts.token_map import TokenMap, TokenMapUnreadable
 from omnisupport_ingest.sealed_requests import Address
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.visiting import HomeFileNeeded, Visit
-from omnisupport_ingest_tests.cdc.test_contents import PEOPLE, personal
 
-PLAIN = personal("plain", ["id", "plan"], [], None)
 ADA, EVE = ("desk", "person", "ada"), ("desk", "person", "eve")
 
 
@@ -39,7 +37,7 @@ class Away:
 
     def for_tasks(self, **settings: str) -> Secrets:
         secrets = Secrets(tokens=self.tokens, subjects=self.subjects)
-        return for_tasks(secrets, [PEOPLE], cluster(self.home, **settings))
+        return for_tasks(secrets, cluster(self.home, **settings))
 
 
 @pytest.fixture
@@ -116,14 +114,14 @@ def address_of(secrets: Secrets) -> Address:
     return secrets.tokens.service
 
 
-def test_it_starts_once_for_a_home_and_only_where_a_contract_needs_it(away: Away, tmp_path: Path) -> None:
+def test_it_starts_once_for_a_home_and_only_where_there_is_something_to_ask_for(
+    away: Away, tmp_path: Path
+) -> None:
     assert address_of(away.for_tasks()) == address_of(away.sent)
-    settings = cluster(tmp_path / "another")
-    only_tokens = for_tasks(Secrets(tokens=away.tokens), [], cluster(away.home))
-    assert address_of(only_tokens) == address_of(away.sent)
-    assert for_tasks(Secrets(), [PEOPLE], settings) == Secrets()
-    of_plain = for_tasks(Secrets(subjects=away.subjects), [PLAIN], settings)
-    assert of_plain.subjects is not None and of_plain.subjects.service is None
+    assert address_of(for_tasks(Secrets(tokens=away.tokens), cluster(away.home))) == address_of(away.sent)
+    started = key_service._service.cache_info().currsize
+    assert for_tasks(Secrets(), cluster(tmp_path / "another")) == Secrets()
+    assert key_service._service.cache_info().currsize == started
 
 
 def test_it_listens_where_the_setting_says_at_the_first_port_that_is_free(
@@ -146,11 +144,12 @@ def test_where_it_cannot_listen_the_setting_is_named_and_without_one_the_task_is
 ) -> None:
     monkeypatch.setattr(sealed_requests, "_PORTS", 1)
     taken = f"127.0.0.1:{address_of(away.sent).port}"
-    with pytest.raises(KeyServiceRefused, match=taken):
-        away.for_tasks(key_service=taken)
+    for address in (taken, "no..host:7099"):
+        with pytest.raises(KeyServiceRefused, match=address):
+            away.for_tasks(key_service=address)
     key_service._service.cache_clear()
     on_yarn = cluster(away.home).model_copy(update={"spark_master": "yarn"})
-    found = for_tasks(Secrets(tokens=away.tokens), [], on_yarn)
+    found = for_tasks(Secrets(tokens=away.tokens), on_yarn)
     assert found.tokens is not None and found.tokens.service is None
     assert "OMNISUPPORT_KEY_SERVICE" in caplog.text
     with pytest.raises(HomeFileNeeded, match="pii_tokens"):

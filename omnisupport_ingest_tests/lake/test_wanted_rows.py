@@ -63,20 +63,22 @@ def written(folder: Path, number: int, told: tuple) -> tuple[LakeFile, list[tupl
 PLACES = st.sets(st.integers(0, 5), max_size=3)
 
 
-@given(
-    st.lists(FILE, max_size=4),
-    st.sets(st.sampled_from("abcx")),
-    PLACES,
-    PLACES,
-    st.sampled_from([None, "w0"]),
-)
-def test_they_are_those_of_the_keys_without_a_key_moved_or_of_a_place(
-    told: list[tuple], keys: set[str], places: set[int], numbers: set[int], only: str | None
+WINDOW = st.sampled_from([None, "w0"])
+
+
+@given(st.lists(FILE, max_size=4), st.sets(st.sampled_from("abcx")), PLACES, PLACES, WINDOW, st.booleans())
+def test_they_are_those_of_the_keys_moved_of_a_place_or_without_a_key(
+    told: list[tuple],
+    keys: set[str],
+    places: set[int],
+    numbers: set[int],
+    only: str | None,
+    keyless: bool,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = [written(Path(folder), number, each) for number, each in enumerate(told)]
         others = {"place": tuple(places), "number": tuple(numbers)}
-        wanted = Wanted("key", tuple(keys), "moved_from", others, {"window": only} if only else {})
+        wanted = Wanted("key", tuple(keys), "moved_from", others, {"window": only} if only else {}, keyless)
         shares = [[file for file, _ in made[:2]], [file for file, _ in made[2:]]]
         asked = pa.RecordBatch.from_pydict({"id": pa.array([0, 1])})
         batches = list(_wanted_rows([asked], shares, wanted, SCHEMA))
@@ -88,6 +90,9 @@ def test_they_are_those_of_the_keys_without_a_key_moved_or_of_a_place(
         for row in live
         if only in (None, row[0])
         and (
-            row[1] is None or row[1] in keys or row[2] is not None or (row[3] in places and row[4] in numbers)
+            (keyless and row[1] is None)
+            or row[1] in keys
+            or row[2] is not None
+            or (row[3] in places and row[4] in numbers)
         )
     ]

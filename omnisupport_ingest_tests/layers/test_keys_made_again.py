@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from omnisupport_ingest.lake import wanted_rows
 from omnisupport_ingest.lake.wanted_rows import keys_frame
-from omnisupport_ingest.layers import deduped, dimensions, history, odd_keys, raw
+from omnisupport_ingest.layers import deduped, dimensions, event_files, history, odd_keys, raw
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.deciding import decide
@@ -71,11 +72,19 @@ def both_ways(
     make: Callable[[ExitStack], DataFrame], patch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[str]]:
     """The rows of ``make`` where keys are few, and where no number of keys is."""
-    with ExitStack() as kept:
+    with patch.context() as patched, ExitStack() as kept:
+        patched.setattr(odd_keys, "_of_many", never)
+        patched.setattr(history._Update, "_events_of_many", never)
         few = rows_of(make(kept))
     with patch.context() as patched, ExitStack() as kept:
         patched.setattr(wanted_rows, "MOST_KEYS", -1)
+        for module in (odd_keys, event_files):
+            patched.setattr(module, "reading_wanted", never)
         return few, rows_of(make(kept))
+
+
+def never(*_: object) -> NoReturn:
+    raise AssertionError("the other way was taken")
 
 
 def rows_of(frame: DataFrame) -> list[str]:
