@@ -1,10 +1,10 @@
-"""Requests to a process that share a secret with it, over TCP, encrypted.
+"""Encrypted requests over TCP, to a process that shares a secret with who asks.
 
 The secret is made by the process that answers, for as long as it lives, and is given to those that may ask.
 Who asks proves that they have it before anything else is read of them (HMAC of a greeting of this
 connection). Request and answer are JSON, encrypted by AES-GCM. Associated data of a request is the greeting,
-of an answer also the hash of the request, which has a random nonce. So nothing that was recorded can be sent
-again, by nobody to either side.
+of an answer also the hash of the request, which has a random nonce. So what somebody has recorded is of no
+use: neither side takes it a second time.
 """
 
 from __future__ import annotations

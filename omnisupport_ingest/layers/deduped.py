@@ -10,7 +10,7 @@ table of quarantine (``quarantine``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,11 +23,8 @@ from pyspark.sql import functions as F
 from omnisupport_ingest.cdc import dedupe
 from omnisupport_ingest.cdc.contents import Contents
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
-from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, EventId, JudgingRules
+from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED, JudgingRules
 from omnisupport_ingest.contracts.decision_table import JUDGED, Finding
-from omnisupport_ingest.contracts.key_service import for_tasks
-from omnisupport_ingest.contracts.model import TableContract
-from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.file_tasks import Made, in_shares, made_by_tasks
@@ -48,9 +45,10 @@ from omnisupport_ingest.layers.checkpoints import (
 )
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.erasures import refuse_lost
-from omnisupport_ingest.layers.event_copies import Copies, Together, mark_windows, reviews_of_all_forms
+from omnisupport_ingest.layers.event_copies import Copies, Together, mark_windows
 from omnisupport_ingest.layers.event_tasks import Judged, judge
 from omnisupport_ingest.layers.explained import Replaced, reasons
+from omnisupport_ingest.layers.judging_rules import contents_of, contracts_needed, for_spark, rules_in_force
 from omnisupport_ingest.layers.lateness import Lateness
 from omnisupport_ingest.layers.plan import (
     Asked,
@@ -201,8 +199,8 @@ class _Update(WindowUpdate[_Job]):
     def produce(self, jobs: Sequence[_Job], unit: str) -> Produced[_Job]:
         workspace, source = self.run.workspace, self.run.source
         windows = [job.window for job in jobs]
-        rules = _judging_rules(workspace, source, self._versions, self._raw, windows)
-        rules = _for_tasks(workspace, self.run.spark, rules)
+        rules = rules_in_force(workspace, source, self._versions, self._raw, windows)
+        rules = for_spark(workspace, self.run.spark, rules)
         needed = contracts_needed(rules.contracts, [job.tables for job in jobs])
         rules = replace(rules, contracts=needed, sealed=self._sealed)
         if rules.erasures:
@@ -302,24 +300,6 @@ def _tables_in(parts: Sequence[LandedPart], names: Collection[str]) -> frozenset
     if not wanted <= {part.batch_id for part in parts}:
         return None
     return frozenset(table for part in parts if part.batch_id in wanted for table in part.rows_per_table)
-
-
-def contracts_needed(
-    contracts: Sequence[TableContract], tables: Iterable[frozenset[str] | None]
-) -> tuple[TableContract, ...]:
-    """Those of the source's ``contracts`` that the events of ``tables`` are judged by: tasks are sent no
-    others.
-
-    ``tables``: of each window, by full name; all contracts are needed where it is None. What no contract
-    describes is protected as soon as one table of the source is, so a protected one is kept.
-    """
-    named: set[str] = set()
-    for each in tables:
-        if each is None:
-            return tuple(contracts)
-        named |= each
-    protected = next((each for each in contracts if needs_protection(each)), None)
-    return tuple(each for each in contracts if each.full_name in named or each is protected)
 
 
 def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | None) -> bool:
@@ -442,39 +422,6 @@ def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
         others.unpersist()
 
 
-def judging_rules_of(
-    workspace: Workspace, spark: SparkSession, source: str, windows: Iterable[str]
-) -> JudgingRules:
-    """What the events of ``windows`` are judged by now, by tasks of ``spark``."""
-    raw = workspace.raw(source).open()
-    versions = RulesVersions(workspace, source)
-    return _for_tasks(workspace, spark, _judging_rules(workspace, source, versions, raw, windows))
-
-
-def _for_tasks(workspace: Workspace, spark: SparkSession, rules: JudgingRules) -> JudgingRules:
-    """``rules`` with secrets that tasks of ``spark`` can use, also where they see no home."""
-    if Visit.of(spark, workspace.home.lake / "any") is None:
-        return rules
-    return replace(rules, secrets=for_tasks(rules.secrets, workspace.settings))
-
-
-def _judging_rules(
-    workspace: Workspace, source: str, versions: RulesVersions, raw: TableSnapshot, windows: Iterable[str]
-) -> JudgingRules:
-    rules = JudgingRules(
-        contracts=workspace.contracts.of_source(source),
-        decisions=workspace.decisions,
-        window_length=workspace.grid.size.length,
-        erasures=versions.erasures.in_force(),
-        secrets=workspace.secrets(workspace.contracts.of_source(source)),
-    )
-    contents, reviews = contents_of(rules), dict[EventId, str]()
-    for window in windows:
-        if reviewed := versions.reviews.of_window(window):
-            reviews |= reviews_of_all_forms(raw.files(window), contents, reviewed)
-    return replace(rules, reviews=reviews)
-
-
 def _found(before: WindowState | None, job: _Job, tallies: Tallies) -> Counter[Finding]:
     """What was found of the job's window: of its events, those it held before included, and how often it
     was made again for what it is judged by."""
@@ -493,11 +440,6 @@ def _quarantine_files(before: WindowState | None, job: _Job, staged: StagedFiles
     """The quarantine files of the job's window: the new ones, beside those before where it appends."""
     kept = named_by(before) if job.plan.work is Work.APPEND else ()
     return tuple(sorted({*kept, *(file.path for file in staged.of(job.window))}))
-
-
-def contents_of(judging_rules: JudgingRules) -> Contents:
-    """Return how the contents of events are compared: it distinguishes their copies from collisions."""
-    return Contents(judging_rules.contracts, judging_rules.secrets.subjects)
 
 
 def _marked(

@@ -19,8 +19,9 @@ from omnisupport_ingest.cdc.folded import folded_type
 from omnisupport_ingest.cdc.judging import ACCEPTED, DUPLICATE, QUARANTINED
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.layers import raw
-from omnisupport_ingest.layers.deduped import contents_of, judging_rules_of, to_judge
+from omnisupport_ingest.layers.deduped import to_judge
 from omnisupport_ingest.layers.explained import changed
+from omnisupport_ingest.layers.judging_rules import contents_of, judging_rules_of
 from omnisupport_ingest.layers.rule_results import with_rejected
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.visiting import Visit

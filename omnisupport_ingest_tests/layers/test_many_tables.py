@@ -17,7 +17,7 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.lake import schema
 from omnisupport_ingest.layers import deduped, raw
-from omnisupport_ingest.layers.deduped import contracts_needed
+from omnisupport_ingest.layers.judging_rules import contracts_needed
 from omnisupport_ingest.layers.pending import pending_windows, standing_of_windows
 from omnisupport_ingest_tests.layers.story import FIRST, SOURCE
 from omnisupport_ingest_tests.layers.three_tables import ThreeTables
