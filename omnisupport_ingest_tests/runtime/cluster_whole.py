@@ -2,9 +2,9 @@
 
 On the Spark of its settings: two passes with a window that closes between them, the erasure of a row, and a
 replay of everything. Then it looks: checks, the preview of a replay and a state of the past, whose results go
-to the file that ``looks_of`` names. Where the contract encrypts, there is less of it, and it does not look.
-With a folder as its argument, a task on each executor first notes there
-what it sees of the home.
+to the file that ``looks_of`` names. Where the contract encrypts: a pass, the erasure of a subject and of a
+row, and another pass. With a folder as its argument, a task on each executor first notes there what it sees
+of the home.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 SOURCE = "support_desk"
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)
+ASKED: dict[str, str] = {"erased_by": "A test", "why": "It asked for it"}
 
 
 def look(batches: Iterable[pa.RecordBatch], *, home: str, said: str) -> Iterator[pa.RecordBatch]:
@@ -65,30 +66,37 @@ def main(said: str | None) -> None:
     if said is not None:
         noted = partial(look, home=str(settings.home), said=said)
         spark.range(0, 2, 1, 2).mapInArrow(noted, "id long").collect()
-    [contract] = contracts = workspace.contracts.of_source(SOURCE)
-    is_protected = contract.subject is not None
-    store = workspace.landing(SOURCE)
-    if is_protected:
-        exchange_secrets(settings, taken=True)
-        store = encrypting_store(workspace.home, SOURCE, contracts)
-    many = 3_000 if is_protected else 24_000
-    stream = Tickets(store, workspace.grid, mix=MIXED)
-    stream.land(many, START)
-    stream.land(many // 12, START + timedelta(hours=1))
+    [contract] = workspace.contracts.of_source(SOURCE)
+    (plain if contract.subject is None else protected)(workspace, spark)
+
+
+def plain(workspace: Workspace, spark: SparkSession) -> None:
+    stream = Tickets(workspace.landing(SOURCE), workspace.grid, mix=MIXED)
+    stream.land(24_000, START)
+    stream.land(2_000, START + timedelta(hours=1))
     take_in(workspace, spark)
     earlier = Position(1, Lsn(stream.lsn), 0)
-    stream.land(many // 8, START)
-    stream.land(many // 24, START + timedelta(hours=5))
+    stream.land(3_000, START)
+    stream.land(1_000, START + timedelta(hours=5))
     take_in(workspace, spark)
-    asked: dict[str, str] = {"erased_by": "A test", "why": "It asked for it"}
-    if is_protected:
-        exchange_secrets(settings, taken=False)
-        erase_subject(workspace, contract, a_key(workspace, is_deleted=False), **asked)
-    erase(workspace, contract, a_key(workspace, is_deleted=True), **asked)
+    [contract] = workspace.contracts.of_source(SOURCE)
+    erase(workspace, contract, a_key(workspace, is_deleted=True), **ASKED)
     take_in(workspace, spark)
     take_in(workspace, spark, replay=True)
-    if not is_protected:
-        looks_of(settings).write_text(json.dumps(look_at_all(workspace, spark, earlier), indent=1))
+    looks = look_at_all(workspace, spark, earlier)
+    looks_of(workspace.settings).write_text(json.dumps(looks, indent=1))
+
+
+def protected(workspace: Workspace, spark: SparkSession) -> None:
+    [contract] = contracts = workspace.contracts.of_source(SOURCE)
+    exchange_secrets(workspace.settings, taken=True)
+    store = encrypting_store(workspace.home, SOURCE, contracts)
+    Tickets(store, workspace.grid, mix=MIXED).land(3_000, START)
+    take_in(workspace, spark)
+    exchange_secrets(workspace.settings, taken=False)
+    erase_subject(workspace, contract, a_key(workspace, is_deleted=False), **ASKED)
+    erase(workspace, contract, a_key(workspace, is_deleted=True), **ASKED)
+    take_in(workspace, spark)
 
 
 def exchange_secrets(settings: Settings, *, taken: bool) -> None:
