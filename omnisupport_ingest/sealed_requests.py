@@ -199,28 +199,28 @@ def _of_answer(greeting: bytes, request: bytes) -> bytes:
 
 @dataclass
 class _Wire:
-    """Sends and receives what is told, encrypted by ``cipher``. ``until``: when reading is given up
+    """Sends and receives messages, encrypted by ``cipher``. ``until``: when reading is given up
     (monotonic seconds)."""
 
     connection: socket.socket
     cipher: AESGCM
     until: float
 
-    def send(self, told: dict[str, Any], of: bytes) -> bytes:
-        """Send ``told`` with the associated data ``of``; return the digest of what was sent."""
+    def send(self, message: dict[str, Any], of: bytes) -> bytes:
+        """Send ``message`` with the associated data ``of``; return the digest of what was sent."""
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + self.cipher.encrypt(nonce, orjson.dumps(told), of)
+        sealed = nonce + self.cipher.encrypt(nonce, orjson.dumps(message), of)
         self.connection.settimeout(_ANSWER_SECONDS)
         self.connection.sendall(len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed)
         return sha256(sealed).digest()
 
     def receive(self, of: bytes) -> tuple[dict[str, Any], bytes]:
-        """Return what was told with the associated data ``of``, and the digest of what was received."""
+        """Return the message with the associated data ``of``, and the digest of what was received."""
         sealed = self.read(int.from_bytes(self.read(_LENGTH_BYTES), "big"))
-        told: dict[str, Any] = orjson.loads(
+        message: dict[str, Any] = orjson.loads(
             self.cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], of)
         )
-        return told, sha256(sealed).digest()
+        return message, sha256(sealed).digest()
 
     def read(self, length: int) -> bytes:
         """Return ``length`` bytes; ``EOFError`` if there are fewer. Memory grows with what was received."""

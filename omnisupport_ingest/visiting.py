@@ -46,8 +46,8 @@ class HomeFileNeeded(IngestError):
     """A task on a machine without the home needs keys of subjects or tokens, which no bucket keeps, and the
     process that has the home does not answer it. Nothing was committed.
 
-    Fix: Let executors connect to the address in the message, which ``OMNISUPPORT_KEY_SERVICE`` sets, or give
-    each of them the folder of the home under the same path.
+    Fix: Set ``OMNISUPPORT_KEY_SERVICE`` to an address by which executors reach the machine with the home, and
+    let them connect to it.
     """
 
     exit_code = 3
@@ -144,6 +144,6 @@ def _visits_home_of(path: Path) -> bool:
 def _needed(what: str, problem: str) -> HomeFileNeeded:
     return HomeFileNeeded(
         f"A task of Spark needs {what}, {problem}.",
-        fix="Let executors connect to the process that has the home, at the address that "
-        "OMNISUPPORT_KEY_SERVICE sets; or mount the home on them under the same path.",
+        fix="Set OMNISUPPORT_KEY_SERVICE to an address by which executors reach the machine with the home, "
+        "and let them connect to it.",
     )

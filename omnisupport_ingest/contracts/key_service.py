@@ -88,20 +88,20 @@ class _Service:
             return self._started[settings.key_service]
 
     def _start(self, settings: Settings) -> Address | None:
-        told, remote = settings.key_service, settings.spark_remote
+        setting, remote = settings.key_service, settings.spark_remote
         url = settings.spark_master if remote is None else remote.get_secret_value()
-        host, port = (_own_host(url), 0) if told is None else _host_and_port(told)
+        host, port = (_own_host(url), 0) if setting is None else _host_and_port(setting)
         try:
             if host is None:
                 raise OSError("no address of this machine is known that leads to the cluster")
             return Answering(host, port, self._answer).address(host)
         except (OSError, UnicodeError) as error:
             problem = (
-                f"Executors cannot ask for keys and tokens at {told or host or 'this machine'}: "
+                f"Executors cannot ask for keys and tokens at {setting or host or 'this machine'}: "
                 f"{getattr(error, 'strerror', None) or error}."
             )
             fix = f"Set {PREFIX}KEY_SERVICE to an address by which they reach this machine, and a free port."
-            if told is not None:
+            if setting is not None:
                 raise KeyServiceRefused(problem, fix=fix) from None
             _log.warning("%s %s", problem, fix)
             return None

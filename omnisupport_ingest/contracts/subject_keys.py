@@ -214,10 +214,10 @@ class SubjectKeys:
         if not wanted:
             return {}
         if (service := asked_instead(self.path, self.service)) is not None:
-            told = asked(service, {"by_id": [each.hex() for each in wanted]}, SubjectKeysUnreadable)
+            found_secrets = asked(service, {"by_id": [each.hex() for each in wanted]}, SubjectKeysUnreadable)
             return {
                 each: SubjectKey(each, None if secret is None else bytes.fromhex(secret))
-                for each, secret in zip(wanted, told, strict=True)
+                for each, secret in zip(wanted, found_secrets, strict=True)
             }
         if not self.made:
             raise self._missing()

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 MOST_KEYS = 20_000
 """Keys up to which rows are looked for in this way; each task is sent all of them."""
 
-
 _MOST_LETTERS = 8 * 1024 * 1024
 """Letters of keys up to which they are few."""
 

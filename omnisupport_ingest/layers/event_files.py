@@ -109,16 +109,16 @@ class EventFiles:
         only = {"source_schema": contract.schema, "source_table": contract.table}
         # Of withheld events without a key the fold takes those that end rows alone.
         ends = {"op": ("t", "b")}
-        told = Wanted("key", tuple(sorted(keys)), "moved_from_key", ends, only, keyless=False)
+        sought = Wanted("key", tuple(sorted(keys)), "moved_from_key", ends, only, keyless=False)
         schema = self.quarantine.table.spec.schema
-        withheld = kept.enter_context(reading_wanted(spark, schema, self.withheld, told))
+        withheld = kept.enter_context(reading_wanted(spark, schema, self.withheld, sought))
         places = withheld.select("commit_lsn", "ordinal").distinct().limit(MOST_KEYS + 1).collect()
         if len(places) > MOST_KEYS:
             return None
         lsns, ordinals = (tuple({row[n] for row in places}) for n in range(2))
-        told = replace(told, others={"commit_lsn": lsns, "ordinal": ordinals}, keyless=True)
+        sought = replace(sought, others={"commit_lsn": lsns, "ordinal": ordinals}, keyless=True)
         schema = self.deduped.table.spec.schema
-        accepted = kept.enter_context(reading_wanted(spark, schema, self.accepted(contract), told))
+        accepted = kept.enter_context(reading_wanted(spark, schema, self.accepted(contract), sought))
         frame = accepted.withColumn("withheld", F.lit(False))
         names = (name for name in frame.columns if name != "withheld")
         return frame.unionByName(withheld.select(*names).withColumn("withheld", F.lit(True)))

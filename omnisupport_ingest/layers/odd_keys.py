@@ -150,8 +150,8 @@ def _of_few(
     schema, files = net_changes.table.spec.schema, net_changes.all_files()
     wanted = few_keys(keys)
     while wanted is not None:
-        told = Wanted("_cdc_key", tuple(sorted(wanted)), "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)})
-        rows = kept.enter_context(reading_wanted(spark, schema, files, told))
+        sought = Wanted("_cdc_key", tuple(sorted(wanted)), "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)})
+        rows = kept.enter_context(reading_wanted(spark, schema, files, sought))
         texts = (F.col(f"`{name}`") for name, of in rows.dtypes if of == "string")
         size = F.sum(F.octet_length(F.concat_ws("", *texts)))
         held, held_bytes, ties = rows.agg(F.count("*"), size, F.count_if(_ties())).collect()[0]

@@ -133,7 +133,7 @@ def test_a_replay_of_one_window_of_forty_takes_no_more_jobs_than_one_of_three(
         dimensions.materialize(story.workspace, spark, story.contract, [of[1]], "again", replay=True)
         return started.count, started.tasks
 
-    # A standing task may have to be begun again.
+    # Beside other work two more tasks were counted for the larger home.
     (few, of_few), (many, of_many) = jobs(3), jobs(40)
     assert many <= few + 3
     assert of_many <= of_few + 6
