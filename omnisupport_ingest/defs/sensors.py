@@ -6,8 +6,10 @@ they are requested again with a new run key.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Self
 
 import dagster as dg
@@ -22,6 +24,8 @@ from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, 
 from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import decode_note, encode_line
+from omnisupport_ingest.runtime.dagster_services import DAEMON
+from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
 
 BATCHES_PER_TICK = 500
@@ -88,9 +92,10 @@ def wal_batches_sensor(
         patience = PATIENCE_SECONDS if captured else FILES_PATIENCE_SECONDS
         give_up = time.monotonic() + patience
         workspace = workspace.current()
-        pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=patience)
+        stopping = partial(is_stopping, workspace.home.run, DAEMON)
+        pending = pending_soon(workspace, source, limit=BATCHES_PER_TICK, patience=patience, ended=stopping)
         history = RunHistory(context.instance, source)
-        if pending.windows and _wait_for_run(history, give_up):
+        if pending.windows and _wait_for_run(history, give_up, ended=stopping):
             pending = pending_windows(workspace, source, limit=BATCHES_PER_TICK)
         now = datetime.now(UTC)
         observations = (
@@ -135,11 +140,11 @@ def wal_batches_sensor(
     return wal_batches
 
 
-def _wait_for_run(history: RunHistory, give_up: float) -> bool:
-    """Wait for a run in progress to end, until ``give_up`` of the monotonic clock; return whether it
-    waited."""
+def _wait_for_run(history: RunHistory, give_up: float, *, ended: Callable[[], bool]) -> bool:
+    """Wait for a run in progress to end, until ``give_up`` of the monotonic clock or ``ended()``; return
+    whether it waited."""
     waited = False
-    while time.monotonic() < give_up and history.ingesting():
+    while time.monotonic() < give_up and not ended() and history.ingesting():
         waited = True
         time.sleep(_POLL_SECONDS)
     return waited

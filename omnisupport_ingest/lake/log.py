@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,28 @@ class LogChanges:
 
     ``added``: files whose rows entered their window, sorted by path; files that were compacted since are
     among them and still on disk. ``replaced``: windows that lost some or all of their rows; ``added`` names
-    no file of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state.
-    ``oldest``: when the first of the added files was committed; None without one.
+    no file of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state;
+    ``states``: files of the states that they had before. ``oldest``: when the first of the added files was
+    committed; None without one. ``same``: windows that are left out, as they were replaced by the same rows.
     """
 
     added: tuple[LakeFile, ...]
     replaced: frozenset[str]
     gone: tuple[LakeFile, ...]
     new_states: frozenset[str]
+    states: tuple[LakeFile, ...] = ()
     oldest: datetime | None = None
+    same: frozenset[str] = frozenset()
 
     @property
     def windows(self) -> frozenset[str]:
         """The windows whose rows changed."""
         return self.replaced | {file.window for file in self.added}
+
+    def without(self, windows: frozenset[str]) -> LogChanges:
+        """Return the changes without those of ``windows``, which were replaced by the same rows."""
+        gone = tuple(file for file in self.gone if file.window not in windows)
+        return replace(self, replaced=self.replaced - windows, gone=gone, same=windows)
 
 
 def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
@@ -57,7 +65,7 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     added = tuple(file for file in files.added if file.window not in replaced)
     if not are_there((*added, *files.gone)):
         return None
-    return LogChanges(added, replaced, files.gone, files.new_states, files.oldest)
+    return LogChanges(added, replaced, files.gone, files.new_states, files.states, files.oldest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class WindowState:
     contracts that made it; with other versions the window is stale. ``compacted_units``: for each file made
     by compaction, the names of the files it replaced; a downstream layer that consumed those has consumed it.
     ``carried``: text of the layer's own that its next update needs and no row holds; may be empty.
+    ``made_from``: digest of what the window of the layer above held, where ``versions`` and ``batches`` do
+    not say that; empty in states that were written before there was one.
     """
 
     generation: int
@@ -74,6 +76,7 @@ class WindowState:
     versions: tuple[str, ...] = ()
     compacted_units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     carried: str = ""
+    made_from: str = ""
 
     @property
     def closed(self) -> bool:
@@ -84,6 +87,18 @@ class WindowState:
         """Return whether both record the same inputs, whichever run consumed them and when."""
         mine = (self.generation, frozenset(self.inputs), self.upstream_table_id)
         return mine == (other.generation, frozenset(other.inputs), other.upstream_table_id)
+
+    def same_rows(self, other: WindowState) -> bool:
+        """Return whether both were made from the same events by the same rules, so that all rows of both say
+        the same. One made from another table above does not count as the same."""
+        mine, its = (
+            (
+                *(each.versions, frozenset(each.batches), each.upstream_table_id, each.carried),
+                *(each.made_from, each.checkpoint.content_hash),
+            )
+            for each in (self, other)
+        )
+        return mine == its
 
     def to_text(self) -> str:
         """Return one line of JSON; equal states give equal text."""
@@ -99,6 +114,7 @@ class WindowState:
                 "versions": self.versions,
                 "compacted_units": self.compacted_units,
                 **({"carried": self.carried} if self.carried else {}),
+                **({"made_from": self.made_from} if self.made_from else {}),
             },
             sort_keys=True,
             separators=(",", ":"),

@@ -59,7 +59,8 @@ class Outcome:
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
     work adds, where the hashes of the events written do not say it. ``exact_share`` and ``rules``: as of
-    ``Checkpoint``. ``replaced``: what the window held, if it is being made again.
+    ``Checkpoint``. ``replaced``: what the window held, if it is being made again. ``made_from``: as of
+    ``WindowState``.
     """
 
     idempotency_key: str
@@ -74,6 +75,7 @@ class Outcome:
     exact_share: float | None = None
     rules: RuleResults | None = None
     replaced: Replaced | None = None
+    made_from: str = ""
 
 
 def change_for(
@@ -119,6 +121,7 @@ def change_for(
         versions=upstream.versions,
         compacted_units=kept.compacted_units if kept is not None else {},
         carried=kept.carried if kept is not None else "",
+        made_from=outcome.made_from,
     )
     return WindowChange(plan.window, files, (), state, plan.work is Work.REPLACE)
 

@@ -2,7 +2,8 @@
 
 Net changes that came since the last update are merged into the rows of the keys they touch, and only the
 files that hold those are written anew: the cost follows the keys touched. Keys whose windows were made
-again, and those that depend on another key's life, are folded from the net changes of all windows.
+again, and those that depend on another key's life, are folded from the net changes of all windows. A window
+that was made again and came to the same rows touches no key.
 
 Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
 events one by one, the gate judges what became of them, and a table that does not pass stays as it was. Files
@@ -162,7 +163,8 @@ class _Update(KeyedUpdate):
     def is_due(self) -> bool:
         if self._whole or self._changes is None or self._before is None or self._changes_rows:
             return True
-        return self._far_behind
+        # What came to the same is noted, so that nobody looks at it again.
+        return bool(self._changes.same) or self._far_behind
 
     @property
     def _changes_rows(self) -> bool:

@@ -151,7 +151,8 @@ class _Update(KeyedUpdate):
     def is_due(self) -> bool:
         if self._whole or self._news is None or self._before is None:
             return True
-        if self._news.added or self._odd is not None:
+        if self._news.added or self._odd is not None or self._news.replaced:
+            # What came to the same is noted, so that nobody looks at it again.
             return True
         return self._far_behind
 

@@ -22,7 +22,8 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.log import files_since
-from omnisupport_ingest.lake.state import StateUnreadable, read_state
+from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, named_by
 
@@ -39,7 +40,9 @@ class EventNews:
 
     ``added``: of accepted events, in windows that were not judged again. Of those that were, ``accepted`` are
     the files now and ``accepted_before`` what they took the place of. ``withheld`` joined the quarantine and
-    ``withheld_before`` left it, of all tables. ``noted``: windows of the source that have another state.
+    ``withheld_before`` left it, of all tables. Windows that were judged again and came to the same events are
+    not among these. ``noted``: windows of the source that have another state; ``replaced``: whether files of
+    the table were.
     """
 
     added: tuple[LakeFile, ...]
@@ -48,6 +51,7 @@ class EventNews:
     withheld: tuple[LakeFile, ...]
     withheld_before: tuple[LakeFile, ...]
     noted: frozenset[str]
+    replaced: bool
 
     @property
     def nothing(self) -> bool:
@@ -66,15 +70,23 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     if changes is None:
         return None
     mine = ("source_table", contract.table)
-    before = tuple(file for file in changes.gone if mine in file.partition)
-    again = sorted({file.window for file in before})
-    added = tuple(file for file in changes.added if mine in file.partition and file.window not in again)
-    if not all(Path(file.stored).exists() for file in (*added, *before)):
-        return None
+    gone = tuple(file for file in changes.gone if mine in file.partition)
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:
-        named = {path for file in changes.states for path in named_by(read_state(Path(file.uri)))}
-        now = {file.path: file for window in changes.new_states for file in files.withheld_in(window)}
+        states = [(file.window, read_state(Path(file.uri))) for file in changes.states]
+        same = frozenset(window for window, state in states if _same_again(state, files.deduped, window))
+        before = tuple(file for file in gone if file.window not in same)
+        again = sorted({file.window for file in before})
+        added = tuple(
+            file
+            for file in changes.added
+            if mine in file.partition and file.window not in again and file.window not in same
+        )
+        if not all(Path(file.stored).exists() for file in (*added, *before)):
+            return None
+        named = {path for window, state in states if window not in same for path in named_by(state)}
+        noted = changes.new_states - same
+        now = {file.path: file for window in noted for file in files.withheld_in(window)}
         left = tuple(quarantine.on_disk(path) for path in sorted(named - now.keys()))
     except (StateUnreadable, EventsGone):
         return None
@@ -85,7 +97,13 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
         withheld=tuple(now[path] for path in sorted(now.keys() - named)),
         withheld_before=left,
         noted=changes.new_states,
+        replaced=bool(gone),
     )
+
+
+def _same_again(before: WindowState, deduped: TableSnapshot, window: str) -> bool:
+    now = deduped.state(window)
+    return now is not None and before.same_rows(now)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ The content hash of a window is that of the events folded into it, in however ma
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -204,6 +206,7 @@ class _Update(WindowUpdate[_Job]):
             exact_share=exact_share,
             content=content_of(self._contract, job.accepted, job.withheld),
             replaced=self._replaced(job, parts, changed),
+            made_from=_digest(self._deduped.state(job.window)),
         )
 
     def _landed_parts(self, job: _Job) -> list[LandedPart]:
@@ -265,6 +268,14 @@ def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset
     """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
     stands_for = above.compacted_units if above is not None else {}
     return units_of(accepted, stands_for) | frozenset(f"{WITHHELD}{path}" for path in named_by(above))
+
+
+def _digest(above: WindowState | None) -> str:
+    """A digest of what events a window of the layer above has, and of what they were judged by."""
+    if above is None:
+        return ""
+    told = [above.checkpoint.content_hash, sorted(above.versions), sorted(above.batches)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def content_of(

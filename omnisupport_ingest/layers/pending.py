@@ -418,10 +418,18 @@ def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now
     )
 
 
-def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patience: float) -> Pending:
+def pending_soon(
+    workspace: Workspace,
+    source: str,
+    *,
+    limit: int = 500,
+    patience: float,
+    ended: Callable[[], bool] = lambda: False,
+) -> Pending:
     """``pending_windows``; with nothing pending, the same again when a batch lands within ``patience`` s.
 
-    Whoever asks every few seconds hears of a new batch at once, not at the next question.
+    Whoever asks every few seconds hears of a new batch at once, not at the next question. Once ``ended()``
+    nothing is waited for.
     """
     landing = workspace.landing(source)
     give_up = time.monotonic() + patience
@@ -431,7 +439,7 @@ def pending_soon(workspace: Workspace, source: str, *, limit: int = 500, patienc
         if not pending.nothing:
             return pending
         while landing.last_change() == before:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= give_up or ended():
                 return pending
             time.sleep(_LOOK_SECONDS)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
@@ -12,7 +14,7 @@ from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.log import LogChanges, changes_since
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.state import WindowState
+from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.versions import of_contract
@@ -104,11 +106,28 @@ def purged_before(contract: TableContract, watermark: datetime | None) -> dateti
 
 def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
     """What the net changes have that a dimension with ``state`` does not show; None if that is not
-    known, so that it may be anything."""
+    known, so that it may be anything.
+
+    A window that was made again and came to the same rows is no change.
+    """
     if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
         return None
     version = state.checkpoint.upstream_version
-    return None if version is None else changes_since(net_changes, version)
+    changes = None if version is None else changes_since(net_changes, version)
+    return None if changes is None else changes.without(_same_again(changes, net_changes))
+
+
+def _same_again(changes: LogChanges, net_changes: TableSnapshot) -> frozenset[str]:
+    """The windows that were replaced by the same rows."""
+    found = set()
+    for file in changes.states:
+        now = net_changes.state(file.window) if file.window in changes.replaced else None
+        # Without it nothing is known of the events that the rows were folded from.
+        if now is not None and now.made_from:
+            with suppress(StateUnreadable):
+                if read_state(Path(file.uri)).same_rows(now):
+                    found.add(file.window)
+    return frozenset(found)
 
 
 def net_facts(

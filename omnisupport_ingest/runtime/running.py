@@ -43,6 +43,25 @@ def record_service(run_folder: Path, name: str) -> None:
         replace(run_folder / f"{name}.pid", f"{me.text}\n".encode())
 
 
+def note_stopping(run_folder: Path, name: str) -> None:
+    """Note that the service ``name`` is told to end and still waits for work that others do for it."""
+    # Without the note what waits for news goes on for its time, as it always may.
+    with contextlib.suppress(OSError):
+        # No failpoint: an empty file; the service removes it when it starts.
+        (run_folder / f"{name}.stopping").touch(mode=0o600)
+
+
+def note_started(run_folder: Path, name: str) -> None:
+    """Note that the service ``name`` has started: what ``note_stopping`` noted of an earlier one is over."""
+    # No failpoint: an empty file.
+    (run_folder / f"{name}.stopping").unlink(missing_ok=True)
+
+
+def is_stopping(run_folder: Path, name: str) -> bool:
+    """Whether the service ``name`` is ending: nobody who works for it is to wait for news any more."""
+    return (run_folder / f"{name}.stopping").exists()
+
+
 class Beat:
     """Notes every few seconds that the loop which calls it goes round, for processes that watch it."""
 

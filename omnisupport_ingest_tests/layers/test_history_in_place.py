@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,11 @@ def test_what_changes_no_event_writes_nothing_until_the_log_to_read_grows_long(
 ) -> None:
     table, before = story.workspace.history(story.contract), files_of(story)
     version = table.open().version
-    deduped.materialize(story.workspace, spark, SOURCE, [FIRST], "again", replay=True)
+    # An event of a later window, which is not taken in, closes the first one.
+    story.clock += timedelta(days=1)
+    story.land(Commit(1000, 12 * 3600, [Change("c", 1000, {"title": "x", "body": None})]))
+    deduped.materialize(story.workspace, spark, SOURCE, [FIRST], "closes")
+    assert story.workspace.deduped(SOURCE).open().version > version
     history.materialize(story.workspace, spark, story.contract, "run")
     assert table.open().version == version
     monkeypatch.setattr(keyed_update, "FAR_BEHIND", 1)

@@ -129,6 +129,10 @@ def test_a_replay_of_one_window_of_forty_takes_no_more_jobs_than_one_of_three(
         story.land(*in_each_window(count, 10, "title"))
         of = windows(count)
         run(story, spark, *of)
+        # Without news no row would be made again.
+        story.land(Commit(10_000, 61, [Change("u", 1, NAMED)]))
+        for layer in (raw, deduped):
+            layer.materialize(story.workspace, spark, SOURCE, [of[1]], "late")
         started = Jobs(spark)
         dimensions.materialize(story.workspace, spark, story.contract, [of[1]], "again", replay=True)
         return started.count, started.tasks
