@@ -29,7 +29,7 @@ from dagster._daemon.cli import main
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.records_lease import RecordsLease
-from omnisupport_ingest.runtime.running import note_started, note_stopping
+from omnisupport_ingest.runtime.running import note_stopping
 from omnisupport_ingest.settings import STORAGE_URL, Settings
 
 LOOP_SECONDS = 1
@@ -37,6 +37,9 @@ LOOP_SECONDS = 1
 
 BACKFILL_SECONDS = 3
 """How often the daemon looks for a new backfill, and whether the runs of one have ended."""
+
+BACKFILL_RETRIES = 50
+"""Dagster's default is five, at one look every thirty seconds."""
 
 REFRESH_SECONDS = 240
 """How often the daemon reads the definitions again without a sign that they changed."""
@@ -47,9 +50,10 @@ def set_pace() -> None:
     # Private constants of Dagster, because there is no setting; the assertions fail if they have moved.
     assert sensor.MIN_INTERVAL_LOOP_TIME >= LOOP_SECONDS
     sensor.MIN_INTERVAL_LOOP_TIME = LOOP_SECONDS
-    # Of Dagster's daemons only that of backfills keeps this time.
     assert controller.DEFAULT_DAEMON_INTERVAL_SECONDS >= BACKFILL_SECONDS
     controller.DEFAULT_DAEMON_INTERVAL_SECONDS = BACKFILL_SECONDS
+    # A backfill is given up after so many looks in a row that failed: as long a time as by default.
+    os.environ.setdefault("DAGSTER_MAX_BACKFILL_RETRIES", str(BACKFILL_RETRIES))
     # A daemon ends itself when its refresh has failed for longer than the tolerance.
     tolerance = controller.DEFAULT_WORKSPACE_FRESHNESS_TOLERANCE
     assert controller.RELOAD_WORKSPACE_INTERVAL <= REFRESH_SECONDS < tolerance
@@ -58,7 +62,6 @@ def set_pace() -> None:
 
 def end_ticks_soon(run_folder: Path) -> None:
     """Let the ticks that wait for news end as soon as this daemon is told to: it waits for each of them."""
-    note_started(run_folder, DAEMON)
     # Private, as above: there is no call for the end.
     leave = controller.DagsterDaemonController.__exit__
 

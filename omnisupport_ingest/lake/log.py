@@ -6,7 +6,7 @@ The cost grows with what was committed in between, not with the files of the tab
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from omnisupport_ingest.lake.delta import entry_file
 from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
 from omnisupport_ingest.lake.log_files import vector_of
 from omnisupport_ingest.lake.snapshot import TableSnapshot
+from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.stats import rows_in
 from omnisupport_ingest.storage import at_hand
 
@@ -66,6 +67,24 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     if not are_there((*added, *files.gone)):
         return None
     return LogChanges(added, replaced, files.gone, files.new_states, files.states, files.oldest)
+
+
+def is_same_again(
+    snapshot: TableSnapshot, window: str, before: WindowState, gone: Iterable[LakeFile]
+) -> bool:
+    """Whether ``window``, which had the state ``before`` and lost the files ``gone`` with all of its rows,
+    was made again and came to the same rows.
+
+    What another program had made of the window's files no state describes, so then it is not.
+    """
+    now = snapshot.state(window)
+    files = [file for file in gone if file.window == window]
+    if now is None or not before.same_rows(now) or not all(map(layout.unit_of, (f.path for f in files))):
+        return False
+    try:
+        return sum(rows_in(at_hand(Path(file.uri))) for file in files) == before.checkpoint.rows
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

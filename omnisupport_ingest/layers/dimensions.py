@@ -54,6 +54,7 @@ from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.layers.keyed_update import KeyedUpdate
 from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.layers.progress import BatchFacts
+from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.shown import (
     judging_rules_of,
@@ -92,7 +93,7 @@ def materialize(
 
     Two commits; who dies between them leaves net changes that are ahead, and the next call merges them, or
     lets them wait as the contract allows. With ``replay`` the windows are folded again, and what that changes
-    is merged at once; where they are all that there are, so are all rows of the dimension. Returns the
+    is merged at once; where they are all that can be, so are all rows of the dimension. Returns the
     checkpoint of each window's net changes, in order.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
@@ -100,6 +101,8 @@ def materialize(
         update(workspace, spark, contract, run_id)
         return done
     held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
+    # Of these only net changes are left, which a whole table is made from.
+    held -= Removed.open(workspace, contract.source).sealed
     update(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
     return done
 
@@ -143,13 +146,16 @@ class _Update(KeyedUpdate):
         self._carried = AppliedTableEnds.parse(self._before.carried) if self._before is not None else None
         changes = shown_since(self._before, net_changes)
         # A table without news is not opened for the keys of its files.
-        quiet = changes is not None and not changes.windows and contract.purge_deleted_after is None
+        news = changes is None or bool(changes.windows or changes.same)
+        quiet = not news and contract.purge_deleted_after is None
         stale = (
             whole
             or bool(snapshot.retyped)
             or self._before is None
             or self._carried is None
             or (not quiet and self._held is None)
+            # Who asks for windows again that came to the same may want the rows that somebody changed.
+            or (changes is not None and bool(changes.same) and self._written_by_others)
             or judging_rules_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:

@@ -143,6 +143,7 @@ class _Update(KeyedUpdate):
             or bool(snapshot.retyped)
             or self._before is None
             or self._held is None
+            or (self._news is not None and self._news.replaced and self._written_by_others)
             or self._before.versions != versions_of(contract)
         )
         self._whole = stale or self._news is None or self._reaches_all(self._news)

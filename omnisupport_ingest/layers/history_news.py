@@ -21,9 +21,8 @@ from omnisupport_ingest.cdc.history_rows import TableEvent
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.log import files_since
-from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state
+from omnisupport_ingest.lake.log import files_since, is_same_again
+from omnisupport_ingest.lake.state import StateUnreadable, read_state
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, named_by
 
@@ -74,7 +73,9 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:
         states = [(file.window, read_state(Path(file.uri))) for file in changes.states]
-        same = frozenset(window for window, state in states if _same_again(state, files.deduped, window))
+        same = frozenset(
+            window for window, state in states if is_same_again(files.deduped, window, state, changes.gone)
+        )
         before = tuple(file for file in gone if file.window not in same)
         again = sorted({file.window for file in before})
         added = tuple(
@@ -99,11 +100,6 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
         noted=changes.new_states,
         replaced=bool(gone),
     )
-
-
-def _same_again(before: WindowState, deduped: TableSnapshot, window: str) -> bool:
-    now = deduped.state(window)
-    return now is not None and before.same_rows(now)
 
 
 @dataclass(frozen=True)

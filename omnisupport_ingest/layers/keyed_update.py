@@ -72,6 +72,11 @@ class KeyedUpdate(ABC):
         """Those that the update may write anew; none where every row is made again."""
         return [] if self._whole or self._held is None else self._held
 
+    @property
+    def _written_by_others(self) -> bool:
+        """Whether a file of the table is another program's, which may have changed rows."""
+        return any(layout.unit_of(file.path) is None for file in self._snapshot.files(WHOLE_TABLE))
+
     def commit(self, identity: Identity) -> None:
         """Update the files and commit what came of it."""
         snapshot, above, before = self._snapshot, self._above, None if self._whole else self._before

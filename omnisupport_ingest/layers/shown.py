@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.log import LogChanges, changes_since
+from omnisupport_ingest.lake.log import LogChanges, changes_since, is_same_again
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state
 from omnisupport_ingest.landing.manifest import Manifest
@@ -121,11 +121,11 @@ def _same_again(changes: LogChanges, net_changes: TableSnapshot) -> frozenset[st
     """The windows that were replaced by the same rows."""
     found = set()
     for file in changes.states:
-        now = net_changes.state(file.window) if file.window in changes.replaced else None
-        # Without it nothing is known of the events that the rows were folded from.
-        if now is not None and now.made_from:
+        if file.window in changes.replaced:
             with suppress(StateUnreadable):
-                if read_state(Path(file.uri)).same_rows(now):
+                before = read_state(Path(file.uri))
+                # Without it nothing is known of the events that the rows were folded from.
+                if before.made_from and is_same_again(net_changes, file.window, before, changes.gone):
                     found.add(file.window)
     return frozenset(found)
 
@@ -155,6 +155,7 @@ def shows(state: WindowState, net_changes: TableSnapshot, contract: TableContrac
     Another contract alone is no question of this: its windows are made again first, or wait.
     """
     changes = shown_since(state, net_changes)
-    if changes is None or changes.windows:
+    # What came to the same is shown, and to be noted: what tells so goes with files that are swept.
+    if changes is None or changes.windows or changes.same:
         return False
     return purged_of(state) == purged_before(contract, net_facts(state, net_changes, changes).watermark)

@@ -44,22 +44,20 @@ def record_service(run_folder: Path, name: str) -> None:
 
 
 def note_stopping(run_folder: Path, name: str) -> None:
-    """Note that the service ``name`` is told to end and still waits for work that others do for it."""
-    # Without the note what waits for news goes on for its time, as it always may.
-    with contextlib.suppress(OSError):
-        # No failpoint: an empty file; the service removes it when it starts.
-        (run_folder / f"{name}.stopping").touch(mode=0o600)
-
-
-def note_started(run_folder: Path, name: str) -> None:
-    """Note that the service ``name`` has started: what ``note_stopping`` noted of an earlier one is over."""
-    # No failpoint: an empty file.
-    (run_folder / f"{name}.stopping").unlink(missing_ok=True)
+    """Note that this process, the service ``name``, is told to end, and waits for what others do for it."""
+    # Without the note, what waits for news goes on for its time, as it always may.
+    with contextlib.suppress(OSError), failpoint("runtime.file"):
+        replace(run_folder / f"{name}.stopping", f"{ProcessIdentity.current().text}\n".encode())
 
 
 def is_stopping(run_folder: Path, name: str) -> bool:
     """Whether the service ``name`` is ending: nobody who works for it is to wait for news any more."""
-    return (run_folder / f"{name}.stopping").exists()
+    try:
+        text = read_file(run_folder / f"{name}.stopping", limit=_RECORD_BYTES).decode()
+        service = ProcessIdentity.parse(text)
+    except (OSError, ValueError):
+        return False
+    return service is not None and service.lives()
 
 
 class Beat:

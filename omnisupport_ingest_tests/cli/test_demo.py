@@ -26,7 +26,7 @@ from omnisupport_ingest.demo.social import SOCIAL
 from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.landing.store import LandingStore
-from omnisupport_ingest.runtime.dagster_services import CODE_SERVER, DAEMON
+from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.runtime.supervisor import Supervisor
 from omnisupport_ingest.settings import PREFIX, Settings
@@ -195,9 +195,9 @@ def test_the_social_network_is_demonstrated_end_to_end(
     closed = users[users["deleted_at"].notna()]
     assert len(closed) and closed["_cdc_is_deleted"].all()
     # Ticks that waited for news were told that the daemon ends, and were no failure.
-    run_folder = tmp_path / ".omnisupport-social" / "run"
-    assert is_stopping(run_folder, DAEMON) and not is_stopping(run_folder, CODE_SERVER)
-    assert "Traceback" not in (run_folder.parent / "logs" / f"{DAEMON}.log").read_text()
+    home = tmp_path / ".omnisupport-social"
+    assert (home / "run" / f"{DAEMON}.stopping").exists() and not is_stopping(home / "run", DAEMON)
+    assert "Traceback" not in (home / "logs" / f"{DAEMON}.log").read_text()
     assert (
         subprocess.run(
             [*run, "clean", "--yes"], env={**os.environ, "OMNISUPPORT_HOME": ".omnisupport-social"}

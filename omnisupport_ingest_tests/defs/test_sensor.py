@@ -14,7 +14,7 @@ from omnisupport_ingest.defs import sensors
 from omnisupport_ingest.defs.run_history import RunHistory
 from omnisupport_ingest.defs.sensors import SensorCursor
 from omnisupport_ingest.runtime.dagster_services import DAEMON
-from omnisupport_ingest.runtime.running import is_stopping, note_started, note_stopping
+from omnisupport_ingest.runtime.running import note_stopping
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, Change, Commit, Story
 from omnisupport_ingest_tests.waiting import PATIENCE
 
@@ -121,13 +121,11 @@ def test_a_tick_waits_for_the_run_before_it(story, sensor, monkeypatch):
     assert asked[:4] == [True, True, True, False]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_tick_waits_for_nothing_once_the_daemon_is_to_end(story, sensor, monkeypatch, landed):
     """Neither for a batch nor for a run in progress: the daemon would wait for the tick."""
     monkeypatch.setattr(sensors, "FILES_PATIENCE_SECONDS", 100 * PATIENCE)
     run = story.workspace.home.run
-    note_started(run, DAEMON)
     if landed:
         story.land(FIRST_BATCH)
         sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)
@@ -136,10 +134,9 @@ def test_a_tick_waits_for_nothing_once_the_daemon_is_to_end(story, sensor, monke
     assert (
         "A run is in progress" if landed else "Nothing has landed"
     ) in sensor.tick().skip_reason.skip_message
-    note_started(run, DAEMON)
-    assert not is_stopping(run, DAEMON)
 
 
+@pytest.mark.quick
 def test_what_lands_during_a_run_is_taken_by_the_next_one_all_at_once(story, sensor):
     story.land(FIRST_BATCH)
     run = sensor.launch(sensor.tick().run_requests[0], dg.DagsterRunStatus.STARTED)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import deltalake
 import pytest
 from pyspark.sql import Row, SparkSession
 
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers import deduped, dimensions, history, net_changes, raw
-from omnisupport_ingest.layers.shown import newer_windows
+from omnisupport_ingest.layers.shown import newer_windows, shows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.review.erasing import erase, key_text
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, THIRD, Change, Commit, Story
@@ -86,6 +87,45 @@ def test_a_window_that_was_replayed_alone_is_shown(told: Story, spark: SparkSess
     assert newer_windows(state, told.workspace.net_changes(told.contract).open()) == frozenset()
 
 
+def test_a_table_that_has_not_noted_it_is_visited_for_that(told: Story, spark: SparkSession) -> None:
+    """As after a crash: what tells that it came to the same goes with files that are swept."""
+    net_changes.materialize(told.workspace, spark, told.contract, [SECOND], "run", replay=True)
+    above, dimension = (told.workspace.net_changes(told.contract), told.workspace.dimension(told.contract))
+    state = dimension.open().state(WHOLE_TABLE)
+    assert state is not None and not shows(state, above.open(), told.contract)
+    dimensions.update(told.workspace, spark, told.contract, "run")
+    state = dimension.open().state(WHOLE_TABLE)
+    assert state is not None and shows(state, above.open(), told.contract)
+
+
+@pytest.mark.parametrize("changed", ["dimension", "history"])
+def test_rows_that_another_program_deleted_of_the_table_itself_come_back(
+    told: Story, spark: SparkSession, changed: str
+) -> None:
+    table = getattr(told.workspace, changed)(told.contract)
+    before = ids(table, spark)
+    deltalake.DeltaTable(str(table.folder)).delete("id = 8")
+    run(told, spark, FIRST, replay=True)
+    assert ids(table, spark) == before
+
+
+@pytest.mark.parametrize("changed", ["net_changes", "deduped"])
+def test_rows_that_another_program_deleted_come_back(told: Story, spark: SparkSession, changed: str) -> None:
+    """Its loss was taken in by the tables above; no state of ours says that there was one."""
+    dimension, versions = (told.workspace.dimension(told.contract), told.workspace.history(told.contract))
+    before = [ids(table, spark) for table in (dimension, versions)]
+    where = {
+        "net_changes": (told.workspace.net_changes(told.contract), "id = 8"),
+        "deduped": (told.workspace.deduped(SOURCE), """key = '["8"]'"""),
+    }
+    table, rows = where[changed]
+    deltalake.DeltaTable(str(table.folder)).delete(rows)
+    told.land(Commit(40, 125, [Change("c", 40, {"title": "n", "body": "b"})]))
+    run(told, spark, THIRD)
+    run(told, spark, FIRST, replay=True)
+    assert [ids(table, spark) for table in (dimension, versions)] == [sorted([*each, 40]) for each in before]
+
+
 def test_what_landed_since_is_shown(told: Story, spark: SparkSession) -> None:
     told.land(Commit(31, 64, [Change("u", 8, {"title": "late", "body": "b"})]))
     run(told, spark, SECOND, replay=True)
@@ -129,6 +169,10 @@ def test_erased_values_leave_the_dimension(told: Story, spark: SparkSession) -> 
     run(told, spark, FIRST, SECOND, replay=True)
     erased = [row for row in rows_of(told.workspace.dimension(told.contract), spark) if row.id == 6]
     assert [(row.title, row.body) for row in erased] == [(None, None)]
+
+
+def ids(table: LakeTable, spark: SparkSession) -> list[int]:
+    return sorted(row.id for row in rows_of(table, spark))
 
 
 def rows_of(table: LakeTable, spark: SparkSession) -> list[Row]:

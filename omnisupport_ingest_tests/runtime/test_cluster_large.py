@@ -63,8 +63,6 @@ HOT_KEY = Mix(
 images count: more than a task may hold, so whole events are shuffled."""
 EVENTS = 60_000
 
-WINDOWS = 300
-
 SMALL_HEAPS = """
 # Spark refuses heaps below 450 MB, as it sets 300 MB aside.
 spark.testing.reservedMemory 67108864
@@ -239,14 +237,15 @@ def test_a_key_larger_than_any_heap_survives_the_loss_of_its_task_and_of_shuffle
 
 
 @pytest.mark.slow
-def test_hundreds_of_windows_in_one_run_hold_just_what_landed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("windows", [300, pytest.param(5000, marks=pytest.mark.huge)])
+def test_many_windows_in_one_run_hold_just_what_landed(tmp_path: Path, windows: int) -> None:
     bench = Bench(tmp_path, "minutes:1")
     stream = bench.stream(Mix())
-    stream.land_windows(WINDOWS, START)
+    stream.land_windows(windows, START)
     with Supervisor(bench.home) as supervisor:
         bench.finish(bench.start(bench.cluster(supervisor)))
     landed, found = hashes_of_landed(stream.store), contents(bench.settings)
-    assert len(landed) == WINDOWS
+    assert len(landed) == windows
     # Every event is a new row, so each layer of a window has the hash of its events.
     for table in ("raw_cdc_staging", "deduped_events", "net_changes/tickets"):
         made = {window: text for (name, window), text in found.items() if name == f"{SOURCE}/{table}"}
@@ -255,7 +254,7 @@ def test_hundreds_of_windows_in_one_run_hold_just_what_landed(tmp_path: Path) ->
     workspace = Workspace.open(bench.settings)
     [contract] = workspace.contracts.of_source(SOURCE)
     dimension = workspace.dimension(contract).open().state(WHOLE_TABLE)
-    assert dimension is not None and dimension.checkpoint.rows == WINDOWS
+    assert dimension is not None and dimension.checkpoint.rows == windows
 
 
 def bytes_of_hot_key(home: Home) -> tuple[int, int]:
