@@ -6,8 +6,8 @@ one window takes less than that. Each look costs a few queries of Dagster's stor
 daemon reads all definitions from the code server every four minutes instead of every minute, which is its
 largest cost. A thread of Dagster's notices within seconds when a code server has reloaded or restarted.
 
-Told to end, it waits for the ticks in progress. Those that wait for news end at once then, by a note that it
-leaves in the home (``runtime/running.py``).
+When it is stopped, it waits for the ticks in progress. Those that wait for news end at once then, by a note
+that it leaves in the home (``runtime/running.py``).
 
 Where a PostgreSQL keeps Dagster's records, another machine's daemon may work with them: then this one stands
 by until that one is gone (``runtime/records_lease.py``).

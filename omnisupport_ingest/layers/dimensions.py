@@ -154,7 +154,7 @@ class _Update(KeyedUpdate):
             or self._before is None
             or self._carried is None
             or (not quiet and self._held is None)
-            # Who asks for windows again that came to the same may want the rows that somebody changed.
+            # A replay also mends: rows that another program changed come back.
             or (changes is not None and bool(changes.same) and self._written_by_others)
             or judging_rules_of(self._before.versions) != set(of_contract(contract))
         )

@@ -274,8 +274,8 @@ def _digest(above: WindowState | None) -> str:
     """A digest of what events a window of the layer above has, and of what they were judged by."""
     if above is None:
         return ""
-    told = [above.checkpoint.content_hash, sorted(above.versions), sorted(above.batches)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    made_of = [above.checkpoint.content_hash, sorted(above.versions), sorted(above.batches)]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
 def content_of(

@@ -44,7 +44,7 @@ def record_service(run_folder: Path, name: str) -> None:
 
 
 def note_stopping(run_folder: Path, name: str) -> None:
-    """Note that this process, the service ``name``, is told to end, and waits for what others do for it."""
+    """Note that this process, the service ``name``, is stopping, and waits for what others do for it."""
     # Without the note, what waits for news goes on for its time, as it always may.
     with contextlib.suppress(OSError), failpoint("runtime.file"):
         replace(run_folder / f"{name}.stopping", f"{ProcessIdentity.current().text}\n".encode())
