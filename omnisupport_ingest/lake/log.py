@@ -69,16 +69,23 @@ def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     return LogChanges(added, replaced, files.gone, files.new_states, files.states, files.oldest)
 
 
+def by_window(files: Iterable[LakeFile]) -> dict[str, list[LakeFile]]:
+    """Return ``files`` by their window."""
+    found: dict[str, list[LakeFile]] = {}
+    for file in files:
+        found.setdefault(file.window, []).append(file)
+    return found
+
+
 def is_same_again(
     snapshot: TableSnapshot, window: str, before: WindowState, gone: Iterable[LakeFile]
 ) -> bool:
-    """Whether ``window``, which had the state ``before`` and lost the files ``gone`` with all of its rows,
+    """Whether ``window``, which had the state ``before`` and lost its files ``gone`` with all of its rows,
     was made again and came to the same rows.
 
     What another program had made of the window's files no state describes, so then it is not.
     """
-    now = snapshot.state(window)
-    files = [file for file in gone if file.window == window]
+    now, files = snapshot.state(window), list(gone)
     if now is None or not before.same_rows(now) or not all(map(layout.unit_of, (f.path for f in files))):
         return False
     try:

@@ -21,7 +21,7 @@ from omnisupport_ingest.cdc.history_rows import TableEvent
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.key_range import KeyRange
 from omnisupport_ingest.lake.layout import LakeFile
-from omnisupport_ingest.lake.log import files_since, is_same_again
+from omnisupport_ingest.lake.log import by_window, files_since, is_same_again
 from omnisupport_ingest.lake.state import StateUnreadable, read_state
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.quarantine_files import EventsGone, QuarantineFiles, named_by
@@ -73,8 +73,11 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
     quarantine = QuarantineFiles(files.deduped, files.quarantine)
     try:
         states = [(file.window, read_state(Path(file.uri))) for file in changes.states]
+        lost = by_window(changes.gone)
         same = frozenset(
-            window for window, state in states if is_same_again(files.deduped, window, state, changes.gone)
+            window
+            for window, state in states
+            if window in lost and is_same_again(files.deduped, window, state, lost[window])
         )
         before = tuple(file for file in gone if file.window not in same)
         again = sorted({file.window for file in before})

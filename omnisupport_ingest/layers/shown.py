@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
-from omnisupport_ingest.lake.log import LogChanges, changes_since, is_same_again
+from omnisupport_ingest.lake.log import LogChanges, by_window, changes_since, is_same_again
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import StateUnreadable, WindowState, read_state
 from omnisupport_ingest.landing.manifest import Manifest
@@ -119,13 +119,13 @@ def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogCha
 
 def _same_again(changes: LogChanges, net_changes: TableSnapshot) -> frozenset[str]:
     """The windows that were replaced by the same rows."""
-    found = set()
+    found, gone = set(), by_window(changes.gone)
     for file in changes.states:
-        if file.window in changes.replaced:
+        if file.window in gone:
             with suppress(StateUnreadable):
                 before = read_state(Path(file.uri))
                 # Without it nothing is known of the events that the rows were folded from.
-                if before.made_from and is_same_again(net_changes, file.window, before, changes.gone):
+                if before.made_from and is_same_again(net_changes, file.window, before, gone[file.window]):
                     found.add(file.window)
     return frozenset(found)
 
