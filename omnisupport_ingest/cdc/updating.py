@@ -42,8 +42,9 @@ from omnisupport_ingest.cdc.table_ends import TableEnds
 CHANGE = "_cdc_change"
 """Column that says what a sent row means; NULL on a row that only causes the held row to be looked at."""
 
-MERGE, SET, GONE = "merge", "set", "gone"
-"""Merge the row with the key's row; put it in the place of the key's row; remove the key's row."""
+MERGE, SET, GONE, AGAIN = "merge", "set", "gone", "again"
+"""Merge the row with the key's row; put it in the place of the key's row; remove the key's row; make the
+key's row of those that are sent so, in the place of the one that it has."""
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -227,7 +228,7 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     Args:
         held: stored rows, one per key.
         sent: stored rows with ``CHANGE``, in any order, any number per key. Rows to merge are ignored if
-            their key is also set or gone.
+            their key is also set, gone, or made again.
     """
     merge = merge_rows(held.select(rules.looked_at.names), sent, rules)
     nothing = np.zeros(0, np.int64)
@@ -246,15 +247,19 @@ def merge_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Merge:
     """Merge the rows ``held``, with the columns ``rules.looked_at``, and the rows ``sent`` of
     ``update_rows``."""
     change = sent[CHANGE]
-    final_rows = sent.filter(pc.is_in(change, pa.array([SET, GONE])))
+    settled = sent.filter(pc.is_in(change, pa.array([SET, GONE, AGAIN])))
     merging = columnar.filter_slices(sent, _mask(pc.equal(change, MERGE)))
-    merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, final_rows))).combine_chunks()
-    replaced, touched = _mask(keys_in(held, final_rows)), _mask(keys_in(held, merging))
+    merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, settled))).combine_chunks()
+    replaced, touched = _mask(keys_in(held, settled)), _mask(keys_in(held, merging))
     reached = _reached(held, rules) & ~replaced & ~touched
-    put = final_rows.filter(pc.equal(final_rows[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
+    put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
     old = np.flatnonzero(touched | reached)
     old_rows = held.take(pa.array(old)).combine_chunks()
     refold = _to_refold(old_rows, merging, rules)
+    again = columnar.filter_slices(settled, _mask(pc.equal(settled[CHANGE], AGAIN)))
+    again = columnar.filter_slices(again, ~_mask(keys_in(again, put)))
+    if again.num_rows:
+        merging = pa.concat_tables([merging, again]).combine_chunks()
     none = rules.schema.empty_table()
     if len(refold):
         return Merge(rules, held, np.zeros_like(replaced), merging, none, put, refold)

@@ -32,7 +32,7 @@ from omnisupport_ingest.lake.commit import (
 )
 from omnisupport_ingest.lake.delta import entry_file, open_delta, translated_store_errors, upload_added
 from omnisupport_ingest.lake.file_index_tables import IndexedVersion, digest_of
-from omnisupport_ingest.lake.layout import LakeFile, StagedFile
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.listing import Listing, VersionInIndex
 from omnisupport_ingest.lake.log_entry import may_put_entry, put_entry, version_to_commit_on
 from omnisupport_ingest.lake.log_files import has_vectors
@@ -206,10 +206,6 @@ class TableSnapshot:
         from omnisupport_ingest.lake.read import read_files
 
         return read_files(spark, self.table.spec.schema, self.table.spec.partition_by, files)
-
-    def read_placed(self, spark: SparkSession, files: Iterable[StagedFile]) -> DataFrame:
-        """Return a DataFrame of staged ``files``, which no version of the table holds yet."""
-        return self.read(spark, [each.in_table(self.table.folder) for each in files])
 
     def commit(self, changes: Sequence[WindowChange], *, run_id: str | None = None) -> int:
         """Make all ``changes`` in one commit and return the version that holds them.

@@ -127,7 +127,7 @@ def _wanted_rows(
     size = 0
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         for file in shares[number]:
-            for rows in _rows_in(file, wanted, schema):
+            for rows in wanted_in(file, wanted, schema):
                 held.append(rows)
                 size += rows.nbytes
                 if size >= BYTES_OF_A_BATCH:
@@ -137,7 +137,8 @@ def _wanted_rows(
         yield pa.concat_batches(held)
 
 
-def _rows_in(file: LakeFile, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def wanted_in(file: LakeFile, wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the live rows of ``file`` that are ``wanted``, with the columns of ``schema``; runs in a task."""
     known = dict(file.partition)
     telling = pa.schema([schema.field(name) for name in wanted.columns])
     found, first = [np.zeros(0, np.int64)], 0

@@ -52,6 +52,7 @@ from omnisupport_ingest.layers import net_changes
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.layers.keyed_update import KeyedUpdate
+from omnisupport_ingest.layers.keys_again import ChangedKeys, made_again
 from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.removed import Removed
@@ -253,16 +254,17 @@ class _Update(KeyedUpdate):
             way=self._way(look_at_all=look_at_all),
             rows_per_group=ROWS_PER_GROUP if contract.deletion_vectors else None,
         )
-        refold = self._odd()
         doubted = bool(carried.ends.doubts or any(ends.doubts for _, ends in carried.ends.ranged))
-        while True:
-            with self._sent(refold, doubted=doubted) as sent:
-                updated = update_files(sent, target, look_at_all=look_at_all)
-            if not updated.refold:
-                return updated
-            more = read_paths(self._spark, REFOLDED, updated.refold)
-            # Read now: the folder is cleared when this is done.
-            refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
+        with self._made_again(doubted=doubted) as again:
+            refold = self._odd(with_changed=again is None)
+            while True:
+                with self._sent(refold, doubted=doubted) as sent:
+                    updated = update_files(replace(sent, again=again or ()), target, look_at_all=look_at_all)
+                if not updated.refold:
+                    return updated
+                more = read_paths(self._spark, REFOLDED, updated.refold)
+                # Read now: the folder is cleared when this is done.
+                refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
     def _way(self, *, look_at_all: bool) -> Way:
         """What becomes of the files of rows that are replaced.
@@ -276,16 +278,34 @@ class _Update(KeyedUpdate):
             return Way.ERASE if has_marks else Way.REWRITE
         return Way.REWRITE if look_at_all or not self._files else Way.MARK
 
-    def _odd(self) -> DataFrame | None:
-        """The keys that cannot be merged; None if there are none."""
+    @cached_property
+    def _changed(self) -> tuple[LakeFile, ...]:
+        """Files of the net changes, then and now, of windows that were made again."""
+        if self._whole or self._changes is None or not self._changes.gone:
+            return ()
+        now = [file for window in self._changes.replaced for file in self._net_changes.files(window)]
+        return (*self._changes.gone, *now)
+
+    @contextmanager
+    def _made_again(self, *, doubted: bool) -> Iterator[Sequence[LakeFile] | None]:
+        """What makes the rows of keys of windows that were made again; None where ``odd_keys`` folds them."""
+        changed = ChangedKeys(self._contract, self._changed)
+        if not self._changed or doubted or not changed.are_few:
+            yield () if not self._changed else None
+            return
+        files = self._net_changes.all_files()
+        with made_again(self._spark, self._snapshot.table, changed, files) as again:
+            yield again
+
+    def _odd(self, *, with_changed: bool) -> DataFrame | None:
+        """The keys that cannot be merged, and ``with_changed`` those of windows that were made again. None if
+        there are none."""
         found = []
         odd = odd_files(self._added)
         if odd:
             found.append(odd_keys(self._net_changes.read(self._spark, odd)))
-        if not self._whole and self._changes is not None and self._changes.gone:
-            again = [*self._changes.gone]
-            again += [file for window in self._changes.replaced for file in self._net_changes.files(window)]
-            found.append(keys_in(self._net_changes, self._spark, again))
+        if with_changed and self._changed:
+            found.append(keys_in(self._net_changes, self._spark, self._changed))
         if not found:
             return None
         keys = found[0]

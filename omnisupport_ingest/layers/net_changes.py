@@ -24,7 +24,7 @@ from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
-from omnisupport_ingest.lake.file_tasks import made_by_tasks
+from omnisupport_ingest.lake.file_tasks import are_few, made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staged_frames import stage_frame
@@ -39,6 +39,7 @@ from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
 from omnisupport_ingest.layers.fold_tasks import (
     SHARES,
     FoldReport,
+    count_differing,
     fold,
     in_key_shares,
     of_block,
@@ -313,12 +314,16 @@ class _Changed:
 
     @cached_property
     def _keys(self) -> Mapping[str, int]:
-        snapshot = self._snapshot
-        before = snapshot.read(
-            self._spark, [file for window in self._windows for file in snapshot.files(window)]
-        )
-        written = [file for window in self._windows for file in self._staged.of(window)]
-        after = snapshot.read_placed(self._spark, written)
+        snapshot, folder = self._snapshot, self._snapshot.table.folder
+        held = [file for window in self._windows for file in snapshot.files(window)]
+        made = [file.in_table(folder) for window in self._windows for file in self._staged.of(window)]
+        if are_few([*held, *made]):
+            work = partial(count_differing, before=held, after=made, contract=self._contract)
+            with made_by_tasks(self._spark, snapshot.table, [work], unit="", generation={}) as counted:
+                assert counted is not None, "the task always counts"
+                found: Mapping[str, int] = json.loads(counted.results[0])
+                return found
+        before, after = (snapshot.read(self._spark, files) for files in (held, made))
         state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
         # What a window holds may be in parts.
         before, after = (merge_rows(rows, self._contract) for rows in (before, after))

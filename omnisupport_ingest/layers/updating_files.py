@@ -96,7 +96,8 @@ class Sent:
     """The input of an update.
 
     ``changes``: files of net changes, to be merged with the rows of their keys. ``refolded``: stored rows
-    with ``cdc.updating.CHANGE`` that were folded again, if any. ``folded``, ``stored``: the schemas of both.
+    with ``cdc.updating.CHANGE`` that were folded again, if any. ``again``: files of such rows, by which keys
+    are made anew (``keys_again``). ``folded``, ``stored``: the schemas of both.
     """
 
     spark: SparkSession
@@ -104,6 +105,7 @@ class Sent:
     folded: T.StructType
     stored: T.StructType
     refolded: DataFrame | None = None
+    again: Sequence[LakeFile] = ()
 
     @property
     def rows(self) -> int:
@@ -117,7 +119,8 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
     ``look_at_all``: files that nothing is sent to are looked at too, as new truncates and what may be left
     out by now asks for.
     """
-    rows = _Rows(sent.changes, _refolded_files(sent, target), arrow_schema(sent.folded, without=()))
+    settled = [*sent.again, *_refolded_files(sent, target)]
+    rows = _Rows(sent.changes, settled, arrow_schema(sent.folded, without=()))
     if target.fresh:
         keys = rows.refolded_keys(target.order) if target.way is Way.ERASE else target.order.no_values()
         target = with_leaving(target, keys, look_at_all=look_at_all)

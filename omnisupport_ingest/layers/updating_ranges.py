@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import types as T
 
 from omnisupport_ingest.cdc import columnar
-from omnisupport_ingest.cdc.updating import CHANGE, GONE, SET, Updated
+from omnisupport_ingest.cdc.updating import CHANGE, MERGE, Updated
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.fresh_files import Between, Found, RowFinder
 from omnisupport_ingest.lake.key_files import (
@@ -330,7 +330,7 @@ def sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
     """The sealed files of keys whose rows are sent as they are to be: they hold rows that go."""
     if not target.sealed:
         return []
-    settled = sent.filter(pc.is_in(sent[CHANGE], pa.array([SET, GONE])))
+    settled = sent.filter(pc.not_equal(sent[CHANGE], MERGE))
     values = dict.fromkeys(target.order.values(settled).tolist())
     return [file for value in values for file in target.sealed.get(value, ())]
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from omnisupport_ingest.cdc.event_fold import ENDED, KEY
 from omnisupport_ingest.cdc.stored import STATE, stored_type
 from omnisupport_ingest.cdc.table_ends import TableEnd, TableEnds, table_ends_in
-from omnisupport_ingest.cdc.updating import CHANGE, GONE, MERGE, SET, Updated, UpdateRules, update_rows
+from omnisupport_ingest.cdc.updating import AGAIN, CHANGE, GONE, MERGE, SET, Updated, UpdateRules, update_rows
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.lake.contenthash import ContentHash
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -203,6 +203,43 @@ def test_what_was_taken_already_changes_no_row(rng: Random) -> None:
     held.take(part)
     assert held.rows.sort_by("_cdc_key").equals(before.sort_by("_cdc_key"))
     assert held.content == content
+
+
+@settings(max_examples=examples(EXAMPLES))
+@given(randoms)
+def test_keys_are_made_again_of_what_is_sent_so_alone(rng: Random) -> None:
+    def some() -> tuple[list[Event], pa.Table]:
+        events = [each for each in drawn(rng, withheld=False) if not each.moved_from]
+        return events, pa.concat_tables(appended_parts(rng, events, Cut(), in_windows(rng, events, 3)))
+
+    (events, now), (_, before), (_, ignored) = some(), some(), some()
+    held = Held()
+    held.take(before)
+    ends = TableEnds.collect(table_ends_in(now))
+    rules = UpdateRules(
+        TABLE.shape, SCHEMA, few=rng.choice((0, 1000)), ends=ends, rows_may_be_purged=rng.random() < 0.5
+    )
+    keys = {*_of_kind(now, KEY)["_cdc_key"].to_pylist(), *held.rows["_cdc_key"].to_pylist()}
+    chosen = {key for key in sorted(keys) if rng.random() < 0.7}
+    sent = [
+        {**_stored(row), CHANGE: change}
+        for change, rows in ((AGAIN, now), (MERGE, ignored))
+        for row in _of_kind(rows, KEY).to_pylist(maps_as_pydicts="strict")
+        if row["_cdc_key"] in chosen
+    ]
+    sent += [{"_cdc_key": key, CHANGE: GONE} for key in chosen]
+    rng.shuffle(sent)
+    updated = update_rows(held.rows, pa.Table.from_pylist(sent, schema=rules.sent), rules)
+
+    assert not len(updated.refold)
+    of_chosen = pc.is_in(updated.rows["_cdc_key"], pa.array(sorted(chosen), pa.string()))
+    stayed = pc.invert(pc.is_in(held.rows["_cdc_key"], pa.array(sorted(chosen), pa.string())))
+    others = updated.rows.filter(pc.invert(of_chosen)).sort_by("_cdc_key")
+    assert others.equals(held.rows.filter(stayed).sort_by("_cdc_key"))
+    made = Held()
+    made.rows = updated.rows.filter(of_chosen)
+    due = [row for row in kernels.current(now, TABLE) if row["_cdc_key"] in chosen]
+    assert _states(made, events) == kernels.without_shown(kernels.states(due, TABLE), events)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,162 @@
+"""Keys of windows that were made again: what makes their rows anew, from the net changes of all windows.
+
+Nearly always nothing but its own net changes bears on a row. Then tasks of Spark find these, each in a share
+of the files, and hand them to the update of the dimension, which folds them (``cdc.updating.AGAIN``).
+Otherwise ``odd_keys`` folds the keys by joins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from omnisupport_ingest.cdc import columnar
+from omnisupport_ingest.cdc.event_fold import ENDED
+from omnisupport_ingest.cdc.fold import table_columns_of
+from omnisupport_ingest.cdc.folded import folded_type
+from omnisupport_ingest.cdc.row_fold import merged_tables
+from omnisupport_ingest.cdc.stored import from_folded, stored_type
+from omnisupport_ingest.cdc.updating import AGAIN, CHANGE, GONE
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.lake.file_rows import live_pieces
+from omnisupport_ingest.lake.file_tasks import Output, in_shares, made_by_tasks
+from omnisupport_ingest.lake.layout import WHOLE_TABLE, LakeFile
+from omnisupport_ingest.lake.schema import arrow_schema
+from omnisupport_ingest.lake.table_spec import TablePlace
+from omnisupport_ingest.lake.wanted_rows import Wanted, wanted_in
+from omnisupport_ingest.layers.event_tasks import order_of
+
+_KEY = pa.schema([pa.field("_cdc_key", pa.string())])
+
+MOST_ROWS = 100_000
+"""Net changes that came or went up to which tasks look for all that their keys have: each task reads them."""
+
+
+@dataclass(frozen=True)
+class ChangedKeys:
+    """The keys of ``changed``: files of net changes that came or went, as their windows were made again."""
+
+    contract: TableContract
+    changed: tuple[LakeFile, ...]
+
+    @property
+    def are_few(self) -> bool:
+        return sum(file.rows for file in self.changed) <= MOST_ROWS
+
+    @cached_property
+    def keys(self) -> pa.Array:
+        """Each once. Truncates and snapshot ends have none."""
+        found = [batch.column(0) for file in self.changed for batch in live_pieces(file, _KEY)]
+        return pc.unique(pa.chunked_array(found, pa.string())).drop_null()
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """The net changes of these keys, and all that tie keys together."""
+        keys = tuple(self.keys.to_pylist())
+        return Wanted("_cdc_key", keys, "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)}, keyless=False)
+
+    def mine_in(self, file: LakeFile) -> pa.Table | None:
+        """The net changes of the keys in ``file``; None if one of them ties its key to another one, or is in
+        doubt."""
+        found = wanted_in(file, self.wanted, self._folded)
+        rows = pa.Table.from_batches(found, self._folded).combine_chunks()
+        mine = pc.is_in(rows["_cdc_key"], value_set=self.keys)
+        from_mine = pc.is_in(rows["_cdc_moved_from_key"], value_set=self.keys)
+        ties = pc.or_(pc.equal(rows["_cdc_kind"], ENDED), pc.is_valid(rows["_cdc_moved_from_key"]))
+        odd = pc.or_(pc.and_(ties, pc.or_(mine, from_mine)), pc.and_(mine, pc.is_valid(rows["_cdc_doubt"])))
+        if pc.any(odd).as_py():
+            return None
+        return rows if pc.all(mine).as_py() else rows.filter(mine)
+
+    def merged(self, rows: pa.Table) -> pa.Table:
+        """Rows for the update: what ``rows`` of any windows come to, one for each key."""
+        place = rows.schema.get_field_index("window")
+        once = rows.set_column(place, "window", pa.repeat(pa.scalar(""), len(rows))).combine_chunks()
+        parts = [self._folded.empty_table()]
+        if len(once):
+            parts += merged_tables(once, table_columns_of(self.contract))
+        sent = from_folded(columnar.concat(parts), self._stored)
+        return sent.append_column(CHANGE, pa.repeat(pa.scalar(AGAIN), len(sent)))
+
+    def forgotten(self) -> pa.Table:
+        """Rows for the update: the row that a key has counts no more."""
+        order, count = order_of(self.contract), len(self.keys)
+        known = {"_cdc_key": self.keys, CHANGE: pa.repeat(pa.scalar(GONE), count)}
+        if order.whole_numbers:
+            known[order.column] = pa.array([_whole_number(key) for key in self.keys.to_pylist()], pa.int64())
+        columns = [
+            known[field.name].cast(field.type) if field.name in known else pa.nulls(count, field.type)
+            for field in self._sent
+        ]
+        return pa.Table.from_arrays(columns, schema=self._sent)
+
+    @cached_property
+    def _folded(self) -> pa.Schema:
+        return arrow_schema(folded_type(self.contract), without=())
+
+    @cached_property
+    def _stored(self) -> pa.Schema:
+        return arrow_schema(stored_type(self.contract), without=())
+
+    @property
+    def _sent(self) -> pa.Schema:
+        return self._stored.append(pa.field(CHANGE, pa.string()))
+
+
+@contextmanager
+def made_again(
+    spark: SparkSession, dimension: TablePlace, changed: ChangedKeys, net_changes: Sequence[LakeFile]
+) -> Iterator[tuple[LakeFile, ...] | None]:
+    """Yield files of rows with ``CHANGE`` that make the rows of the keys of ``changed`` anew.
+
+    ``net_changes``: all their files. What is yielded is kept with the drafts of the ``dimension`` until the
+    ``with`` block ends. Yields None where a row may depend on more than the net changes of its key: on other
+    keys (a key change that left a column unsent), or on a person (a quarantined delete).
+    """
+    # The first task tells of keys that no file has any more, too.
+    shares = in_shares(net_changes) or [[]]
+    works = [
+        partial(_sent_again, files=share, changed=changed, forgets=number == 0)
+        for number, share in enumerate(shares)
+    ]
+    with made_by_tasks(spark, dimension, works, unit="again", generation={}) as made:
+        if made is None:
+            yield None
+            return
+        rows = sum(map(int, made.results)) // max(1, len(made.aside))
+        yield tuple(LakeFile(path, path, WHOLE_TABLE, (), rows, 0) for path in made.aside)
+
+
+def _sent_again(
+    output: Output, files: Sequence[LakeFile], changed: ChangedKeys, *, forgets: bool
+) -> str | None:
+    """Put aside what the update makes the keys of by ``files``; says how many rows that is.
+
+    ``forgets``: the rows that the keys have are to go, too.
+    """
+    found = []
+    for file in files:
+        rows = changed.mine_in(file)
+        if rows is None:
+            return None
+        found.append(rows)
+    sent = [changed.merged(columnar.concat(found))] if found else []
+    if forgets:
+        sent.append(changed.forgotten())
+    rows = order_of(changed.contract).sort(columnar.concat(sent))
+    output.put_aside(rows)
+    return str(len(rows))
+
+
+def _whole_number(key: str) -> int | None:
+    try:
+        return int(json.loads(key)[0])
+    except ValueError:
+        return None
