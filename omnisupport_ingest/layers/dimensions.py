@@ -52,7 +52,7 @@ from omnisupport_ingest.layers import net_changes
 from omnisupport_ingest.layers.checkpoints import Identity, report
 from omnisupport_ingest.layers.delayed_merge import MERGES_KEPT, waiting_merge
 from omnisupport_ingest.layers.keyed_update import KeyedUpdate
-from omnisupport_ingest.layers.keys_again import ChangedKeys, made_again
+from omnisupport_ingest.layers.keys_again import KeysToMake, made_again
 from omnisupport_ingest.layers.odd_keys import keyless_in, keys_in, odd_files, odd_keys, refolded
 from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.removed import Removed
@@ -289,7 +289,7 @@ class _Update(KeyedUpdate):
     @contextmanager
     def _made_again(self, *, doubted: bool) -> Iterator[Sequence[LakeFile] | None]:
         """What makes the rows of keys of windows that were made again; None where ``odd_keys`` folds them."""
-        changed = ChangedKeys(self._contract, self._changed)
+        changed = KeysToMake(self._contract, self._changed)
         if not self._changed or doubted or not changed.are_few:
             yield () if not self._changed else None
             return

@@ -6,7 +6,7 @@ content hash and, where that differs, how many keys have another state and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -72,17 +72,6 @@ def reasons(
     if before.upstream_table_id != upstream.table_id:
         found.append(UPSTREAM)
     return tuple(dict.fromkeys(found))
-
-
-def keys_changed(
-    before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
-) -> Mapping[str, int]:
-    """The number of keys whose state differs, by window; windows without any are left out.
-
-    The parameters are those of ``changed``.
-    """
-    counted = changed(before, after, windows, state, key).groupBy("window").count()
-    return {row["window"]: row["count"] for row in counted.collect()}
 
 
 def changed(

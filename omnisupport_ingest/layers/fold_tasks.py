@@ -8,7 +8,6 @@ row per key, and no event is sent from one task to another.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +25,11 @@ from omnisupport_ingest.cdc.folded import STATE_NAMES, folded_type
 from omnisupport_ingest.cdc.late_images import IMAGES, ROW, fold_late
 from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.cdc.ordinary_fold import integer_keys
-from omnisupport_ingest.cdc.row_fold import merged_tables
-from omnisupport_ingest.cdc.stored import row_hashes
 from omnisupport_ingest.cdc.typed_fold import EVENT_COLUMNS, events_to_fold
 from omnisupport_ingest.cdc.typed_rows import typed_batches
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.lake import file_rows
-from omnisupport_ingest.lake.file_rows import rows_at, rows_of, rows_that_fit
+from omnisupport_ingest.lake.file_rows import rows_at, rows_that_fit
 from omnisupport_ingest.lake.file_tasks import FEW_FILES, Output, are_few
 from omnisupport_ingest.lake.key_files import KeyOrder
 from omnisupport_ingest.lake.layout import LakeFile
@@ -160,29 +157,6 @@ class FoldReport:
     def parse(cls, text: str) -> FoldReport:
         stretches, events, exactly = json.loads(text)
         return cls(stretches, Taken(events, exactly))
-
-
-def count_differing(
-    _output: Output, before: Sequence[LakeFile], after: Sequence[LakeFile], contract: TableContract
-) -> str:
-    """Count the keys that have other net changes ``after`` than ``before``; both have few rows (``are_few``).
-
-    Returns the number by window as JSON; windows without any are left out. Rows without a key (truncates,
-    snapshot ends) count as one. Parts of a window are folded first.
-    """
-    now, then = (_states(files, contract) for files in (after, before))
-    keys = {(window, key) for window, key, _ in (now - then) + (then - now)}
-    return json.dumps(Counter(window for window, _ in keys))
-
-
-def _states(files: Sequence[LakeFile], contract: TableContract) -> Counter[tuple[str, str | None, int]]:
-    """Window, key and a hash of each row that the net changes in ``files`` come to."""
-    rows = rows_of(files, arrow_schema(folded_type(contract), without=()))
-    found = Counter[tuple[str, str | None, int]]()
-    for merged in merged_tables(rows, table_columns_of(contract)) if len(rows) else ():
-        of_rows = (merged["window"].to_pylist(), merged["_cdc_key"].to_pylist(), row_hashes(merged).tolist())
-        found.update(zip(*of_rows, strict=True))
-    return found
 
 
 def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> pa.Table | None:

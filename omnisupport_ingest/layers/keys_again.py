@@ -40,7 +40,7 @@ MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True)
-class ChangedKeys:
+class KeysToMake:
     """The keys of ``changed``: files of net changes that came or went, as their windows were made again."""
 
     contract: TableContract
@@ -112,7 +112,7 @@ class ChangedKeys:
 
 @contextmanager
 def made_again(
-    spark: SparkSession, dimension: TablePlace, changed: ChangedKeys, net_changes: Sequence[LakeFile]
+    spark: SparkSession, dimension: TablePlace, changed: KeysToMake, net_changes: Sequence[LakeFile]
 ) -> Iterator[tuple[LakeFile, ...] | None]:
     """Yield files of rows with ``CHANGE`` that make the rows of the keys of ``changed`` anew.
 
@@ -135,7 +135,7 @@ def made_again(
 
 
 def _sent_again(
-    output: Output, files: Sequence[LakeFile], changed: ChangedKeys, *, forgets: bool
+    output: Output, files: Sequence[LakeFile], changed: KeysToMake, *, forgets: bool
 ) -> str | None:
     """Put aside what the update makes the keys of by ``files``; says how many rows that is.
 

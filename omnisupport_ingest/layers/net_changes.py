@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 
@@ -24,7 +24,7 @@ from omnisupport_ingest.cdc.ordinary import Taken
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.checkpoint import Checkpoint
 from omnisupport_ingest.lake.contenthash import ContentHash, hash_of_rows
-from omnisupport_ingest.lake.file_tasks import are_few, made_by_tasks
+from omnisupport_ingest.lake.file_tasks import made_by_tasks
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staged_frames import stage_frame
@@ -35,11 +35,10 @@ from omnisupport_ingest.layers.checkpoints import Counts, Outcome
 from omnisupport_ingest.layers.closing import Compaction
 from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.event_tasks import order_of
-from omnisupport_ingest.layers.explained import Replaced, keys_changed, reasons
+from omnisupport_ingest.layers.explained import Replaced, reasons
 from omnisupport_ingest.layers.fold_tasks import (
     SHARES,
     FoldReport,
-    count_differing,
     fold,
     in_key_shares,
     of_block,
@@ -61,6 +60,7 @@ from omnisupport_ingest.layers.plan import (
 from omnisupport_ingest.layers.progress import facts_of_parts
 from omnisupport_ingest.layers.quarantine_files import WITHHELD, named_by, withheld_of
 from omnisupport_ingest.layers.removed import Removed
+from omnisupport_ingest.layers.replay_changes import ReplayChanges
 from omnisupport_ingest.layers.retyping import require_types
 from omnisupport_ingest.layers.versions import RULES, of_contract
 from omnisupport_ingest.layers.window_update import (
@@ -188,14 +188,15 @@ class _Update(WindowUpdate[_Job]):
         run, contract = self.run, self._contract
         files, exact_share = _stage(run.spark, contract, self.snapshot, self._files, jobs, unit)
         replayed = [job for job in jobs if job.replays]
-        changed = _Changed(run.spark, self.snapshot, contract, replayed, files)
+        windows = [job.window for job in replayed]
+        changed = ReplayChanges(run.spark, self.snapshot, contract, windows, files)
         return Produced(files, partial(self._outcome, exact_share, changed))
 
     def closes_now(self, job: _Job, files: StagedFiles) -> bool:
         # A table without news takes in the batches of others when its window closes, and is closed with it.
         return job.plan.work is Work.APPEND and self.is_past(job.window) and not files.of(job.window)
 
-    def _outcome(self, exact_share: float | None, changed: _Changed, job: _Job) -> Outcome:
+    def _outcome(self, exact_share: float | None, changed: ReplayChanges, job: _Job) -> Outcome:
         parts = self._landed_parts(job)
         return Outcome(
             idempotency_key=job.key,
@@ -215,7 +216,7 @@ class _Update(WindowUpdate[_Job]):
         held = frozenset(job.batches)
         return [part for part in self._landing.parts(job.window) if part.batch_id in held]
 
-    def _replaced(self, job: _Job, parts: Sequence[LandedPart], changed: _Changed) -> Replaced | None:
+    def _replaced(self, job: _Job, parts: Sequence[LandedPart], changed: ReplayChanges) -> Replaced | None:
         before = self.snapshot.state(job.window)
         if before is None or not job.replays or self.snapshot.retyped:
             # Rows of other types are other rows, every one.
@@ -292,42 +293,6 @@ def content_of(
 def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
     """The folded rows of windows that are closed, one per group."""
     return merge_rows(rows, contract, partitions=partitions_for(count, 0))
-
-
-class _Changed:
-    """How many keys of the replayed windows have another state; counted once, and only if asked."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        snapshot: TableSnapshot,
-        contract: TableContract,
-        jobs: Sequence[_Job],
-        staged: StagedFiles,
-    ) -> None:
-        self._spark, self._snapshot, self._contract = spark, snapshot, contract
-        self._windows = [job.window for job in jobs]
-        self._staged = staged
-
-    def of(self, window: str) -> int:
-        return self._keys.get(window, 0)
-
-    @cached_property
-    def _keys(self) -> Mapping[str, int]:
-        snapshot, folder = self._snapshot, self._snapshot.table.folder
-        held = [file for window in self._windows for file in snapshot.files(window)]
-        made = [file.in_table(folder) for window in self._windows for file in self._staged.of(window)]
-        if are_few([*held, *made]):
-            work = partial(count_differing, before=held, after=made, contract=self._contract)
-            with made_by_tasks(self._spark, snapshot.table, [work], unit="", generation={}) as counted:
-                assert counted is not None, "the task always counts"
-                found: Mapping[str, int] = json.loads(counted.results[0])
-                return found
-        before, after = (snapshot.read(self._spark, files) for files in (held, made))
-        state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-        # What a window holds may be in parts.
-        before, after = (merge_rows(rows, self._contract) for rows in (before, after))
-        return keys_changed(before, after, self._windows, state, "_cdc_key")
 
 
 def _stage(

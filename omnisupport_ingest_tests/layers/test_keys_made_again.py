@@ -21,8 +21,17 @@ from omnisupport_ingest.cdc.updating import UpdateRules, update_rows
 from omnisupport_ingest.lake import wanted_rows
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.wanted_rows import keys_frame
-from omnisupport_ingest.layers import deduped, dimensions, event_files, history, net_changes, odd_keys, raw
-from omnisupport_ingest.layers.keys_again import ChangedKeys, made_again
+from omnisupport_ingest.layers import (
+    deduped,
+    dimensions,
+    event_files,
+    history,
+    net_changes,
+    odd_keys,
+    raw,
+    replay_changes,
+)
+from omnisupport_ingest.layers.keys_again import KeysToMake, made_again
 from omnisupport_ingest.layers.odd_keys import keyless_in
 from omnisupport_ingest.layers.reviews import ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
@@ -164,7 +173,7 @@ def test_rows_that_the_update_folds_are_those_that_joins_make(
     )
     files = net_changes.files(window)
     with made_again(
-        spark, dimension.table, ChangedKeys(contract, tuple(files)), net_changes.all_files()
+        spark, dimension.table, KeysToMake(contract, tuple(files)), net_changes.all_files()
     ) as again:
         assert again
         sent = pa.concat_tables(pq.read_table(each.uri, partitioning=None) for each in again)
@@ -183,7 +192,7 @@ def test_keys_that_net_changes_have_no_more_are_forgotten(untied: Story, spark: 
         table.open()
         for table in (untied.workspace.net_changes(contract), untied.workspace.dimension(contract))
     )
-    gone = ChangedKeys(contract, tuple(net_changes.files(FIRST)))
+    gone = KeysToMake(contract, tuple(net_changes.files(FIRST)))
     for left in ([], net_changes.files(SECOND)):
         with made_again(spark, dimension.table, gone, left) as again:
             assert again is not None
@@ -199,7 +208,7 @@ def test_keys_that_are_tied_to_others_are_left_to_joins(
         table.open()
         for table in (told.workspace.net_changes(told.contract), told.workspace.dimension(told.contract))
     )
-    tied = ChangedKeys(told.contract, tuple(net_changes.files(window)))
+    tied = KeysToMake(told.contract, tuple(net_changes.files(window)))
     with made_again(spark, dimension.table, tied, net_changes.all_files()) as again:
         assert again is None
 
@@ -230,7 +239,7 @@ def test_changed_keys_are_counted_once_each(
         Commit(16, 1.6, [update(5, "five again"), Change("t")]),
     )
     if not few:
-        monkeypatch.setattr(net_changes, "are_few", lambda _: False)
+        monkeypatch.setattr(replay_changes, "ROWS_OF_A_TASK", 0)
     for layer in (raw, deduped):
         layer.materialize(story.workspace, spark, SOURCE, [FIRST], "again", replay=True)
     [done] = net_changes.materialize(story.workspace, spark, story.contract, [FIRST], "again", replay=True)
