@@ -97,6 +97,12 @@ def _query_document(
 
 def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
     for each in report.tables:
+        if each.blocked:
+            click.echo(
+                f"{each.table}: not read, as its schema has changed and its contract says block. See: "
+                "omnisupport-ingest contracts changes"
+            )
+            continue
         how = "read whole" if each.full else "read from its cursor"
         again = f", {each.again:,} met again" if each.again else ""
         state = "" if each.finished else "; the next sync goes on with it"

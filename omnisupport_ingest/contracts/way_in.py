@@ -54,7 +54,7 @@ def _of_table(contract: TableContract, source: SourceDefinition) -> Iterator[Con
                 f"is set, and {come}: what comes next is compared with what landed, which stays",
                 f"Take landing, raw and quarantine out of retention, {log}",
             )
-    if contract.evolution == BLOCK:
+    if contract.evolution == BLOCK and source.kind is not SourceKind.QUERY:
         yield refused(
             path,
             "x-cdc.evolution",

@@ -137,6 +137,8 @@ def _summary(report: SyncReport) -> str:
     state = "" if report.finished else " The next tick goes on."
     back = [each.table for each in report.tables if each.went_back]
     warned = f" The highest cursor of {', '.join(back)} went back: restored from a backup?" if back else ""
+    if blocked := [each.table for each in report.tables if each.blocked]:
+        warned += f" Not read, as its schema has changed and its contract says block: {', '.join(blocked)}."
     at = f"{report.clock:%H:%M:%S} UTC"
     return f"{rows} rows landed in {len(report.batches)} batches, as of {at}.{state}{warned}"
 

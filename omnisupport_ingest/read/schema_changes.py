@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.model import BLOCK, Column, TableContract
 from omnisupport_ingest.contracts.pg_types import Fit, PgType, fit
 from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.foreign import on_one_line
@@ -95,6 +95,9 @@ def judged(
     else:
         now = {each.name: each for each in table.columns}
         compatibility, edit, asks = _of_column(change, contract, now, again)
+    if contract.evolution == BLOCK and kind is SourceKind.QUERY and again is not None and not asks:
+        # Until then the table is not read at all.
+        edit, asks = again, True
     name = f" {change.column}" if change.column is not None else ""
     description = " → ".join(each for each in (change.before, change.after) if each is not None)
     if change.kind == "column_renamed":

@@ -191,9 +191,11 @@ def test_contracts_are_held_against_the_kind_of_their_source(folder: Path) -> No
 
     command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
     done = command("contracts", "validate")
-    assert done.code == 1 and done.err.count("sources/desk.json") == 4
+    # A reading by a cursor can leave out a table that its contract blocks.
+    assert done.code == 1 and done.err.count("sources/desk.json") == 3
+    assert "evolution" not in done.err
     assert "$.x-cdc.cursor: names no field" in done.err and "by a cursor (kind query in " in done.err
-    assert done.err.count("or define desk with the kind postgres_log") == 4
+    assert done.err.count("or define desk with the kind postgres_log") == 3
 
     (folder / "contracts" / "sources" / "desk.json").unlink()
     command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")

@@ -98,10 +98,14 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
     try:
         state.claim(moment.database)
         _require_reached(moment, state)
-        CursorSchemas(inlet.store, inlet.tables, inlet.learned).look(reader, moment, epoch.number)
+        schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
+        schemas.look(reader, moment, epoch.number)
         found = Comparison(inlet.store.source, moment.clock)
         batches = Batches(inlet, epoch.number, found.batches)
         for table in inlet.tables:
+            if schemas.blocks(table):
+                # Missed rows are not read before a person has looked.
+                continue
             # Where a sync would have them stand.
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)

@@ -2,7 +2,8 @@
 
 Every reading looks at the tables first, in its own transaction. PostgreSQL's catalogs tell a change exactly;
 other databases name columns and types. Reading goes on without a column of the contract that is gone, unless
-it is read by that column. A full reading that begins answers for the changes that were seen before it.
+it is read by that column. A table whose contract says ``block`` is not read any more once it has changed. A
+full reading that begins answers for the changes that were seen before it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import BLOCK, TableContract
 from omnisupport_ingest.landing.schema_changes import UNKNOWN, Look, SchemaChanges
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn
@@ -39,6 +40,10 @@ class CursorSchemas:
             record(self._changes, Look(epoch, low, high), contracts, live, learned=self._learned)
         for table in self._tables:
             reader.go_on_without(table, self._gone(table))
+
+    def blocks(self, table: TableContract) -> bool:
+        """Whether ``table`` is not read before a person has looked at its changes and has it read whole."""
+        return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
     def read_whole(self, table: TableContract) -> None:
         """Record that a full reading of ``table`` begins in the transaction of the last look."""

@@ -45,8 +45,8 @@ class TableSync:
 
     ``full``: it was read whole. ``read``, ``landed``: numbers of rows. ``again``: rows of the lookback that
     had landed unchanged. ``behind``: rows with a lower cursor than their key had before. ``finished``: it was
-    read to its end. ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new
-    cursor.
+    read to its end. ``blocked``: it is not read before a person has looked, as its schema has changed.
+    ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new cursor.
     """
 
     table: str
@@ -56,6 +56,7 @@ class TableSync:
     again: int = 0
     behind: int = 0
     finished: bool = False
+    blocked: bool = False
     went_back: bool = False
     cursor: str | None = None
 
@@ -71,7 +72,8 @@ class SyncReport:
 
     @property
     def finished(self) -> bool:
-        return all(each.finished for each in self.tables)
+        """Whether every table was read to its end, but for those that are blocked."""
+        return all(each.finished or each.blocked for each in self.tables)
 
 
 def sync(
@@ -176,6 +178,11 @@ class _Sync:
         self.report.tables.append(result)
         if self._left_a_page:
             # A stopped read has left the transaction unusable.
+            return
+        known = self._state.progress(table.full_name)
+        # A reading of the whole table, which begins here, is what a person answers with.
+        if known is not None and self._schemas.blocks(table):
+            result.blocked, result.cursor = True, known.cursor
             return
         progress = self._progress(table, cursor, result)
         reading = progress.reading

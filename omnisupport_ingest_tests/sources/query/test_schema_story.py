@@ -157,6 +157,25 @@ def test_a_cursor_workload_goes_on_through_every_change_of_its_table(
 
 
 @pytest.mark.slow
+def test_a_blocked_table_says_so_until_it_is_read_whole(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Platform(desk, tmp_path / "own", monkeypatch, evolution="block")
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    home.sync()
+    desk.run("ALTER TABLE tickets ADD size int; INSERT INTO tickets VALUES (2, 'two', clock_timestamp(), 20)")
+    home.sync()
+    assert [each[:2] for each in home.asked()] == [("column_added", "size")]
+    assert propose()["version"] == "1.1.0"
+    ((*_, edit),) = home.asked()
+    assert edit.startswith(f"omnisupport-ingest sync {SOURCE} --table tickets --full-refresh")
+    told = command("sync", SOURCE)
+    assert told.code == 0 and "public.tickets: not read, as its schema has changed" in told.out
+    home.sync(reason="somebody has looked")
+    assert home.asked() == []
+
+
+@pytest.mark.slow
 def test_an_additive_contract_learns_a_nullable_column_by_itself(
     desk: Desk, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

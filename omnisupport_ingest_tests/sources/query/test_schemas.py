@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.model import BLOCK
 from omnisupport_ingest.landing.schema_changes import SchemaChange, SchemaChanges
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.catalog import schema_watch
+from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import SyncReport, sync
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract, contract_document
 
 
@@ -54,6 +59,52 @@ def test_a_column_of_the_contract_that_is_gone_stops_no_reading(desk: Desk):
     assert changes(desk) == [("column_dropped", "subject", "text", None)]
     (two,) = [each for each in desk.events() if each["key"] == '["2"]']
     assert "subject" not in json.loads(two["after"]), "what is not there is not sent, and no NULL"
+
+
+def test_a_table_whose_contract_says_block_waits_alone_until_it_is_read_whole(desk: Desk):
+    desk.run("CREATE TABLE notes (LIKE tickets INCLUDING ALL)")
+    desk.table = replace(desk.table, evolution=BLOCK)
+    notes = replace(contract(), name="notes", table="notes")
+
+    def synced() -> SyncReport:
+        inlet = replace(desk.inlet(), tables=(desk.table, notes))
+        with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+            return sync(inlet, reader, state)
+
+    def landed(table: str) -> list[str]:
+        return [each["key"] for each in desk.events() if each["source_table"] == table and each["key"]]
+
+    both = "INSERT INTO tickets (id) VALUES ({0}); INSERT INTO notes (id) VALUES ({0})"
+    desk.run(both.format(1))
+    synced()
+    desk.run("ALTER TABLE tickets ADD priority int;" + both.format(2))
+    for _ in range(2):
+        report = synced()
+        assert report.finished, "nothing waits for it"
+        assert [(each.table, each.blocked) for each in report.tables] == [
+            ("public.tickets", True),
+            ("public.notes", False),
+        ]
+    assert (landed("tickets"), landed("notes")) == (['["1"]'], ['["1"]', '["2"]'])
+
+    # A contract that follows has not been looked at by itself.
+    priority = {"type": ["integer", "null"], "x-pg-type": "integer", "description": "Priority."}
+    desk.table = replace(contract(None, priority=priority), evolution=BLOCK)
+    assert synced().tables[0].blocked
+    desk.refresh("somebody has looked")
+    assert [each.blocked for each in synced().tables] == [False, False]
+    assert landed("tickets") == ['["1"]', '["1"]', '["2"]']
+    desk.run("ALTER TABLE tickets DROP subject;" + both.format(3))
+    assert [each.blocked for each in synced().tables] == [True, False]
+
+
+def test_a_table_that_waits_is_not_compared(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.table = replace(desk.table, evolution=BLOCK)
+    desk.run("ALTER TABLE tickets ADD priority int; DELETE FROM tickets")
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        assert compare(desk.inlet(), reader, state, {}).tables == []
 
 
 @pytest.mark.parametrize("name", ["id", "updated_at"])
