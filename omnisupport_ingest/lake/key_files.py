@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -207,11 +207,15 @@ def _bounds_by_library(handle: DeltaTable, order: KeyOrder) -> dict[str, tuple[A
 
 def is_fresh(path: str) -> bool:
     """Return whether the file at ``path`` is a fresh file."""
-    return PurePosixPath(path).name.startswith(FRESH)
+    return _name_in(path).startswith(FRESH)
 
 
 def _is_sealed(path: str) -> bool:
-    return PurePosixPath(path).name.startswith(SEALED)
+    return _name_in(path).startswith(SEALED)
+
+
+def _name_in(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def ranges_of(
