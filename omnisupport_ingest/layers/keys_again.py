@@ -38,6 +38,9 @@ _KEY = pa.schema([pa.field("_cdc_key", pa.string())])
 MOST_ROWS = 100_000
 """Net changes that came or went up to which tasks look for all that their keys have: each task reads them."""
 
+_MOST_BYTES = 256 * 1024 * 1024
+"""Bytes of rows that are sent: a key is sent once by each task that finds it, and values may be long."""
+
 
 @dataclass(frozen=True)
 class KeysToMake:
@@ -65,15 +68,17 @@ class KeysToMake:
     def mine_in(self, file: LakeFile) -> pa.Table | None:
         """The net changes of the keys in ``file``; None if one of them ties its key to another one, or is in
         doubt."""
-        found = wanted_in(file, self.wanted, self._folded)
-        rows = pa.Table.from_batches(found, self._folded).combine_chunks()
-        mine = pc.is_in(rows["_cdc_key"], value_set=self.keys)
-        from_mine = pc.is_in(rows["_cdc_moved_from_key"], value_set=self.keys)
-        ties = pc.or_(pc.equal(rows["_cdc_kind"], ENDED), pc.is_valid(rows["_cdc_moved_from_key"]))
-        odd = pc.or_(pc.and_(ties, pc.or_(mine, from_mine)), pc.and_(mine, pc.is_valid(rows["_cdc_doubt"])))
-        if pc.any(odd).as_py():
-            return None
-        return rows if pc.all(mine).as_py() else rows.filter(mine)
+        found = []
+        for rows in wanted_in(file, self.wanted, self._folded):
+            mine = pc.is_in(rows["_cdc_key"], value_set=self.keys)
+            from_mine = pc.is_in(rows["_cdc_moved_from_key"], value_set=self.keys)
+            ties = pc.or_(pc.equal(rows["_cdc_kind"], ENDED), pc.is_valid(rows["_cdc_moved_from_key"]))
+            in_doubt = pc.and_(mine, pc.is_valid(rows["_cdc_doubt"]))
+            if pc.any(pc.or_(pc.and_(ties, pc.or_(mine, from_mine)), in_doubt)).as_py():
+                return None
+            # Ties of other keys may be many.
+            found.append(rows if pc.all(mine).as_py() else rows.filter(mine))
+        return pa.Table.from_batches(found, self._folded).combine_chunks()
 
     def merged(self, rows: pa.Table) -> pa.Table:
         """Rows for the update: what ``rows`` of any windows come to, one for each key."""
@@ -118,7 +123,8 @@ def made_again(
 
     ``net_changes``: all their files. What is yielded is kept with the drafts of the ``dimension`` until the
     ``with`` block ends. Yields None where a row may depend on more than the net changes of its key: on other
-    keys (a key change that left a column unsent), or on a person (a quarantined delete).
+    keys (a key change that left a column unsent), or on a person (a quarantined delete); and where it is too
+    much to be sent unfolded.
     """
     # The first task tells of keys that no file has any more, too.
     shares = in_shares(net_changes) or [[]]
@@ -130,14 +136,20 @@ def made_again(
         if made is None:
             yield None
             return
-        rows = sum(map(int, made.results)) // max(1, len(made.aside))
-        yield tuple(LakeFile(path, path, WHOLE_TABLE, (), rows, 0) for path in made.aside)
+        rows, size = (sum(of_task) for of_task in zip(*map(json.loads, made.results), strict=True))
+        if size > _MOST_BYTES:
+            yield None
+            return
+        files = max(1, len(made.aside))
+        yield tuple(
+            LakeFile(path, path, WHOLE_TABLE, (), rows // files, size // files) for path in made.aside
+        )
 
 
 def _sent_again(
     output: Output, files: Sequence[LakeFile], changed: KeysToMake, *, forgets: bool
 ) -> str | None:
-    """Put aside what the update makes the keys of by ``files``; says how many rows that is.
+    """Put aside what the update makes the keys of by ``files``; says how many rows and bytes that is.
 
     ``forgets``: the rows that the keys have are to go, too.
     """
@@ -152,7 +164,7 @@ def _sent_again(
         sent.append(changed.forgotten())
     rows = order_of(changed.contract).sort(columnar.concat(sent))
     output.put_aside(rows)
-    return str(len(rows))
+    return json.dumps([len(rows), rows.nbytes])
 
 
 def _whole_number(key: str) -> int | None:

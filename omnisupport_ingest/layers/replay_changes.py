@@ -26,6 +26,9 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.layers.explained import changed
 
+_BYTES_OF_A_TASK = 32 * 1024 * 1024
+"""Bytes of compressed files that a task holds at most: some hundred megabytes in memory."""
+
 
 class ReplayChanges:
     """How many keys of the replayed ``windows`` have another state; counted once, and only if asked.
@@ -58,7 +61,7 @@ class ReplayChanges:
             )
             for window in self._windows
         }
-        small = [each for each in made_again.values() if each.rows <= ROWS_OF_A_TASK]
+        small = [each for each in made_again.values() if each.is_small]
         works = [
             partial(_count_differing, windows=each, contract=self._contract) for each in in_shares(small)
         ]
@@ -67,7 +70,7 @@ class ReplayChanges:
             assert counted is not None, "the tasks always count"
             for result in counted.results:
                 found |= json.loads(result)
-        large = [window for window, each in made_again.items() if each.rows > ROWS_OF_A_TASK]
+        large = [window for window, each in made_again.items() if not each.is_small]
         if large:
             found |= self._by_joins(large, made_again)
         return found
@@ -101,6 +104,11 @@ class _MadeAgain:
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in (*self.before, *self.after))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a task can hold all of it."""
+        return self.rows <= ROWS_OF_A_TASK and self.bytes <= _BYTES_OF_A_TASK
 
 
 def _count_differing(_output: Output, windows: Sequence[_MadeAgain], contract: TableContract) -> str:

@@ -26,6 +26,7 @@ from omnisupport_ingest.layers import (
     dimensions,
     event_files,
     history,
+    keys_again,
     net_changes,
     odd_keys,
     raw,
@@ -198,6 +199,22 @@ def test_keys_that_net_changes_have_no_more_are_forgotten(untied: Story, spark: 
             assert again is not None
             sent = pa.concat_tables(pq.read_table(each.uri, partitioning=None) for each in again)
         assert len(made_by_an_update(untied, sent)) == (4 if left else 0)
+
+
+def test_what_is_too_much_to_be_sent_is_left_to_joins(
+    untied: Story, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net_changes, dimension = (
+        table.open()
+        for table in (
+            untied.workspace.net_changes(untied.contract),
+            untied.workspace.dimension(untied.contract),
+        )
+    )
+    keys = KeysToMake(untied.contract, tuple(net_changes.files(FIRST)))
+    monkeypatch.setattr(keys_again, "_MOST_BYTES", 100)
+    with made_again(spark, dimension.table, keys, net_changes.all_files()) as again:
+        assert again is None
 
 
 @pytest.mark.parametrize("window", [FIRST, SECOND, THIRD])

@@ -42,7 +42,8 @@ class CursorSchemas:
             reader.go_on_without(table, self._gone(table))
 
     def blocks(self, table: TableContract) -> bool:
-        """Whether ``table`` is not read before a person has looked at its changes and has it read whole."""
+        """Whether ``table`` is not read before a person who has looked at its changes has it read whole
+        (``sync.refresh``)."""
         return table.evolution == BLOCK and bool(self._changes.open_changes(table.name))
 
     def read_whole(self, table: TableContract) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
+from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
@@ -105,7 +106,8 @@ def sync(
 def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], reason: str) -> int:
     """Begin an epoch in which the next sync reads ``tables`` whole; return its number.
 
-    When that reading is finished, rows that only older epochs have are ended.
+    When that reading is finished, rows that only older epochs have are ended. Whoever asks for it answers for
+    the schema changes of ``tables`` that are known by now.
     """
     epoch = inlet.store.begin_epoch(reason, None, now=inlet.clock()).number
     again = {each.full_name for each in tables}
@@ -117,6 +119,8 @@ def refresh(inlet: Inlet, state: QueryState, tables: Sequence[TableContract], re
     if all(state.progress(each.full_name) is None for each in inlet.tables):
         # No cursor says anything of the former database any more, so it may be another one from now on.
         state.forget_all()
+    # Last: who dies before it asks again, and a blocked table was not read meanwhile.
+    SchemaChanges(inlet.store.folder).accept([each.name for each in tables])
     return epoch
 
 
@@ -179,10 +183,9 @@ class _Sync:
         if self._left_a_page:
             # A stopped read has left the transaction unusable.
             return
-        known = self._state.progress(table.full_name)
-        # A reading of the whole table, which begins here, is what a person answers with.
-        if known is not None and self._schemas.blocks(table):
-            result.blocked, result.cursor = True, known.cursor
+        if self._schemas.blocks(table):
+            known = self._state.progress(table.full_name)
+            result.blocked, result.cursor = True, known.cursor if known is not None else None
             return
         progress = self._progress(table, cursor, result)
         reading = progress.reading

@@ -18,7 +18,7 @@ from omnisupport_ingest.sources.query.compare import compare
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.state import QueryState
-from omnisupport_ingest.sources.query.sync import SyncReport, sync
+from omnisupport_ingest.sources.query.sync import SyncReport, refresh, sync
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract, contract_document
 
 
@@ -96,6 +96,30 @@ def test_a_table_whose_contract_says_block_waits_alone_until_it_is_read_whole(de
     assert landed("tickets") == ['["1"]', '["1"]', '["2"]']
     desk.run("ALTER TABLE tickets DROP subject;" + both.format(3))
     assert [each.blocked for each in synced().tables] == [True, False]
+
+
+def test_a_table_that_waits_in_the_middle_of_its_first_reading_is_not_answered_for_by_another_one(desk: Desk):
+    desk.run("CREATE TABLE notes (LIKE tickets INCLUDING ALL)")
+    desk.table = replace(desk.table, evolution=BLOCK)
+    desk.page_rows = 1
+    notes = replace(contract(), name="notes", table="notes")
+    desk.run("INSERT INTO tickets (id) SELECT generate_series(1, 5)")
+    stops = iter([False, True, True, True, True])
+    assert not desk.sync(stopped=lambda: next(stops)).finished
+    desk.run("ALTER TABLE tickets ADD priority int")
+    assert desk.sync().tables[0].blocked
+    inlet = replace(desk.inlet(), tables=(desk.table, notes))
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        refresh(inlet, state, [notes], "another table")
+        assert [each.blocked for each in sync(inlet, reader, state).tables] == [True, False]
+    assert [each.kind for each in SchemaChanges(desk.store.folder).open_changes("tickets")] == [
+        "column_added"
+    ]
+    desk.refresh("somebody has looked")
+    assert desk.sync().finished
+    assert (
+        len({each["key"] for each in desk.events() if each["source_table"] == "tickets" and each["key"]}) == 5
+    )
 
 
 def test_a_table_that_waits_is_not_compared(desk: Desk):
