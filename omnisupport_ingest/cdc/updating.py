@@ -43,8 +43,8 @@ CHANGE = "_cdc_change"
 """Column that says what a sent row means; NULL on a row that only causes the held row to be looked at."""
 
 MERGE, SET, GONE, AGAIN = "merge", "set", "gone", "again"
-"""Merge the row with the key's row; put it in the place of the key's row; remove the key's row; make the
-key's row of those that are sent so, in the place of the one that it has."""
+"""Merge the row with the key's row; replace the key's row by it; remove the key's row; replace the key's row
+by what all rows that are sent so come to."""
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]

@@ -36,7 +36,8 @@ from omnisupport_ingest.layers.event_tasks import order_of
 _KEY = pa.schema([pa.field("_cdc_key", pa.string())])
 
 MOST_ROWS = 100_000
-"""Net changes that came or went up to which tasks look for all that their keys have: each task reads them."""
+"""Up to so many net changes that came or went, tasks look for all net changes of their keys: each task reads
+these keys."""
 
 _MOST_BYTES = 256 * 1024 * 1024
 """Bytes of rows that are sent: a key is sent once by each task that finds it, and values may be long."""
@@ -149,9 +150,10 @@ def made_again(
 def _sent_again(
     output: Output, files: Sequence[LakeFile], changed: KeysToMake, *, forgets: bool
 ) -> str | None:
-    """Put aside what the update makes the keys of by ``files``; says how many rows and bytes that is.
+    """Put aside the net changes of the keys in ``files``, merged, for the update; return the number of rows and
+    bytes as JSON. None as of ``mine_in``.
 
-    ``forgets``: the rows that the keys have are to go, too.
+    ``forgets``: say too that the rows that the keys have count no more.
     """
     found = []
     for file in files:
