@@ -150,8 +150,8 @@ def made_again(
 def _sent_again(
     output: Output, files: Sequence[LakeFile], changed: KeysToMake, *, forgets: bool
 ) -> str | None:
-    """Put aside the net changes of the keys in ``files``, merged, for the update; return the number of rows and
-    bytes as JSON. None as of ``mine_in``.
+    """Put aside the net changes of the keys in ``files``, merged, for the update; return the number of rows
+    and bytes as JSON. None as of ``mine_in``.
 
     ``forgets``: say too that the rows that the keys have count no more.
     """
