@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 
 from omnisupport_ingest.cdc.envelope import RAW_TYPE
 from omnisupport_ingest.cdc.event_hashes import event_hashes
+from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
+from omnisupport_ingest.cdc.row_fold import merge_groups
+from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.lake.contenthash import content_hash
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
@@ -114,6 +117,26 @@ def _read(files: Iterable[LakeFile]) -> Rows:
         of_partition = dict(file.partition)
         rows = pq.read_table(file.uri, partitioning=None).to_pylist(maps_as_pydicts="strict")
         found += [{**row, **of_partition} for row in rows]
+    return found
+
+
+def _folded_rows(workspace: Workspace, contract: TableContract) -> Rows:
+    """The net changes of ``contract``: of an open window with its parts merged, as who reads it does."""
+    table = workspace.net_changes(contract)
+    if not table.exists:
+        return []
+    snapshot = table.open()
+    found: Rows = []
+    for window in snapshot.windows():
+        files, state = snapshot.files(window), snapshot.state(window)
+        if len(files) < 2 or state is None or state.closed:
+            found += _read(files)
+            continue
+        parts = pa.concat_tables(pq.read_table(file.uri, partitioning=None) for file in files)
+        parts = parts.append_column(WINDOW, pa.repeat(window, parts.num_rows))
+        parts = parts.cast(pa.schema([field.with_nullable(True) for field in parts.schema]))
+        for merged in merge_groups(parts.to_batches(), table_columns_of(contract)):
+            found += merged.to_pylist(maps_as_pydicts="strict")
     return found
 
 
@@ -415,7 +438,7 @@ def _net_changes(workspace: Workspace, expected: Expected, shape: TableShape) ->
     keyed: dict[tuple[str, Key], KeyInWindow] = {}
     ended, whole = set(), set()
     wanted = expected.net_changes(shape)
-    for row in _rows(workspace.net_changes(_contract(workspace, shape))):
+    for row in _folded_rows(workspace, _contract(workspace, shape)):
         window, kind = row["window"], row["_cdc_kind"]
         if kind == "key":
             place = window, _key(row)
