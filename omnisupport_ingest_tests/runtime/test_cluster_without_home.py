@@ -73,22 +73,25 @@ class Hiding(Supervisor):
         super().start(replace(service, command=(*hidden, *service.command)))
 
 
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("landed", ["plain", "encrypted"])
 def test_workers_that_see_no_home_make_of_a_bucket_what_one_machine_makes_of_folders(
-    tmp_path: Path, s3: S3Server
+    landed: str, tmp_path: Path, s3: S3Server
 ) -> None:
-    write_contract(tmp_path / "contracts")
+    """Encrypted: both homes have the same keys of subjects and the same tokens; two rows are erased."""
+    encrypted = landed == "encrypted"
+    write_contract(tmp_path / "contracts", protected=encrypted)
     away, alone = both(tmp_path, s3)
+    if encrypted:
+        keys_and_tokens_are_in_the_home(away)
+        return
     assert closed(away) != []
     looks, expected_looks = (json.loads(looks_of(each).read_text()) for each in (away, alone))
     assert looks == expected_looks and len(looks["past"]) > 1_000 and looks["preview"]["events"] > 20_000
 
 
-def test_and_so_they_do_of_what_lands_encrypted_and_of_tokens_whose_keys_are_in_no_bucket(
-    tmp_path: Path, s3: S3Server
-) -> None:
-    """Subjects have the same keys in both homes, and values the same tokens; two rows are erased."""
-    write_contract(tmp_path / "contracts", protected=True)
-    away, _ = both(tmp_path, s3)
+def keys_and_tokens_are_in_the_home(away: Settings) -> None:
+    """One key was destroyed, so its values are NULL in the dimension, and every token has its value."""
     keys, tokens = away.home / SUBJECT_KEYS, away.home / TOKENS
     with closing(sqlite3.connect(keys)) as base:
         assert base.execute("SELECT count(*) FROM keys WHERE secret IS NULL").fetchone() > (0,)
