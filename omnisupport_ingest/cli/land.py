@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import printable
 
 if TYPE_CHECKING:
+    from omnisupport_ingest.contracts.model import TableContract
     from omnisupport_ingest.contracts.sources import SourceDefinition
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.settings import Settings
@@ -232,15 +233,21 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
     captured = source if source in logs else workspace.settings.source
     check_source(source, captured, workspace.contracts)
     _refuse_other_positions(sources.find(source))
+    tables = workspace.contracts.of_source(source)
+    found = replace(handling_in_force(workspace.settings, source), **handling)  # type: ignore[arg-type]
     return Inlet(
-        store=encrypting_store(workspace.home, source, workspace.contracts.of_source(source)),
+        store=encrypting_store(workspace.home, source, tables),
         grid=workspace.grid,
         contracts=workspace.contracts,
         captured=captured,
-        handling=replace(handling_in_force(workspace.settings, source), **handling),  # type: ignore[arg-type]
+        handling=replace(found, value_column=_has_column("value", tables)),
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
         learned=LearnedColumns(workspace.home.path, source),
     )
+
+
+def _has_column(name: str, tables: Iterable[TableContract]) -> bool:
+    return any(column.name == name for each in tables for column in each.source_columns)
 
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:

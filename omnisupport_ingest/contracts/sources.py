@@ -54,15 +54,15 @@ class SourceKind(StrEnum):
 MODES = {
     SourceKind.LOG: ("cdc",),
     SourceKind.QUERY: ("incremental_cursor",),
-    SourceKind.FILES: ("cdc", "full_snapshot", "incremental_cursor", "backfill"),
     SourceKind.KAFKA: ("cdc",),
 }
-"""Modes in which tables of each kind of source can be read."""
+"""Modes in which tables of each kind of source can be read; of deliveries each manifest says its own."""
 
 
 _MEMBERS = {
     "schedule": (SourceKind.QUERY, SourceKind.KAFKA),
     "page_rows": (SourceKind.QUERY,),
+    "tables": (SourceKind.LOG, SourceKind.QUERY, SourceKind.KAFKA),
     "events": (SourceKind.FILES, SourceKind.KAFKA),
     "kafka": (SourceKind.KAFKA,),
     "licenses": (SourceKind.FILES,),
@@ -148,12 +148,12 @@ class SourceDefinition:
                     f"no contract of {self.name} has that name",
                     f"Name one of {', '.join(sorted(there)) or 'none'}, or write the contract.",
                 )
-        if self.kind is SourceKind.LOG and self.modes and len(self.modes) < len(there):
+        if self.kind is not SourceKind.QUERY and self.modes and len(self.modes) < len(there):
             left_out = min(there.keys() - {name for name, _ in self.modes})
             raise refused(
                 Path(self.path),
                 "tables",
-                f"{left_out} has a contract and is left out, and every contract of a log is captured",
+                f"{left_out} has a contract and is left out, and every contract of such a source is taken in",
                 "Name it too, take tables out, or take the contract away.",
             )
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
@@ -293,7 +293,10 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         )
     for member, kinds in _MEMBERS.items():
         if member in document and kind not in kinds:
-            raise refused(path, member, f"a source of the kind {kind} has none", "Take it out.")
+            why = "Take it out."
+            if member == "tables":
+                why += " Its tables are those whose contracts name it, and a manifest says its mode itself."
+            raise refused(path, member, f"a source of the kind {kind} has none", why)
     if kind is SourceKind.KAFKA and (
         "kafka" not in document or "compare_every" in document.get("schedule", {})
     ):
@@ -307,6 +310,20 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
             "a source that shares a database names its slot and its publication",
             "Give log.slot and log.publication.",
         )
+    events = document.get("events", {})
+    if kind is SourceKind.FILES and events.get("tombstones") == "delete" and events.get("order") != "arrival":
+        raise refused(
+            path,
+            "events.tombstones",
+            "is 'delete', and a tombstone in a file says neither its position nor its time",
+            'Have the lines of its files be their order: "order": "arrival".',
+        )
+    fields = events.get("fields", {})
+    for what, name in fields.items():
+        if other := next((each for each in fields if each != what and fields[each] == name), None):
+            raise refused(
+                path, f"events.fields.{what}", f"has the name of {other}: {name!r}", "Name each member once."
+            )
     modes = tuple((name, each["mode"]) for name, each in document.get("tables", {}).items())
     for name, mode in modes:
         if mode not in MODES[kind]:
@@ -328,7 +345,7 @@ def source_of(document: dict[str, Any], path: Path) -> SourceDefinition:
         DEFAULT_SYNC_EVERY if every is None else every,
         _duration(path, "compare_every", schedule),
         document.get("page_rows", DEFAULT_PAGE_ROWS),
-        document.get("events", {}),
+        events,
         str(path),
         KafkaTopics.of(document["kafka"], path) if "kafka" in document else None,
         tuple(document.get("licenses", ())),

@@ -132,12 +132,32 @@ def test_topics_are_chosen_by_name_or_pattern_and_secrets_come_by_name(monkeypat
         (lambda it: it["kafka"]["secrets"].update({"sasl.password": {"text": "x"}}), "sasl.password"),
         (lambda it: it.update(schedule={"compare_every": "P1D"}), "not compared"),
         (lambda it: it.update(page_rows=5), "page_rows"),
-        (lambda it: it.update(tables={"orders": {"mode": "full_snapshot"}}), "cannot be carried out"),
+        (lambda it: it.update(tables={"orders": {"mode": "incremental_cursor"}}), "cannot be carried out"),
+        (
+            lambda it: it.update(events={"fields": {"op": "kind", "deleted": "kind"}}),
+            "has the name of deleted",
+        ),
     ],
 )
 def test_what_a_source_of_topics_cannot_be(change: Callable[[dict[str, Any]], object], told: str):
     with pytest.raises(ContractError, match=told):
         read_kafka(change)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"tables": {"orders": {"mode": "cdc"}}}, "manifest says its mode itself"),
+        ({"events": {"tombstones": "delete"}}, "neither its position nor its time"),
+    ],
+)
+def test_what_a_source_of_files_cannot_be(more: dict[str, Any], told: str):
+    document = {each: KAFKA[each] for each in ("$schema", "name", "description")} | {"kind": "files"}
+    with pytest.raises(ContractError) as refused:
+        source_of(document | more, Path("sources") / "nova.json")
+    assert told in f"{refused.value} {refused.value.fix}"
+    ordered = {"events": {"tombstones": "delete", "order": "arrival"}}
+    assert source_of(document | ordered, Path("sources") / "nova.json").kind is SourceKind.FILES
 
 
 def test_a_table_without_a_contract_is_named():

@@ -26,8 +26,7 @@ class Flat:
     def __init__(self, headers: Mapping[str, Any], value: Mapping[str, Any], handling: Handling) -> None:
         self._handling = handling
         self._held = {**headers, **value}
-        self._ours = frozenset(handling.fields.values())
-        self.row = {name: member for name, member in value.items() if not self.is_about(name)}
+        self.row = {name: member for name, member in value.items() if not is_metadata(name, handling)}
         self.is_flat = any(self.name_of(each) in self._held for each in (OP, DELETED))
 
     def about(self, what: str) -> Any:
@@ -41,12 +40,17 @@ class Flat:
 
     def is_about(self, name: str) -> bool:
         """Whether a member is no column but tells of the row."""
-        prefix = self._handling.prefix
-        if name in self._ours:
-            return True
-        if prefix and name.startswith(prefix):
-            name = f"__{name.removeprefix(prefix)}"
-        return name in _NAMES or name.startswith(_PREFIXES)
+        return is_metadata(name, self._handling)
+
+
+def is_metadata(name: str, handling: Handling) -> bool:
+    """Whether a member of this name is no column but tells of its row."""
+    prefix = handling.prefix
+    if name in handling.fields.values():
+        return True
+    if prefix and name.startswith(prefix):
+        name = f"__{name.removeprefix(prefix)}"
+    return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def names_of(what: str, handling: Handling) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class Handling:
     the row or among the headers. ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without
     a word about it. ``time_columns``: where an event has no commit time, the first of them that is not null.
     ``order``: ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``:
-    ``QUARANTINE`` or ``REFUSE``.
+    ``QUARANTINE`` or ``REFUSE``. ``value_column``: whether a table of the source may have a column ``value``,
+    so that a bare row may look like the tombstone ``{"id": 1, "value": null}``.
     """
 
     decimals: str = "precise"
@@ -55,6 +56,7 @@ class Handling:
     order: str = BY_POSITION
     tombstones: str = DROP
     odd_lines: str = QUARANTINE
+    value_column: bool = True
 
     def table_of(self, name: str) -> NamedTable | None:
         """Return the table whose events come in the file or topic ``name``; None if the definition names

@@ -34,9 +34,9 @@ from omnisupport_ingest.sources.debezium.records import (
     flat_table,
     is_envelope,
     is_record,
+    named_table,
     record_in,
     row_fields,
-    table_of,
     unwrapped,
 )
 from omnisupport_ingest.sources.debezium.shown_schemas import RowSchema
@@ -205,7 +205,7 @@ def _of_envelope(record: Record, handling: Handling, context: LineContext) -> _S
     images = {each: value[each] for each in _IMAGES if value.get(each) is not None}
     if not images or not all(isinstance(each, dict) and each for each in images.values()):
         raise NotOrdinary
-    table = _table(table_of, source.get("schema"), source.get("table"), handling, context)
+    table = _table(named_table, source.get("schema"), source.get("table"), handling, context)
     return _Sample(table, images, row_fields(record.value_schema))
 
 
@@ -216,6 +216,8 @@ def _of_flat(record: Record, handling: Handling, context: LineContext) -> _Sampl
     if not flat.is_flat or not flat.row or handling.bare_rows or record.headers.keys() & about.keys():
         raise NotOrdinary
     deleted, op = flat.about(flat_form.DELETED), flat.about(flat_form.OP)
+    if not (deleted is None or isinstance(deleted, bool) or deleted in ("true", "false")):
+        raise NotOrdinary
     is_deleted = deleted is True or deleted == "true"
     if flat.name_of("lsn") not in record.value or not (is_deleted or isinstance(op, str) or op is None):
         raise NotOrdinary

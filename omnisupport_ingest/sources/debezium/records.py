@@ -25,8 +25,8 @@ from omnisupport_ingest.sources.debezium.changes import (
     Passed,
 )
 from omnisupport_ingest.sources.debezium.faults import LineFault
-from omnisupport_ingest.sources.debezium.flat_form import TOLD, Flat, names_of
-from omnisupport_ingest.sources.debezium.handling import ALONE, DROP, PLAIN, Handling, LineContext
+from omnisupport_ingest.sources.debezium.flat_form import TOLD, Flat, is_metadata, names_of
+from omnisupport_ingest.sources.debezium.handling import ALONE, DELETE, DROP, PLAIN, Handling, LineContext
 from omnisupport_ingest.sources.debezium.other_logs import MYSQL, position_of
 
 OLD_KEY = "__debezium.oldkey"
@@ -160,13 +160,16 @@ def is_record(document: Any, handling: Handling) -> bool:
     """Whether a line is a whole record, and no value alone."""
     if not isinstance(document, dict) or "value" not in document:
         return False
-    if document.keys() & {"op", "__op", "__deleted", *handling.fields.values()}:
+    if "op" in document or any(is_metadata(name, handling) for name in document):
+        # The flat form, of a table that has a column of this name.
         return False
     value = document["value"]
     if "topic" in document or "key" in document:
         # A bare row may have columns of these names.
         return not handling.bare_rows or value is None or value == "" or isinstance(value, dict)
-    return value is None and not handling.bare_rows
+    if handling.bare_rows and (handling.tombstones != DELETE or handling.value_column):
+        return False
+    return value is None
 
 
 def unwrapped(document: Any) -> tuple[Any, Document]:
@@ -199,7 +202,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, context: L
     if op not in OPERATIONS:
         raise LineFault("its op is none of c, r, u, d, t and m", "Take the line out, or correct its op.")
     transaction = value.get("transaction")
-    schema, table = table_of(source.get("schema"), source.get("table"), handling, context)
+    schema, table = named_table(source.get("schema"), source.get("table"), handling, context)
     if schema is None and source.get("connector") in MYSQL:
         schema = _text(source.get("db"))
     before, after = _image(value.get("before"), "before"), _image(value.get("after"), "after")
@@ -228,7 +231,7 @@ def _of_envelope(record: Record, value: Document, handling: Handling, context: L
 
 def _of_flat(record: Record, flat: Flat, handling: Handling, context: LineContext) -> Change:
     row = flat.row
-    op = "d" if _truth(flat.about("deleted")) else flat.about("op")
+    op = "d" if _is_deleted(flat.about("deleted")) else flat.about("op")
     if op is None and (handling.bare_rows or flat.about("deleted") is not None):
         # A row that is there: it says everything of itself but how it came to be.
         op = "u"
@@ -267,12 +270,11 @@ def flat_table(
 ) -> tuple[str | None, str]:
     """The schema, if anything says it, and the table of a row of the flat form; ``LineFault`` without one."""
     topic = record.topic.split(".")
-    return table_of(
-        flat.about("schema") or (topic[-2] if len(topic) > 2 else None),
-        flat.about("table") or (topic[-1] if len(topic) > 1 else None),
-        handling,
-        context,
-    )
+    schema = flat.about("schema") or (topic[-2] if len(topic) > 2 else None)
+    table = flat.about("table")
+    if _text(table) is not None:
+        return named_table(schema, table, handling, context)
+    return table_of(schema, topic[-1] if len(topic) > 1 else None, handling, context)
 
 
 def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> Change | Passed:
@@ -301,6 +303,17 @@ def _of_tombstone(record: Record, handling: Handling, context: LineContext) -> C
     )
 
 
+def named_table(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
+    """As ``table_of``, where the event itself says its ``table``, if anything does: then it is of no other.
+
+    The definition may say its schema.
+    """
+    named = handling.table_of(context.name)
+    if named is not None and (known := _text(table)) is not None and known != named.table:
+        return _text(schema), known
+    return table_of(schema, table, handling, context)
+
+
 def table_of(schema: Any, table: Any, handling: Handling, context: LineContext) -> tuple[str | None, str]:
     """Return schema and table: from the event, else from the definition of its file or topic."""
     named = handling.table_of(context.name)
@@ -321,8 +334,14 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _truth(value: Any) -> bool:
-    return value is True or value == "true"
+def _is_deleted(value: Any) -> bool:
+    """What ``__deleted`` says; ``LineFault`` for what is neither true nor false: nothing is guessed."""
+    text = str(value).lower() if isinstance(value, str | int) else value
+    if text in ("true", "1"):
+        return True
+    if text in ("false", "0", "", None):
+        return False
+    raise LineFault("its __deleted is neither true nor false", "Write true or false.")
 
 
 def _image(value: Any, name: str) -> Document | None:

@@ -260,6 +260,52 @@ def test_a_tombstone_may_be_all_that_tells_of_a_delete() -> None:
     assert read(None, handling, context) is TOMBSTONE
 
 
+def test_among_bare_rows_a_key_with_a_null_value_is_a_tombstone_where_no_table_has_such_a_column() -> None:
+    handling = replace(MAPPED, tombstones=DELETE, order=BY_ARRIVAL, bare_rows=True)
+    context = LineContext("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
+    line = {"id": 1, "value": None}
+    assert change(line, handling, context).op == "u"
+    told = change(line, replace(handling, value_column=False), context)
+    assert (told.op, told.key) == ("d", {"id": 1})
+
+
+@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize("others", [{}, {"key": "k"}])
+def test_a_row_of_the_flat_form_with_an_empty_column_called_value_is_no_tombstone(
+    value: str | None, others: dict[str, str]
+) -> None:
+    row = {"id": 2, "value": value} | others
+    for prefix in ("__", "meta."):
+        about = {name.replace("__", prefix): told for name, told in _HELD.items()}
+        told = change(row | about, Handling(prefix=prefix))
+        assert (told.op, told.after) == ("u", row)
+    without_op = {name: told for name, told in _HELD.items() if name != "__op"}
+    with pytest.raises(LineFault, match="neither a Debezium change event"):
+        change({"id": 2, "value": None} | without_op)
+
+
+def test_an_event_that_names_another_table_than_its_file_is_of_that_table() -> None:
+    handling = Handling(tables=(NamedTable("*", "app", "users"),))
+    about = {"__op": "c", "__source_ts_ms": TS}
+    for table, schema in (("orders", None), ("users", "app")):
+        flat = change({"id": 1, "__source_table": table} | about, handling)
+        assert (flat.schema, flat.table) == (schema, table)
+        envelope = change(of_mysql("u", table=table), handling)
+        assert (envelope.schema, envelope.table) == (schema or "shop", table)
+    unnamed = change({"id": 1} | about, handling, LineContext("any.jsonl"))
+    assert (unnamed.schema, unnamed.table) == ("app", "users")
+
+
+@pytest.mark.parametrize(
+    ("said", "op"), [("True", "d"), (1, "d"), ("1", "d"), (0, "u"), ("FALSE", "u"), ("", "u")]
+)
+def test_what_says_that_a_row_is_deleted_may_be_spelled_otherwise(said: object, op: str) -> None:
+    row = {"id": 1, "__deleted": said, **{name: told for name, told in _HELD.items() if name != "__op"}}
+    assert change(row).op == op
+    with pytest.raises(LineFault, match="neither true nor false"):
+        change(row | {"__deleted": "yes"})
+
+
 # ---- Other connectors
 
 
