@@ -40,6 +40,13 @@ def read_at_rest(
         stated.get("subject", name), _column(path, policy, columns, stated.get("subject_column"))
     )
     readable = _readable(policy, subject)
+    if all(column.name in readable for column in columns if column.personal):
+        raise refused(
+            path,
+            "x-cdc.at_rest.pii",
+            "is 'encrypted', and pii names only columns by which rows are found, which land readable",
+            "Name another personal column in pii, or write plain.",
+        )
     for column in columns:
         if column.personal and column.name not in readable and not column.nullable:
             raise refused(

@@ -89,6 +89,13 @@ def _column(path: Path, name: str, body: dict[str, Any], *, nullable: bool, in_k
         policies=_policies(path, name, body, nullable=nullable),
         former_types=tuple(body.get("x-former-types", ())),
     )
+    if column.minimum is not None and column.maximum is not None and column.minimum > column.maximum:
+        raise refused(
+            path,
+            f"properties.{name}.minimum",
+            f"is {column.minimum}, above the maximum {column.maximum}: no value would do",
+            "Correct one of them.",
+        )
     _check_former_types(path, column, in_key=in_key)
     _check_default(path, column)
     return column

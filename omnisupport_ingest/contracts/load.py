@@ -132,6 +132,13 @@ def contract_of(document: dict[str, Any], path: Path) -> TableContract:
             f"{soft_delete!r} is not a column",
             "Name a column, or null.",
         )
+    if soft_delete is not None and soft_delete in document["required"]:
+        raise refused(
+            path,
+            "x-cdc.events.soft_delete_column",
+            f"{soft_delete!r} is required, and a row is deleted where it is not NULL: every row would be",
+            "Name a column that is NULL while a row lives, or null.",
+        )
     lateness = policy.get("lateness", {})
     allowed = _duration(path, "lateness.allowed", lateness.get("allowed"))
     allowed = DEFAULT_ALLOWED_LATENESS if allowed is None else allowed

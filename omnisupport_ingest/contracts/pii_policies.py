@@ -118,7 +118,8 @@ def _mask(path: Path, at: str, given: dict[str, str]) -> Mask | None:
     form = given.get("mask")
     if form is None:
         raise refused(path, at, "does not say which mask", "Add mask, such as email, name or text.")
-    if (form == OWN) != ({"pattern", "replacement"} <= given.keys()) or (form != OWN and "pattern" in given):
+    own = {"pattern", "replacement"}
+    if own & given.keys() != (own if form == OWN else set()):
         raise refused(
             path,
             at,

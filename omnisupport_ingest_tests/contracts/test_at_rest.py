@@ -57,8 +57,11 @@ def test_what_finds_and_orders_rows_is_readable_and_the_rest_of_pii_is_not(tmp_p
     assert encrypted_columns(found) == ("email",)
     # A column that the contract does not name is none of these, so it is encrypted.
     assert readable_columns(found) == {"id", "lane", "plan", "gone"}
-    other = contract(tmp_path, {"pii": "encrypted", "subject": "customer", "subject_column": "email"})
-    assert (other.subject, encrypted_columns(other)) == (Subject("customer", "email"), ())
+    pii = {name: {"policy": "keep", "note": "A test."} for name in ("email", "plan")}
+    other = contract(
+        tmp_path, {"pii": "encrypted", "subject": "customer", "subject_column": "email"}, pii=pii
+    )
+    assert (other.subject, encrypted_columns(other)) == (Subject("customer", "email"), ("plan",))
 
 
 def test_encrypted_is_another_contract(
@@ -75,6 +78,7 @@ def test_encrypted_is_another_contract(
         ({"pii": "sealed"}, {}, "'sealed' is not one of"),
         ({"pii": "plain", "subject": "x"}, {}, "names a subject of plain values"),
         ({"pii": "encrypted"}, {"pii": {}}, "pii names no column"),
+        ({"pii": "encrypted", "subject_column": "email"}, {}, "which land readable"),
         ({"pii": "encrypted"}, {"key": ["id", "lane"]}, "does not say whose a row is"),
         ({"pii": "encrypted", "subject_column": "owner"}, {}, "'owner' is not a column"),
         ({"pii": "encrypted", "subject": "a b"}, {}, "does not match"),

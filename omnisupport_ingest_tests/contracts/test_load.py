@@ -102,6 +102,16 @@ REFUSED: dict[str, tuple[Edit, str, str]] = {
         "$.x-cdc.key[0]",
         "List total in required",
     ),
+    "every row would be deleted": (
+        lambda d: d["x-cdc"]["events"].update(soft_delete_column="state"),
+        "$.x-cdc.events.soft_delete_column",
+        "is required",
+    ),
+    "no value would do": (
+        lambda d: properties(d)["total"].update(maximum=0),
+        "$.properties.total.minimum",
+        "above the maximum 0",
+    ),
     "there is no key": (lambda d: d["x-cdc"].pop("key"), "$.x-cdc", "'key' is a required property"),
     "the key is empty": (lambda d: d["x-cdc"].update(key=[]), "$.x-cdc.key", "List the key's columns"),
     "a column has a reserved name": (

@@ -123,6 +123,11 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
         {"policy": "mask", "mask": "name", "pattern": "a"},
         "has the mask 'name'",
     ),
+    "a replacement beside a mask": (
+        "email",
+        {"policy": "mask", "mask": "email", "replacement": "a"},
+        "has the mask 'email'",
+    ),
     "a pattern that is none": (
         "email",
         {"policy": "mask", "mask": "pattern", "pattern": "(", "replacement": "x"},

@@ -8,6 +8,7 @@ less, or other values) for readers of the tables.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from omnisupport_ingest.contracts.at_rest import ENCRYPTED
 from omnisupport_ingest.contracts.learned import raised
 from omnisupport_ingest.contracts.pg_types import Fit, Kind, PgType, fit
-from omnisupport_ingest.contracts.pii_policies import DROP, takes
+from omnisupport_ingest.contracts.pii_policies import DROP, KEEP, takes
 from omnisupport_ingest.contracts.pii_scan import with_notes
 from omnisupport_ingest.landing.schema_changes import SchemaChange
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveColumn
@@ -160,6 +161,13 @@ class _Draft:
             if name in self._needed():
                 self.for_a_person.append(f"{name} is gone, which the contract cannot be without.")
                 continue
+            if self._covered() == {name}:
+                self.for_a_person.append(
+                    f"{name} is gone. It is the last column with a policy for personal data: without one, "
+                    "values of columns that are gone would be uncovered in deduped_events. Leave its "
+                    "line, or give another column a policy (x-cdc.pii)."
+                )
+                continue
             del self.properties[name]
             self.document["required"] = [each for each in self.document["required"] if each != name]
             self.policy.get("pii", {}).pop(name, None)
@@ -176,8 +184,17 @@ class _Draft:
         cursor, at_rest = self.policy.get("cursor") or {}, self.policy.get("at_rest", {})
         needed = {*self.policy["key"], self.policy["events"]["soft_delete_column"]}
         needed |= {cursor.get("field"), cursor.get("event_time"), at_rest.get("subject_column")}
-        personal = self.policy.get("pii", {}).keys()
-        return needed | set(personal) if self._encrypted and len(personal) == 1 else needed
+        # These land readable, so one that is encrypted has to be left.
+        encrypted = self.policy.get("pii", {}).keys() - needed
+        return needed | encrypted if self._encrypted and len(encrypted) == 1 else needed
+
+    def _covered(self) -> set[str]:
+        """The columns that a policy covers; while there is one, columns without a line stay covered too.
+
+        None where values land encrypted, as those of such columns do.
+        """
+        policies = {} if self._encrypted else self.policy.get("pii", {})
+        return {name for name, each in policies.items() if each["policy"] != KEEP}
 
     @property
     def _encrypted(self) -> bool:
@@ -203,6 +220,7 @@ class _Draft:
         if live is None:
             return
         line = self.properties[name]
+        declared = _length(line["x-pg-type"])
         self._follow_type(name, line, live)
         if not live.not_null and name in self.document["required"] and name not in self.policy["key"]:
             self._let_be_null(name)
@@ -217,7 +235,9 @@ class _Draft:
                 "rows with a value that is not listed are quarantined",
             )  # fmt: skip
         length = line.get("maxLength")
-        if length is not None and (live.max_length or length + 1) > length:
+        # A limit below that of the type, or of a type without one, is a rule that somebody wrote.
+        of_type = length is not None and declared is not None and length >= declared
+        if of_type and (live.max_length or length + 1) > length:
             if live.max_length is None:
                 del line["maxLength"]
                 _without_policies(line, "maxLength")
@@ -366,6 +386,12 @@ class _Draft:
 
     def _step(self, compatibility: str, at: str, description: str, why: str) -> None:
         self.steps.append(Step(compatibility, at, description, why))
+
+
+def _length(pg_type: str) -> int | None:
+    """The n of ``varchar(n)`` and ``char(n)``; None of any other type."""
+    found = re.fullmatch(r"(?:character varying|character|varchar|char)\((\d+)\)", pg_type.lower())
+    return None if found is None else int(found.group(1))
 
 
 def _without_policies(line: dict[str, Any], *keywords: str) -> None:

@@ -140,7 +140,10 @@ def learn(
     live: Mapping[str, LiveSchema],
     learned: LearnedColumns,
 ) -> None:
-    """Let additive contracts learn the recorded new columns that they may take by themselves."""
+    """Let additive contracts learn the recorded new columns that they may take by themselves.
+
+    One that encrypts learns none: what it does not name lands encrypted, and a column that it names readable.
+    """
     for name, columns in _new_columns(changes.held().changes).items():
         contract = contracts.get(name)
         if contract is None or name not in live or contract.evolution != ADDITIVE:
@@ -153,6 +156,10 @@ def learn(
         if new and gone:
             message = "the contract %s learns nothing by itself: %s is gone, and may have another name now"
             _log.warning(message, name, ", ".join(gone))
+            continue
+        if new and contract.subject is not None:
+            message = "the contract %s learns nothing by itself, as it encrypts: is %s personal?"
+            _log.warning(message, name, ", ".join(sorted(new)))
             continue
         lines = {
             column: live[name].line(column)

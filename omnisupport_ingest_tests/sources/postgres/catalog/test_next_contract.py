@@ -344,3 +344,60 @@ def test_a_new_personal_column_that_lands_encrypted_may_be_null_in_the_contract(
     columns = (*with_column("title", not_null=False), email)
     found = followed(private(), *columns, changes=(change("column_added", "email"),)).document
     assert "email" not in found["required"] and found["properties"]["email"]["type"] == ["string", "null"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "length", "now", "found"),
+    [
+        ("text", 10, None, 10),
+        ("character varying(40)", 10, 40, 10),
+        ("character varying(40)", 10, 80, 10),
+        ("character varying(40)", 40, 80, 80),
+        ("character varying(40)", 80, 120, 120),
+        ("character varying(40)", 40, None, None),
+    ],
+)
+def test_a_length_that_somebody_wrote_stays_and_one_of_the_type_follows_it(
+    declared: str, length: int, now: int | None, found: int | None
+) -> None:
+    document = deepcopy(DOCUMENT)
+    document["properties"]["title"] |= {"x-pg-type": declared, "maxLength": length}
+    pg_type = "text" if now is None else f"character varying({now})"
+    next_one = next_contract(document, form(*with_column("title", pg_type=pg_type, max_length=now)), ())
+    assert next_one.document["properties"]["title"].get("maxLength") == found
+
+
+def test_the_last_policy_for_personal_data_stays_though_its_column_is_gone() -> None:
+    document = deepcopy(DOCUMENT)
+    mask = {"policy": "mask", "mask": "text", "note": "Who asked for it."}
+    document["x-cdc"]["pii"] = {"title": mask, "size": {"policy": "keep", "note": "Of nobody."}}
+    gone = (change("column_dropped", "title"), change("column_dropped", "size"))
+    found = next_contract(document, form(ID, PLAN), gone)
+    assert found.document["x-cdc"]["pii"] == {"title": mask} and "title" in found.document["properties"]
+    assert "size" not in found.document["properties"]
+    [told] = [each for each in found.for_a_person if "uncovered" in each]
+    assert told.startswith("title is gone")
+    document["x-cdc"]["pii"]["plan"] = mask
+    found = next_contract(document, form(ID, PLAN), gone)
+    assert "title" not in found.document["properties"], "another column has a policy"
+
+
+def test_a_contract_that_encrypts_learns_no_column_by_itself(tmp_path: Path) -> None:
+    """What it does not name lands encrypted, and would be readable from then on."""
+    document = deepcopy(DOCUMENT)
+    document["x-cdc"] |= {
+        "evolution": "additive",
+        "at_rest": {"pii": "encrypted", "subject": "customer"},
+        "pii": {"title": {"policy": "mask", "mask": "text", "note": "Who asked for it."}},
+    }
+    document["required"].remove("title")
+    document["properties"]["title"]["type"] = ["string", "null"]
+    record, learned, now = (
+        SchemaChanges(tmp_path),
+        LearnedColumns(tmp_path, "desk"),
+        form(*COLUMNS, live("extra")),
+    )
+    added = Difference("column_added", "extra", None, "text")
+    record.seen(Look(1, Lsn(1), Lsn(2)), {"tickets": now.seen}, {"tickets": [added]})
+    learn(record, {"tickets": contract_of(document, Path("tickets.json"))}, {"tickets": now}, learned)
+    assert not learned.of("tickets")
