@@ -39,11 +39,23 @@ def validate(path: Path | None, as_json: bool) -> None:
     Exit code: 0 valid, 2 usage, settings, or a manifest that cannot be used.
     """
     from omnisupport_ingest.contracts.in_force import contracts_in_force
-    from omnisupport_ingest.sources.manifests.seed_manifest import default_manifests_dir, load_manifest
+    from omnisupport_ingest.sources.manifests.seed_manifest import (
+        SeedManifest,
+        SeedManifestError,
+        default_manifests_dir,
+        load_manifest,
+    )
 
     contracts = contracts_in_force(open_settings())
     paths = [path] if path else sorted(default_manifests_dir().glob("*.json"))
-    seeds = {each: load_manifest(each, contracts) for each in paths}
+    seeds, wrong = dict[Path, SeedManifest](), list[SeedManifestError]()
+    for each in paths:
+        try:
+            seeds[each] = load_manifest(each, contracts)
+        except SeedManifestError as problem:
+            wrong.append(problem)
+    if wrong and as_json:
+        raise wrong[0]
     if as_json:
         rows = {
             str(each): {"load_mode": seed.load_mode, "table": seed.contract.full_name, "rows": seed.rows}
@@ -53,7 +65,12 @@ def validate(path: Path | None, as_json: bool) -> None:
         return
     for each, seed in seeds.items():
         click.echo(f"{each}: {seed.load_mode} of {seed.contract.full_name}, {seed.rows:,} rows")
-    click.echo(f"{len(paths)} manifests are valid.")
+    if not wrong:
+        click.echo(f"{len(paths)} manifests are valid.")
+        return
+    for each_wrong in wrong[:-1]:
+        say_err(f"Error: {each_wrong.problem}\nFix: {each_wrong.fix}\n")
+    raise wrong[-1]
 
 
 @manifest.command()
@@ -166,7 +183,9 @@ def _show(seed: SeedManifest, examined: Examined, delivery: Delivery | None, *, 
         return
     of_all = delivery is None
     for fault in [each for each in examined.faults if of_all or each.action != "accept"][:_MOST_SHOWN]:
-        click.echo(f"{fault.action}: {fault.where}: {fault.problem} (gate {fault.kind}).", err=not of_all)
+        where = f"{fault.where}: " if fault.file else ""
+        said = f"{fault.action}: {where}{fault.problem} (gate {fault.kind}). {fault.fix}"
+        click.echo(said, err=not of_all)
     total = sum(examined.counts.values())
     if of_all and total > _MOST_SHOWN:
         click.echo(f"… {total:,} faults in all; --json lists the first thousand.")

@@ -103,6 +103,22 @@ def test_a_source_of_seed_manifests_takes_no_files_of_events(home: Path) -> None
     assert "deliveries of a seed manifest" in done.err
 
 
+def test_a_dry_run_says_the_file_of_a_fault_and_the_fix(home: Path, tmp_path: Path) -> None:
+    original = program_file("data/seed_manifests/legacy_tickets_2025.json")
+    document = json.loads(original.read_text())
+    for each in document["files"]:
+        each["path"] = str((original.parent / each["path"]).resolve())
+    document["gates"]["row_count"] = "warn"
+    document["files"][0]["rows"] += 1
+    (tmp_path / "delivery.json").write_text(json.dumps(document))
+    done = command("manifest", "load", str(tmp_path / "delivery.json"), "--dry-run")
+    assert done.code == 0, done.err
+    [fault] = [line for line in done.out.splitlines() if line.startswith("warn: ")]
+    file = document["files"][0]["path"]
+    assert fault.startswith(f"warn: {file}: ") and "(gate row_count). " in fault
+    assert not fault.endswith("(gate row_count). ")
+
+
 def test_an_event_before_the_home_is_announced(tmp_path: Path) -> None:
     Home.open(tmp_path / "later", WindowSize(60), now=datetime(2027, 1, 1, tzinfo=UTC))
     with environment(home=str(tmp_path / "later"), contracts_dir=str(program_file("contracts/data"))):

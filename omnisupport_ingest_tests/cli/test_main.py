@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import duckdb
@@ -124,6 +125,19 @@ def test_contracts_and_manifests_of_the_project_are_valid() -> None:
     assert "manifests are valid" in run("manifest", "validate").stdout
     printed = json.loads(run("manifest", "validate", "--json").stdout)["manifests"]
     assert len(printed) > 3 and {each["load_mode"] for each in printed.values()} >= {"full_snapshot", "cdc"}
+
+
+def test_every_manifest_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "seed_manifests"
+    folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (folder / f"{name}.json").write_text('{"name": "x"}')
+    with chdir(tmp_path):
+        done = run("manifest", "validate")
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("Error: ")] != []
+    assert all(f"seed_manifests/{name}.json" in done.stderr for name in ("a", "b"))
+    assert done.stderr.count("Fix: ") == 2 and "valid" not in done.stdout
 
 
 def test_clean_leaves_a_folder_alone_that_is_no_home(tmp_path: Path) -> None:

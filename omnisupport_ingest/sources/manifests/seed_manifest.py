@@ -8,6 +8,7 @@ refused here.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,6 +137,8 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
             "Deliver it as incremental_cursor, or name a time as x-cdc.cursor.field.",
         )
     replay = document.get("replay")
+    files = tuple(_file(path, mode, number, each) for number, each in enumerate(document.get("files", ())))
+    _refuse_twice(path, files)
     return SeedManifest(
         name=document["name"],
         description=document["description"],
@@ -144,7 +147,7 @@ def load_manifest(path: Path, contracts: Contracts) -> SeedManifest:
         load_mode=mode,
         contract=contract,
         as_of=_moment(path, document.get("as_of")),
-        files=tuple(_file(path, mode, number, each) for number, each in enumerate(document.get("files", ()))),
+        files=files,
         gates=Gates(**document.get("gates", {})),
         path=path,
         sha256=hashlib.sha256(read_bytes(path, SeedManifestError)).hexdigest(),
@@ -164,6 +167,16 @@ def _file(path: Path, mode: str, number: int, entry: dict[str, Any]) -> SeedFile
             f"Let the name end with {', '.join(known)}; a text format may have {packed} behind it.",
         )
     return file
+
+
+def _refuse_twice(path: Path, files: Sequence[SeedFile]) -> None:
+    first: dict[Path, int] = {}
+    for number, file in enumerate(files):
+        known = first.setdefault(file.path.absolute(), number)
+        if known != number:
+            raise _refused(
+                path, f"files[{number}].path", f"is the file of files[{known}], too", "Name each file once."
+            )
 
 
 def _replay_of(document: dict[str, Any]) -> ReplayOf:

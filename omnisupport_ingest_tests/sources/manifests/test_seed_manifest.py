@@ -75,6 +75,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d["contract"].update(version="9.0.0"),
         "$.contract.version",
     ),
+    "a file twice": (
+        lambda d: d["files"].append({**d["files"][0], "rows": 1}),
+        "is the file of files[0], too",
+    ),
     "a hash that is none": (lambda d: d["files"][0].update(sha256="abc"), "$.files[0].sha256"),
     "a moment without a zone": (lambda d: d.update(as_of="2026-01-01T00:00:00"), "$.as_of"),
     "no files": (lambda d: d.update(files=[]), "$.files"),
