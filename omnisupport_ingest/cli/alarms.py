@@ -19,7 +19,7 @@ import click
 
 from omnisupport_ingest.cli.opening import leave_out_pandas, open_home, open_settings
 from omnisupport_ingest.cli.render import echo_json, say_err
-from omnisupport_ingest.cli.status_health import CHECK, SLOT, Problem, problems
+from omnisupport_ingest.cli.status_health import CHECK, LEFT_OUT, SLOT, Problem, problems
 from omnisupport_ingest.cli.stopping import stop_on_signal
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
@@ -202,7 +202,7 @@ def _seen(home: Home, settings: Settings, *, expect_running: bool) -> tuple[list
 
 
 def _has_other_alarms(problem: Problem) -> bool:
-    return problem.kind.startswith(SLOT) or (
+    return problem.kind.startswith((SLOT, LEFT_OUT)) or (
         problem.kind.startswith(CHECK) and problem.kind.endswith((_SENT_BY_SENSOR, _ALARMS_OF_ITS_OWN))
     )
 

@@ -23,7 +23,9 @@ _IN_DANGER = frozenset({"unreserved", "lost"})
 
 
 def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
-    """Windows by their state, and events in quarantine by reason; None where it cannot be read."""
+    """Windows by their state, and events in quarantine by reason; None where it cannot be read. ``left_out``:
+    tables that capture does not follow, each with the reason and the fix.
+    """
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.review.quarantine_stock import stock_of
 
@@ -38,7 +40,27 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
         "windows": windows,
         "inputs": inputs,
         "quarantine": dict(stock_of(workspace, source).most_common()),
+        "left_out": _left_out(workspace, source),
     }
+
+
+def _left_out(workspace: Workspace, source: str) -> list[dict[str, str]]:
+    from omnisupport_ingest.errors import IngestError
+    from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables, unpark_fix
+
+    names = {each.name for each in workspace.contracts.of_source(source)}
+    store = workspace.landing(source)
+    try:
+        epoch = store.current_epoch()
+        parked = {} if epoch is None else ParkedTables(store.folder, epoch.number).all()
+    except IngestError:
+        # Landing says so itself.
+        return []
+    return [
+        {"table": name, "reason": each.reason, "fix": unpark_fix(name)}
+        for name, each in sorted(parked.items())
+        if name in names
+    ]
 
 
 def _windows(workspace: Workspace, source: str) -> dict[str, int]:
@@ -84,8 +106,9 @@ class Problem:
     broken: bool = False
 
 
-SLOT, CHECK, SCHEMA = "slot", "check", "schema"
-"""First words of kinds: of what threatens a slot, of a red check, and of a schema change."""
+SLOT, CHECK, SCHEMA, LEFT_OUT = "slot", "check", "schema", "left out"
+"""First words of kinds: of what threatens a slot, of a red check, of a schema change, and of a table that
+capture does not follow."""
 
 _CHECKS_NAMED = "omnisupport-ingest status"
 
@@ -161,6 +184,11 @@ def _of_sources(document: dict[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{SLOT} {name} gone", f"the slot of {name} is not on the server any more", helps)
         if log["slot"]["wal_status"] in _IN_DANGER:
             yield Problem(f"{SLOT} {name}", f"the slot of {name} is {log['slot']['wal_status']}", helps)
+    for each in document["sources"]:
+        for left in each["left_out"]:
+            name = f"{each['source']}.{left['table']}"
+            says = f"{name} is left out, the other tables go on: {left['reason']}"
+            yield Problem(f"{LEFT_OUT} {name}", says, left["fix"])
     for each in document["readings"]:
         name, helps = each["source"], f"omnisupport-ingest source status {each['source']}"
         if each["problem"] is not None:

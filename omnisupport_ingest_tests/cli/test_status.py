@@ -21,6 +21,7 @@ from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.read.verified import EQUAL, Moment, Verified, write_verified
 from omnisupport_ingest.runtime.running import record_ui_port, ui_port
+from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
 from omnisupport_ingest.sources.postgres.capture.state import CaptureRecords, recorded
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
 from omnisupport_ingest_tests.cli.sample_home import SampleHome, document, files_in, land_another, run, tables
@@ -173,11 +174,7 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["dim_notes"]["pending_windows"] == 1
 
 
-def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(sample_home: SampleHome) -> None:
-    land_another(sample_home)
-    manifests = sample_home.home / "landing" / SOURCE / "manifests"
-    first = next(each for each in manifests.iterdir() if each.stem.endswith("0000"))
-    record = sample_home.home / "landing" / SOURCE / "epochs" / "000001.json"
+def write_epoch(landing: Path) -> None:
     facts = {
         "system_identifier": "1",
         "timeline": 1,
@@ -188,7 +185,28 @@ def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(sample_home: SampleHome
         "session_settings": {},
     }
     epoch = {"number": 1, "reason": "first", "began_at": "2026-01-01T12:00:00+00:00", "facts": facts}
-    record.write_text(json.dumps(epoch | {"format_version": 1}))
+    (landing / "epochs" / "000001.json").write_text(json.dumps(epoch | {"format_version": 1}))
+
+
+def test_a_table_that_capture_left_out_is_told_while_nothing_runs(sample_home: SampleHome) -> None:
+    landing = sample_home.home / "landing" / SOURCE
+    write_epoch(landing)
+    ParkedTables(landing, 1).park({"notes": "Its schema has changed.", "of_no_contract": "Gone."})
+    found = document(status)
+    says = f"{SOURCE}.notes is left out, the other tables go on: Its schema has changed."
+    assert says in found["health"]["reasons"]
+    assert not any("of_no_contract" in each for each in found["health"]["reasons"])
+    [left] = next(each for each in found["sources"] if each["source"] == SOURCE)["left_out"]
+    assert "source snapshot notes" in left["fix"]
+    ParkedTables(landing, 1).take_back(["notes"])
+    assert says not in document(status)["health"]["reasons"]
+
+
+def test_a_gap_is_told_with_its_fix_and_by_the_exit_code(sample_home: SampleHome) -> None:
+    land_another(sample_home)
+    landing = sample_home.home / "landing" / SOURCE
+    first = next(each for each in (landing / "manifests").iterdir() if each.stem.endswith("0000"))
+    write_epoch(landing)
     first.unlink()
     done = run(status)
     assert done.return_value == 1

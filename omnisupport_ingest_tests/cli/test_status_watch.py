@@ -36,7 +36,9 @@ WELL: dict[str, Any] = {
         "sensors": [{"name": "wal_batches_desk", "running": True, "tick": "SKIPPED"}],
     },
     "disk": {"free": 10**12, "days": 900.0, "settled": True},
-    "sources": [{"source": "desk", "landing": {"problem": None, "gap": None}, "quarantine": {}}],
+    "sources": [
+        {"source": "desk", "landing": {"problem": None, "gap": None}, "quarantine": {}, "left_out": []}
+    ],
 }
 
 
