@@ -244,6 +244,7 @@ def _dagster(workspace: Workspace) -> Iterator[Diagnosis]:
     if known is None:
         yield Diagnosis("dagster", Level.OK, "no run was recorded yet")
         return
+    known = known.in_force({(each.source, each.name) for each in workspace.contracts.all})
     if running and known.daemon_at is not None and datetime.now(UTC) - known.daemon_at > _DAEMON_SILENT:
         yield Diagnosis(
             "daemon",

@@ -142,7 +142,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
             "decision_table": str(chosen.decision_table),
             "tables": len(workspace.contracts),
         },
-        "platform": platform_document(home, settings),
+        "platform": platform_document(workspace),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "retention": _retention(workspace),
         "source": logs[0],

@@ -13,25 +13,27 @@ from typing import TYPE_CHECKING, Any
 from omnisupport_ingest.cli import render
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.home import Home
+    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
-    from omnisupport_ingest.settings import Settings
 
 _RUNS_SHOWN = 3
 _CHECKS_SHOWN = 3
 
 
-def platform_document(home: Home, settings: Settings) -> dict[str, Any]:
-    """What runs on ``home``, and what Dagster has recorded, as JSON values."""
+def platform_document(workspace: Workspace) -> dict[str, Any]:
+    """What runs on the home, and what Dagster has recorded, as JSON values."""
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.ports import LOOPBACK
     from omnisupport_ingest.runtime.recorded_runs import recorded
     from omnisupport_ingest.runtime.running import running_services, ui_port
     from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 
+    home, settings = workspace.home, workspace.settings
     run_folder = home.path / "run"
     port = ui_port(run_folder)
     known = recorded(home.path / "dagster", settings.dagster_pg_url)
+    if known is not None:
+        known = known.in_force({(each.source, each.name) for each in workspace.contracts.all})
     sensors = sensors_seen(port) if port else None
     if sensors is None and known is not None:
         sensors = known.sensors

@@ -7,9 +7,9 @@ tables ``runs``, ``job_ticks``, ``instigators``, ``asset_check_executions``, ``d
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,6 +86,26 @@ class Recorded:
     @property
     def failed_checks(self) -> tuple[CheckSeen, ...]:
         return tuple(each for each in self.checks if not each.passed)
+
+    def in_force(self, tables: Collection[tuple[str, str]]) -> Recorded:
+        """Return the same without the checks of other tables than ``tables`` (source, name), and of sources
+        without one: their contracts were withdrawn, and nothing judges them any more.
+        """
+        sources = {source for source, _ in tables}
+        checks = (each for each in self.checks if _is_in_force(each.asset, tables, sources))
+        return replace(self, checks=tuple(checks))
+
+
+def _is_in_force(asset: str, tables: Collection[tuple[str, str]], sources: Collection[str]) -> bool:
+    source, *rest = asset.split("/")
+    name = rest[-1] if rest else ""
+    if rest[:1] == ["target"]:
+        return (source, name) in tables
+    if rest[:1] == ["history"]:
+        name = name.removesuffix("_history")
+    if name.startswith("dim_"):
+        return (source, name.removeprefix("dim_")) in tables
+    return source in sources
 
 
 def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -> Recorded | None:

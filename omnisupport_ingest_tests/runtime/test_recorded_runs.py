@@ -1,6 +1,7 @@
 """Runs, sensors and checks from Dagster's own files, as Dagster wrote them."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -11,7 +12,7 @@ from dagster._core.test_utils import instance_for_test
 from pydantic import SecretStr
 
 from omnisupport_ingest.runtime.dagster_home import with_driver
-from omnisupport_ingest.runtime.recorded_runs import Recorded, recorded
+from omnisupport_ingest.runtime.recorded_runs import CheckSeen, Recorded, recorded
 
 
 @dg.asset
@@ -103,3 +104,14 @@ def test_a_home_without_such_files_tells_nothing_and_a_damaged_one_no_run(tmp_pa
     found = recorded(tmp_path)
     assert found is not None
     assert (found.runs, found.sensors, found.checks, found.daemon_at) == ((), (), (), None)
+
+
+def test_checks_of_tables_without_a_contract_are_left_out() -> None:
+    """A withdrawn table is judged by nothing any more: its last red check would stay for good."""
+    assets = ("desk/dim_a", "desk/dim_b", "desk/history/dim_a_history", "desk/history/dim_b_history")
+    assets += ("desk/target/a", "desk/target/b", "desk/deduped_events", "gone/raw_cdc_staging", "gone/dim_a")
+    checks = tuple(CheckSeen(each, "c", False, datetime.now(UTC), None) for each in assets)
+    found = Recorded((), (), (), checks, None).in_force({("desk", "a")})
+    assert [each.asset for each in found.failed_checks] == [
+        *("desk/dim_a", "desk/history/dim_a_history", "desk/target/a", "desk/deduped_events")
+    ]
