@@ -8,6 +8,7 @@ others we rely on SQLAlchemy. Rows are handled one by one, so this is slower tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,7 +23,13 @@ from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.schema_changes import SeenTable
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, KeysetPosition, micros_of
+from omnisupport_ingest.sources.query.cursor import (
+    HIGHEST,
+    CursorColumn,
+    CursorKind,
+    KeysetPosition,
+    micros_of,
+)
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 from omnisupport_ingest.sources.shown_columns import ShownColumn, live_schema, schema_by_name
@@ -67,6 +74,7 @@ class DialectReader:
             columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
         for column in columns:
             if column["name"] == cursor.name:
+                self._require_kind(table, cursor, column["type"])
                 return str(column["type"])
         raise QueryRefused(
             f"{table.full_name} has no column {cursor.name!r}, which {table.path} names as its cursor.",
@@ -183,6 +191,10 @@ class DialectReader:
             query = sa.select(sa.text("*")).select_from(_table(table)).where(sa.or_(*conditions))
             self._take(table, cursor, query, take)
 
+    def step_over(self) -> None:
+        # A table is refused by what it is, and the transaction goes on.
+        pass
+
     def end(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -229,7 +241,7 @@ class DialectReader:
         key = [names.index(name) for name in table.key]
         at = names.index(cursor.name)
         images = [row_image(tuple(names), row) for row in texts]
-        cursors = cursor.numbers(pa.array([row[at] for row in texts], pa.string()))
+        cursors = self._numbers(table, cursor, [row[at] for row in block], [row[at] for row in texts])
         times = pa.nulls(len(texts), pa.int64())
         if cursor.event_time is not None:
             event_time = names.index(cursor.event_time)
@@ -246,6 +258,70 @@ class DialectReader:
             ),
             sum(map(len, images)) + _OVERHEAD * len(texts),
         )
+
+    def _require_kind(
+        self, table: TableContract, cursor: CursorColumn, declared: sa.types.TypeEngine[Any]
+    ) -> None:
+        """Raise ``QueryRefused`` if the cursor column, which is ``declared`` so, has not the contract's kind.
+
+        In SQLite any value may stand in any column, in the order NULL, numbers, texts, other bytes: where the
+        lowest and the highest are of one class, all between them are.
+        """
+        kind = _declared_kind(declared, sure=not self._lite)
+        if kind is not None and kind is not cursor.kind:
+            raise QueryRefused(
+                f"The cursor column {cursor.name} of {table.full_name} is declared as {declared}, and "
+                f"{table.path} says {cursor.pg_type}: its values have another order.",
+                fix=_AS_NUMBER.format(cursor.name)
+                if kind is CursorKind.NUMBER
+                else _AS_TIME.format(cursor.name),
+            )
+        if not self._lite:
+            return
+        column: sa.ColumnClause[Any] = sa.column(cursor.name)
+        # Each by itself is the first or last entry of an index.
+        ends = (sa.select(of(column)).select_from(_table(table)) for of in (sa.func.min, sa.func.max))
+        with _refusals(table.full_name):
+            found = [self._open.execute(query).scalar() for query in ends]
+        values = [each for each in found if each is not None]
+        self._numbers(table, cursor, values, [str(each) for each in values])
+
+    def _numbers(
+        self, table: TableContract, cursor: CursorColumn, values: Sequence[Any], texts: list[str | None]
+    ) -> pa.Int64Array:
+        """Return the cursors in ``values``, as numbers. ``texts``: as PostgreSQL would write them.
+
+        ``QueryRefused`` if one is of another kind than the contract says.
+        """
+        numbers = None
+        with suppress(QueryRefused):
+            numbers = cursor.numbers(pa.array(texts, pa.string()))
+        fits = numbers is not None and numbers.null_count == sum(each is None for each in texts)
+        if fits and self._lite:
+            fits = all(each is None or _is_stored_as(cursor.kind, each) for each in values)
+        if fits:
+            return numbers
+        what = "a time" if cursor.kind is CursorKind.TIME else "a whole number of at most 57 bits"
+        also = ", as an ISO text in UTC" if self._lite and cursor.kind is CursorKind.TIME else ""
+        raise QueryRefused(
+            f"The cursor column {cursor.name} of {table.full_name} has a value that is not {what}{also}, as "
+            f"{table.path} says: in the order of such values rows would be missed.",
+            fix=f"{self._find(table, cursor)} Correct these rows at the source, or name another column as "
+            "x-cdc.cursor.field of the contract.",
+        )
+
+    def _find(self, table: TableContract, cursor: CursorColumn) -> str:
+        """Return how to find rows whose cursor is of another kind."""
+        names = self._engine.dialect.identifier_preparer
+        name, key = names.quote(cursor.name), ", ".join(map(names.quote, table.key))
+        of = f"{names.quote(table.schema)}.{names.quote(table.table)}"
+        if not self._lite:
+            return f"Look at the values: SELECT {key}, {name} FROM {of} ORDER BY {name};"
+        wrong = f"typeof({name}) <> 'integer' OR abs({name}) > {HIGHEST}"
+        if cursor.kind is CursorKind.TIME:
+            day = f"substr({name}, 1, 10)"
+            wrong = f"typeof({name}) <> 'text' OR datetime({name}) IS NULL OR date({day}) IS NOT {day}"
+        return f"Find the rows: SELECT {key} FROM {of} WHERE {name} IS NOT NULL AND ({wrong});"
 
     def _in_order(self, table: TableContract, name: str) -> sa.ColumnElement[Any]:
         """Return a key column for comparison in the order of ``KeyBounds``; ``QueryRefused`` if there is
@@ -303,6 +379,34 @@ _PG_TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
     (sa.LargeBinary, "bytea"),
     (sa.Uuid, "uuid"),
 )
+
+
+_AS_NUMBER = (
+    'If it counts seconds since 1970, give {} "type": "integer" and "x-pg-type": "bigint" in the contract, '
+    "and name a column of times as x-cdc.cursor.event_time. Else name another column as x-cdc.cursor.field."
+)
+_AS_TIME = "Correct x-pg-type of {} in the contract, or name another column as x-cdc.cursor.field."
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def _declared_kind(declared: sa.types.TypeEngine[Any], *, sure: bool) -> CursorKind | None:
+    """Return the kind of values that a column ``declared`` so has; None if it may have any.
+
+    ``sure``: a numeric type is one. SQLite calls each type numeric that it does not know.
+    """
+    if isinstance(declared, sa.DateTime | sa.Date):
+        return CursorKind.TIME
+    if isinstance(declared, sa.Integer | sa.Float) or (sure and isinstance(declared, sa.Numeric)):
+        return CursorKind.NUMBER
+    return None
+
+
+def _is_stored_as(kind: CursorKind, value: Any) -> bool:
+    """Whether SQLite has ``value`` in the class and form that the order of the cursors needs."""
+    if kind is CursorKind.NUMBER:
+        return isinstance(value, int)
+    return isinstance(value, str) and _DAY.match(value) is not None
 
 
 def _behind(order: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> sa.ColumnElement[bool]:

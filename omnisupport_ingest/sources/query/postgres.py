@@ -106,6 +106,7 @@ class PostgresReader:
                 # No failpoint: a SELECT, written above.
                 cursor.execute(_LSN)
                 high = cursor.fetchone()[0]
+            cursor.execute("SAVEPOINT tables")
         self._columns = {}
         return Moment(clock.astimezone(UTC), database, low, high)
 
@@ -265,6 +266,11 @@ class PostgresReader:
             f"SELECT {', '.join(map(identifier, columns))} FROM {_name(table)} WHERE ({names}) IN ({rows})",
             take,
         )
+
+    def step_over(self) -> None:
+        # An error of the server ends all that came after the savepoint; the snapshot stays.
+        with source_errors("going on with the next table"), self._connection.cursor() as cursor:
+            cursor.execute("ROLLBACK TO tables")
 
     def end(self) -> None:
         if not self._connection.closed:

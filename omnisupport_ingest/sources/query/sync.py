@@ -64,12 +64,14 @@ class TableSync:
 
 @dataclass
 class SyncReport:
-    """The result of a sync. ``clock``: of the source at the beginning."""
+    """The result of a sync. ``clock``: of the source at the beginning. ``faults``: why tables were refused;
+    the others were read."""
 
     source: str
     clock: datetime
     tables: list[TableSync] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    faults: list[QueryRefused] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -83,8 +85,8 @@ def sync(
     """Land the new rows of every table of ``inlet``. The caller holds the lease of the source.
 
     ``stopped`` is called after each batch and page; if it returns True the sync ends, and the next goes on
-    from there. Raises ``QueryRefused``, ``AnotherDatabase`` and the errors of the reader; landed batches
-    stay.
+    from there. A table that is refused keeps no other from being read: the caller raises what is in
+    ``faults``. Raises ``AnotherDatabase`` and the errors of the reader; landed batches stay.
     """
     moment = reader.begin()
     try:
@@ -96,7 +98,11 @@ def sync(
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
-                run.read(table)
+                try:
+                    run.read(table)
+                except QueryRefused as refused:
+                    run.report.faults.append(refused)
+                    reader.step_over()
         run.finish()
         return run.report
     finally:
@@ -178,14 +184,14 @@ class _Sync:
     def read(self, table: TableContract) -> None:
         """Land the new rows of ``table``, page by page."""
         cursor = CursorColumn.of(table)
-        result = TableSync(table.full_name)
+        known = self._state.progress(table.full_name)
+        result = TableSync(table.full_name, cursor=None if known is None else known.cursor)
         self.report.tables.append(result)
         if self._left_a_page:
             # A stopped read has left the transaction unusable.
             return
         if self._schemas.blocks(table):
-            known = self._state.progress(table.full_name)
-            result.blocked, result.cursor = True, known.cursor if known is not None else None
+            result.blocked = True
             return
         progress = self._progress(table, cursor, result)
         reading = progress.reading

@@ -106,3 +106,17 @@ def test_the_sql_is_that_of_the_database(tmp_path: Path, monkeypatch: pytest.Mon
     base.execute(found["cursor_index"])
     assert "cursor_index" not in {each.check for each in preflight(daily, [table])}
     base.close()
+
+
+def test_a_cursor_of_another_kind_is_told_with_the_sql_that_finds_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+    base.execute("INSERT INTO tickets (id, updated_at) VALUES (1, '2026-11-28T08:00:00Z'), (2, 'Ms Smith')")
+    monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
+    (found,) = preflight(definition(), [lite_contract()])
+    assert (found.check, found.severity.value) == ("table", "blocks")
+    assert "updated_at of main.tickets" in found.problem and "SELECT id FROM main.tickets" in found.fix
+    assert "Smith" not in found.problem + found.fix
+    base.close()
