@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -47,11 +48,16 @@ class DialectReader:
         """Connect at the first reading; ``QueryRefused`` for a URL that names no installed dialect."""
         try:
             self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
-        except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+        except ModuleNotFoundError as error:
+            raise QueryRefused(
+                f"The driver of the connection string is not installed: Python has no module {error.name}.",
+                fix="Install the package that has it, in the environment of this program.",
+            ) from None
+        except sa.exc.ArgumentError as error:
             # The text of the error may repeat the URL, and that a password.
             raise QueryRefused(
                 f"The connection string is no URL that SQLAlchemy can open: {type(error).__name__}.",
-                fix="Write it as dialect+driver://user@host/database, and install the driver.",
+                fix="Write it as dialect+driver://user@host/database, of a dialect that is installed.",
             ) from None
         self._lite = self._engine.dialect.name == "sqlite"
         if self._lite:
@@ -62,6 +68,13 @@ class DialectReader:
 
     def begin(self) -> Moment:
         clock = datetime.now(UTC)
+        file = self._engine.url.database
+        if self._lite and file and not file.startswith((":memory:", "file:")) and not Path(file).exists():
+            # The driver would make an empty one.
+            raise QueryRefused(
+                f"There is no database file at {Path(file).absolute()}.",
+                fix="Correct the path in the connection string: sqlite:/// and the path, absolute or not.",
+            )
         with _refusals("the source"):
             self._connection = self._engine.connect()
             if not self._lite:
@@ -461,6 +474,11 @@ class _refusals:
             raise QueryRefused(
                 f"{self._what} cannot be read: {type(error).__name__}: {reason}.",
                 fix="Start the database if it is down; else compare the contract with the table.",
+            ) from None
+        if isinstance(error, sa.exc.NoSuchTableError):
+            raise QueryRefused(
+                f"The database has no table {self._what}.",
+                fix="Correct x-cdc.schema and x-cdc.table of the contract, or create the table.",
             ) from None
         if isinstance(error, sa.exc.SQLAlchemyError):
             raise QueryRefused(

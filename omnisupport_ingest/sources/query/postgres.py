@@ -321,7 +321,8 @@ class PostgresReader:
             if missing:
                 raise QueryRefused(
                     f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",
-                    fix="Correct the contract, or give the column back: contracts diff shows what differs.",
+                    fix="Correct the contract, or give the column back. This shows the corrected contract: "
+                    f"omnisupport-ingest contracts propose {table.name}",
                 )
             self._columns[table.full_name] = found
             self._types[table.full_name] = types

@@ -16,7 +16,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tab
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.preflight import preflight
-from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, lite_contract
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, contract, lite_contract
 
 
 def definition(**given: object) -> SourceDefinition:
@@ -120,3 +120,30 @@ def test_a_cursor_of_another_kind_is_told_with_the_sql_that_finds_its_rows(
     assert "updated_at of main.tickets" in found.problem and "SELECT id FROM main.tickets" in found.fix
     assert "Smith" not in found.problem + found.fix
     base.close()
+
+
+@pytest.mark.parametrize("lacks", ["subject", "id"])
+def test_a_column_that_sqlite_lacks_is_told(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute("CREATE TABLE tickets (id INTEGER, subject TEXT, updated_at DATETIME)")
+    base.execute(f"ALTER TABLE tickets DROP {lacks}")
+    monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
+    (found,) = (each for each in preflight(definition(), [lite_contract()]) if each.check == "columns")
+    assert f"has no column {lacks}" in found.problem and "contracts propose tickets" in found.fix
+    assert found.severity.value == ("blocks" if lacks == "id" else "warns")
+    base.close()
+
+
+def test_every_column_that_postgresql_lacks_is_told_and_what_else_there_is(desk: Desk):
+    desk.run("ALTER TABLE tickets DROP subject")
+    text = {"type": ["string", "null"], "x-pg-type": "text", "description": "More."}
+    found = {each.check: each for each in preflight(definition(), [contract(more=text)])}
+    assert "has no columns subject, more" in found["columns"].problem
+    assert found["columns"].severity.value == "blocks"
+    assert "deletes" in found
+
+
+def test_a_table_that_is_not_there_hides_no_finding_of_the_next(desk: Desk):
+    nowhere = replace(desk.table, name="nowhere", table="nowhere")
+    found = [(each.check, each.table) for each in preflight(definition(), [nowhere, desk.table])]
+    assert ("table", "nowhere") in found and ("deletes", "tickets") in found

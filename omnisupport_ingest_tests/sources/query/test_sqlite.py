@@ -260,3 +260,16 @@ def test_a_table_that_is_refused_keeps_no_other_table_from_landing(lite: Lite):
     assert [(each.landed, each.finished) for each in report.tables] == [(1, True), (0, False), (1, True)]
     # Where it is stays told: the sensor would otherwise have it read from the beginning.
     assert report.tables[1].cursor == "2026-11-28 08:00:00"
+
+
+def test_a_file_that_is_not_there_is_told_and_not_made(lite: Lite, tmp_path: Path):
+    nowhere = tmp_path / "nowhere.db"
+    with pytest.raises(QueryRefused, match=f"no database file at {nowhere}"):
+        lite.desk.sync(reader=DialectReader(f"sqlite:///{nowhere}"))
+    assert not nowhere.exists()
+
+
+def test_a_driver_that_is_missing_is_named_and_no_url():
+    with pytest.raises(QueryRefused, match="oracledb") as refused:
+        DialectReader("oracle+oracledb://me:s3cret@host/db")
+    assert "s3cret" not in str(refused.value) and "host/db" not in str(refused.value)
