@@ -28,7 +28,7 @@ from omnisupport_ingest.contracts.durations import parse_duration
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
-from omnisupport_ingest.contracts.named_secrets import secret_in
+from omnisupport_ingest.contracts.named_secrets import NamedSecret, secret_in
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import Settings, SnapshotMode
 
@@ -158,7 +158,7 @@ class SourceDefinition:
             )
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
 
-    def connection_text(self) -> str:
+    def connection_text(self) -> NamedSecret:
         """Return the connection string from the variable or file. Raises ``ConnectionMissing``."""
         how = "env" if self.connection_file is None else "file"
         name = self.connection_env if self.connection_file is None else self.connection_file

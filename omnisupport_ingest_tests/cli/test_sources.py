@@ -250,3 +250,19 @@ def test_diff_tells_what_database_home_and_definitions_have_otherwise(
     unknown = command("sources", "diff", "dsek")
     assert unknown.code == 2 and "Name one of: desk, support_desk" in unknown.err
     base.close()
+
+
+def test_what_cannot_be_reached_is_named_by_the_variable_of_its_definition(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", f"host=127.0.0.1 port=1 dbname=x password={SECRET}")
+    for kind in ("query", "postgres_log"):
+        assert command("sources", "new", "desk", "--kind", kind, "--env", "DESK_URL").code == 0
+        done = command("preflight", "desk")
+        assert done.code == 1 and "correct host and port in DESK_URL" in done.out
+        (folder / "contracts" / "sources" / "desk.json").unlink()
+        assert "OMNISUPPORT_SOURCE_DSN" not in done.output and SECRET not in done.output
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder}/nowhere.db")
+    done = command("sources", "diff", "desk")
+    assert f"no database file at {folder}/nowhere.db" in done.out and "(DESK_URL)" in done.out

@@ -19,6 +19,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.schema_changes import SeenTable
@@ -46,17 +47,18 @@ class DialectReader:
 
     def __init__(self, url: str) -> None:
         """Connect at the first reading; ``QueryRefused`` for a URL that names no installed dialect."""
+        self._named = f"the connection string ({url.place})" if isinstance(url, NamedSecret) else "the URL"
         try:
             self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
         except ModuleNotFoundError as error:
             raise QueryRefused(
-                f"The driver of the connection string is not installed: Python has no module {error.name}.",
+                f"The driver of {self._named} is not installed: Python has no module {error.name}.",
                 fix="Install the package that has it, in the environment of this program.",
             ) from None
         except sa.exc.ArgumentError as error:
             # The text of the error may repeat the URL, and that a password.
             raise QueryRefused(
-                f"The connection string is no URL that SQLAlchemy can open: {type(error).__name__}.",
+                f"The text of {self._named} is no URL that SQLAlchemy can open: {type(error).__name__}.",
                 fix="Write it as dialect+driver://user@host/database, of a dialect that is installed.",
             ) from None
         self._lite = self._engine.dialect.name == "sqlite"
@@ -73,9 +75,9 @@ class DialectReader:
             # The driver would make an empty one.
             raise QueryRefused(
                 f"There is no database file at {Path(file).absolute()}.",
-                fix="Correct the path in the connection string: sqlite:/// and the path, absolute or not.",
+                fix=f"Correct the path after sqlite:/// in {self._named}.",
             )
-        with _refusals("the source"):
+        with _refusals(f"the database of {self._named}"):
             self._connection = self._engine.connect()
             if not self._lite:
                 self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")

@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.connection import at_place_of
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
@@ -128,7 +129,8 @@ def open_reader(connection: str) -> Reader:
     """Return a reader of the database at ``connection`` (libpq's form, or a URL of SQLAlchemy)."""
     scheme = connection.partition("//")[0]
     if "://" not in connection or scheme in _POSTGRES:
-        return PostgresReader(connection.replace("postgresql+psycopg2:", "postgresql:", 1))
+        dsn = connection.replace("postgresql+psycopg2:", "postgresql:", 1)
+        return PostgresReader(at_place_of(connection, dsn))
     from omnisupport_ingest.sources.query.dialect import DialectReader
 
     return DialectReader(connection)

@@ -53,6 +53,22 @@ def test_a_database_that_does_not_answer_is_the_only_finding(desk: Desk, monkeyp
     monkeypatch.setenv("DESK_DSN", "host=127.0.0.1 port=1 dbname=none connect_timeout=2")
     (found,) = preflight(definition(), [desk.table])
     assert found.check == "connection"
+    assert "correct host and port in DESK_DSN" in found.fix
+    assert "OMNISUPPORT_SOURCE_DSN" not in found.problem + found.fix
+
+
+def test_a_connection_string_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    table = contract()
+    for text in ("postgresql://me:s3cret@word@host/db", "postgresql+psycopg2://me:s3cret/@host/db"):
+        monkeypatch.setenv("DESK_DSN", text)
+        (found,) = preflight(definition(), [table])
+        assert "(DESK_DSN) cannot be read" in found.problem and "s3cret" not in found.problem + found.fix
+    file = tmp_path / "desk.dsn"
+    file.write_text("host=127.0.0.1 port=1 dbname=none connect_timeout=2")
+    file.chmod(0o600)
+    by_file = SourceDefinition(SOURCE, SourceKind.QUERY, "A desk.", connection_file=str(file))
+    (found,) = preflight(by_file, [table])
+    assert f"correct host and port in the file {file}" in found.fix
 
 
 def test_columns_are_proposed_with_who_sets_them(desk: Desk):
