@@ -94,6 +94,7 @@ def new(
     from omnisupport_ingest.cli.contracts_new import (
         NewContracts,
         document,
+        folders_of,
         show,
         warn_if_not_in_force,
         write_contracts,
@@ -107,7 +108,7 @@ def new(
         echo_json(document(outcomes))
     else:
         show(outcomes)
-        warn_if_not_in_force(settings, outcomes)
+        warn_if_not_in_force(settings, folders_of(outcomes))
     return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
 
 

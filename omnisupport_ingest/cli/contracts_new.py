@@ -146,11 +146,15 @@ def own_folder(settings: Settings) -> Path:
     return has.contracts
 
 
-def warn_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> None:
-    """Print how to put the written contracts in force, if the home has others."""
-    folders = {outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None}
+def folders_of(outcomes: Sequence[Outcome]) -> list[Path]:
+    """The folders of the contracts that there are now."""
+    return sorted({outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None})
+
+
+def warn_if_not_in_force(settings: Settings, folders: Sequence[Path]) -> None:
+    """Print how to put the contracts in ``folders`` in force, if the home has others."""
     has = recorded(settings)
-    for folder in sorted(folders):
+    for folder in folders:
         if has is not None and folder.resolve() != has.contracts.resolve():
             say_err(
                 f"The home {settings.home} has its contracts in {has.contracts}. To put these in force: "

@@ -266,3 +266,33 @@ def test_what_cannot_be_reached_is_named_by_the_variable_of_its_definition(
     monkeypatch.setenv("DESK_URL", f"sqlite:///{folder}/nowhere.db")
     done = command("sources", "diff", "desk")
     assert f"no database file at {folder}/nowhere.db" in done.out and "(DESK_URL)" in done.out
+
+
+def test_a_source_is_listed_and_checked_before_it_has_a_contract(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "contracts" / "data" / "desk_tickets.json").unlink()
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    sqlite3.connect(folder / "desk.db").close()
+    made = command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    step = "omnisupport-ingest contracts new --all --source desk"
+    assert step in made.out
+    listed = command("sources", "list")
+    assert listed.code == 0 and step in listed.out
+    checked = command("sources", "validate")
+    assert checked.code == 1 and f"Fix: {step}" in checked.out
+    for verb in (("preflight", "desk"), ("sources", "diff", "desk")):
+        done = command(*verb)
+        assert done.code == 1 and step in done.out
+    # A broken contract is told as before.
+    (folder / "contracts" / "data" / "broken.json").write_text("{")
+    assert command("sources", "list").code == 2
+
+
+def test_a_definition_in_a_folder_without_contracts_is_in_force_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with environment(home=str(tmp_path / "home")):
+        command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+        assert "desk" in {each["name"] for each in documents("sources", "list")["sources"]}
