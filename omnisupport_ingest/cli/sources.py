@@ -47,8 +47,10 @@ def list_(as_json: bool) -> None:
         shares = f", database {each['database']}" if each["database"] else ""
         state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
         click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}{shares}; {state}")
-        nothing = f"no contract names it. {each['next']}" if each["next"] else "no contract names it"
-        facts([("", ", ".join(each["tables"]) or nothing)], label=width + 2)
+        facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
+        if each["next"]:
+            # One line: a command that is wrapped cannot be copied.
+            click.echo(f"{'':{width + 2}}Next: {each['next']}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +316,7 @@ def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
         "connection": definition.connection,
         "database": definition.database,
         "path": definition.path or None,
-        "next": None if tables or not definition.path else f"Next: {definition.first_contracts}",
+        "next": None if tables or not definition.path else definition.first_contracts,
         "tables": [each.full_name for each in tables],
         "batches": _batches(settings, definition.name),
         "paused": PauseRequest(_landing(settings, definition.name)).present,

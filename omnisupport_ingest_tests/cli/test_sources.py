@@ -296,3 +296,57 @@ def test_a_definition_in_a_folder_without_contracts_is_in_force_there(
     with environment(home=str(tmp_path / "home")):
         command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
         assert "desk" in {each["name"] for each in documents("sources", "list")["sources"]}
+
+
+def test_contracts_of_a_query_source_are_proposed_and_then_it_is_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of docs/ways_in.md, for SQLite."""
+    (folder / "contracts" / "data" / "desk_tickets.json").unlink()
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    base = sqlite3.connect(folder / "desk.db", isolation_level=None)
+    base.execute(
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, code VARCHAR(3) NOT NULL UNIQUE, odd,"
+        " price DECIMAL(4, 2), updated_at TIMESTAMP NOT NULL, at TIMESTAMPTZ)"
+    )
+    base.execute("CREATE INDEX orders_cursor ON orders (updated_at, id)")
+    base.execute("CREATE TABLE lines (id INTEGER PRIMARY KEY, version INTEGER)")
+    base.execute("CREATE TABLE notes (what TEXT NOT NULL)")
+    base.execute("CREATE UNIQUE INDEX some_notes ON notes (what) WHERE what > 'm'")
+    base.close()
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL", "--compare-every", "P1D")
+    without = command("contracts", "new", "--all")
+    assert without.code == 2 and "--source desk" in without.err
+    done = command("contracts", "new", "--all", "--source", "desk")
+    assert done.code == 1 and "main.notes has no primary key" in done.out
+    assert "main.lines  names no cursor" in done.out
+    written = json.loads((folder / "contracts" / "data" / "orders.json").read_text())
+    types = {name: each["x-pg-type"] for name, each in written["properties"].items()}
+    assert types == {
+        "id": "bigint",
+        "code": "text",
+        "odd": "text",
+        "price": "numeric",
+        "updated_at": "timestamp without time zone",
+        "at": "text",
+    }
+    assert "correct x-pg-type" in written["properties"]["odd"]["description"]
+    assert written["required"] == ["id", "code", "updated_at"]
+    policy = written["x-cdc"]
+    assert (policy["key"], policy["cursor"]["field"]) == (["id"], "updated_at")
+    why = {each["column"]: each["why"] for each in policy["cursor"]["candidates"]}
+    assert "no trigger does" not in why["updated_at"] and "an index begins with it" in why["updated_at"]
+    unready = command("sources", "validate")
+    assert unready.code == 1 and "lines.json names no cursor" in unready.out
+    (folder / "contracts" / "data" / "lines.json").unlink()
+    assert command("sources", "validate").code == 0
+    ready = command("preflight", "desk")
+    assert ready.code == 0 and "Nothing blocks" in ready.out
+    refused = command("contracts", "new", "--all", "--source", "files")
+    assert refused.code == 2
+
+
+def test_contracts_cannot_be_proposed_for_files(folder: Path) -> None:
+    command("sources", "new", "boxes", "--kind", "files")
+    done = command("contracts", "new", "--all", "--source", "boxes")
+    assert done.code == 2 and "by hand" in done.err

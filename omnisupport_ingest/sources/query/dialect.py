@@ -61,17 +61,22 @@ class DialectReader:
                 f"The text of {self._named} is no URL that SQLAlchemy can open: {type(error).__name__}.",
                 fix="Write it as dialect+driver://user@host/database, of a dialect that is installed.",
             ) from None
-        self._lite = self._engine.dialect.name == "sqlite"
-        if self._lite:
+        self.lite = self._engine.dialect.name == "sqlite"
+        """Whether the database is SQLite."""
+        if self.lite:
             # The driver would begin a transaction only before a change (SQLAlchemy manual, "pysqlite").
             sa.event.listen(self._engine, "connect", _driver_begins_nothing)
             sa.event.listen(self._engine, "begin", _begin)
         self._connection: sa.Connection | None = None
 
+    def inspect(self) -> sa.Inspector:
+        """Return what tells the tables of the database, in the open transaction."""
+        return sa.inspect(self._open)
+
     def begin(self) -> Moment:
         clock = datetime.now(UTC)
         file = self._engine.url.database
-        if self._lite and file and not file.startswith((":memory:", "file:")) and not Path(file).exists():
+        if self.lite and file and not file.startswith((":memory:", "file:")) and not Path(file).exists():
             # The driver would make an empty one.
             raise QueryRefused(
                 f"There is no database file at {Path(file).absolute()}.",
@@ -79,7 +84,7 @@ class DialectReader:
             )
         with _refusals(f"the database of {self._named}"):
             self._connection = self._engine.connect()
-            if not self._lite:
+            if not self.lite:
                 self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")
             self._connection.begin()
         return Moment(clock, None)
@@ -282,7 +287,7 @@ class DialectReader:
         In SQLite any value may stand in any column, in the order NULL, numbers, texts, other bytes: where the
         lowest and the highest are of one class, all between them are.
         """
-        kind = _declared_kind(declared, sure=not self._lite)
+        kind = _declared_kind(declared, sure=not self.lite)
         if kind is not None and kind is not cursor.kind:
             raise QueryRefused(
                 f"The cursor column {cursor.name} of {table.full_name} is declared as {declared}, and "
@@ -291,7 +296,7 @@ class DialectReader:
                 if kind is CursorKind.NUMBER
                 else _AS_TIME.format(cursor.name),
             )
-        if not self._lite:
+        if not self.lite:
             return
         column: sa.ColumnClause[Any] = sa.column(cursor.name)
         # Each by itself is the first or last entry of an index.
@@ -313,12 +318,12 @@ class DialectReader:
         with suppress(QueryRefused):
             numbers = cursor.numbers(pa.array(texts, pa.string()))
         fits = numbers is not None and numbers.null_count == sum(each is None for each in texts)
-        if fits and self._lite:
+        if fits and self.lite:
             fits = all(each is None or _is_stored_as(cursor.kind, each) for each in values)
         if fits:
             return numbers
         what = "a time" if cursor.kind is CursorKind.TIME else "a whole number of at most 57 bits"
-        also = ", as an ISO text in UTC" if self._lite and cursor.kind is CursorKind.TIME else ""
+        also = ", as an ISO text in UTC" if self.lite and cursor.kind is CursorKind.TIME else ""
         raise QueryRefused(
             f"The cursor column {cursor.name} of {table.full_name} has a value that is not {what}{also}, as "
             f"{table.path} says: in the order of such values rows would be missed.",
@@ -331,7 +336,7 @@ class DialectReader:
         names = self._engine.dialect.identifier_preparer
         name, key = names.quote(cursor.name), ", ".join(map(names.quote, table.key))
         of = f"{names.quote(table.schema)}.{names.quote(table.table)}"
-        if not self._lite:
+        if not self.lite:
             return f"Look at the values: SELECT {key}, {name} FROM {of} ORDER BY {name};"
         wrong = f"typeof({name}) <> 'integer' OR abs({name}) > {HIGHEST}"
         if cursor.kind is CursorKind.TIME:
@@ -346,7 +351,7 @@ class DialectReader:
         column: sa.ColumnClause[Any] = sa.column(name)
         if table.column(name).type.kind in INTEGERS:
             return column
-        if not self._lite:
+        if not self.lite:
             raise QueryRefused(
                 f"The keys of {table.full_name} are no whole numbers, and in which order this database has "
                 "its texts is not known.",
@@ -360,12 +365,12 @@ class DialectReader:
 
     def _low(self, cursor: CursorColumn, text: str) -> str:
         """Return a lower bound that is not above any text of the same second, whatever its precision."""
-        return text[:19] if self._lite and cursor.kind is CursorKind.TIME else text
+        return text[:19] if self.lite and cursor.kind is CursorKind.TIME else text
 
     def _value(self, cursor: CursorColumn, text: str) -> Any:
         if cursor.kind is CursorKind.NUMBER:
             return int(text)
-        return text if self._lite else datetime.fromisoformat(text)
+        return text if self.lite else datetime.fromisoformat(text)
 
 
 def pg_type_of(declared: sa.types.TypeEngine[Any]) -> str:

@@ -127,10 +127,17 @@ class QuerySource:
 
 def open_reader(connection: str) -> Reader:
     """Return a reader of the database at ``connection`` (libpq's form, or a URL of SQLAlchemy)."""
-    scheme = connection.partition("//")[0]
-    if "://" not in connection or scheme in _POSTGRES:
-        dsn = connection.replace("postgresql+psycopg2:", "postgresql:", 1)
-        return PostgresReader(at_place_of(connection, dsn))
+    dsn = postgres_dsn(connection)
+    if dsn is not None:
+        return PostgresReader(dsn)
     from omnisupport_ingest.sources.query.dialect import DialectReader
 
     return DialectReader(connection)
+
+
+def postgres_dsn(connection: str) -> str | None:
+    """Return libpq's form of ``connection``; None if it leads to another database than PostgreSQL."""
+    scheme = connection.partition("//")[0]
+    if "://" in connection and scheme not in _POSTGRES:
+        return None
+    return at_place_of(connection, connection.replace("postgresql+psycopg2:", "postgresql:", 1))
