@@ -109,6 +109,9 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
                 "omnisupport-ingest contracts changes"
             )
             continue
+        if each.refused:
+            click.echo(f"{each.table}: refused, as the error says.")
+            continue
         how = "read whole" if each.full else "read from its cursor"
         again = f", {each.again:,} met again" if each.again else ""
         state = "" if each.finished else "; the next sync goes on with it"

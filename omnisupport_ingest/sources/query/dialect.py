@@ -322,13 +322,14 @@ class DialectReader:
             fits = all(each is None or _is_stored_as(cursor.kind, each) for each in values)
         if fits:
             return numbers
-        what = "a time" if cursor.kind is CursorKind.TIME else "a whole number of at most 57 bits"
-        also = ", as an ISO text in UTC" if self.lite and cursor.kind is CursorKind.TIME else ""
+        what = "whole number of at most 57 bits"
+        if cursor.kind is CursorKind.TIME:
+            what = "ISO text of a time" if self.lite else "time"
         raise QueryRefused(
-            f"The cursor column {cursor.name} of {table.full_name} has a value that is not {what}{also}, as "
-            f"{table.path} says: in the order of such values rows would be missed.",
-            fix=f"{self._find(table, cursor)} Correct these rows at the source, or name another column as "
-            "x-cdc.cursor.field of the contract.",
+            f"The cursor column {cursor.name} of {table.full_name} has a value that is no {what}, and "
+            f"{table.path} says {cursor.pg_type}: in the order of such values rows would be missed.",
+            fix=f"{self._find(table, cursor)} Then correct these rows at the source, or name another column "
+            "as x-cdc.cursor.field of the contract.",
         )
 
     def _find(self, table: TableContract, cursor: CursorColumn) -> str:

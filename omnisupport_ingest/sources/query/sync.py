@@ -47,6 +47,7 @@ class TableSync:
     ``full``: it was read whole. ``read``, ``landed``: numbers of rows. ``again``: rows of the lookback that
     had landed unchanged. ``behind``: rows with a lower cursor than their key had before. ``finished``: it was
     read to its end. ``blocked``: it is not read before a person has looked, as its schema has changed.
+    ``refused``: it cannot be read (``SyncReport.faults``).
     ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new cursor.
     """
 
@@ -58,6 +59,7 @@ class TableSync:
     behind: int = 0
     finished: bool = False
     blocked: bool = False
+    refused: bool = False
     went_back: bool = False
     cursor: str | None = None
 
@@ -102,6 +104,7 @@ def sync(
                     run.read(table)
                 except QueryRefused as refused:
                     run.report.faults.append(refused)
+                    run.report.tables[-1].refused = True
                     reader.step_over()
         run.finish()
         return run.report
@@ -183,10 +186,10 @@ class _Sync:
 
     def read(self, table: TableContract) -> None:
         """Land the new rows of ``table``, page by page."""
-        cursor = CursorColumn.of(table)
         known = self._state.progress(table.full_name)
         result = TableSync(table.full_name, cursor=None if known is None else known.cursor)
         self.report.tables.append(result)
+        cursor = CursorColumn.of(table)
         if self._left_a_page:
             # A stopped read has left the transaction unusable.
             return

@@ -257,7 +257,7 @@ def test_a_table_that_is_refused_keeps_no_other_table_from_landing(lite: Lite):
         report = sync(inlet, DialectReader(lite.url), state)
     (fault,) = report.faults
     assert "main.odd" in fault.problem and not report.finished
-    assert [(each.landed, each.finished) for each in report.tables] == [(1, True), (0, False), (1, True)]
+    assert [(each.landed, each.refused) for each in report.tables] == [(1, False), (0, True), (1, False)]
     # Where it is stays told: the sensor would otherwise have it read from the beginning.
     assert report.tables[1].cursor == "2026-11-28 08:00:00"
 
