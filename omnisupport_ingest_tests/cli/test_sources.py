@@ -350,3 +350,10 @@ def test_contracts_cannot_be_proposed_for_files(folder: Path) -> None:
     command("sources", "new", "boxes", "--kind", "files")
     done = command("contracts", "new", "--all", "--source", "boxes")
     assert done.code == 2 and "by hand" in done.err
+
+
+def test_where_the_password_of_a_named_log_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DESK_URL", f"host=127.0.0.1 port=1 dbname=x password={SECRET}")
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    done = command("source", "connect", "desk", "--print")
+    assert "The password is in DESK_URL" in done.err and SECRET not in done.output
