@@ -15,6 +15,7 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.opening import (
     existing_home,
+    has_home,
     has_log,
     leave_out_pandas,
     log_of,
@@ -60,7 +61,9 @@ def contracts() -> None:
     help="Owner of the tables: team:NAME or an email address.",
 )
 @click.option("--force", is_flag=True, help="Replace existing contracts.")
-@click.option("--source", metavar="NAME", help="A log of the home.  [default: that of the settings]")
+@click.option(
+    "--source", metavar="NAME", help="A log or query source of the home.  [default: that of the settings]"
+)
 @_as_json
 def new(
     tables: tuple[str, ...],
@@ -75,7 +78,9 @@ def new(
 
     Types, key, NOT NULL, enum values, lengths and comments come from the source: the one that
     OMNISUPPORT_SOURCE_DSN names, else the embedded PostgreSQL of the home, which must be running; --source
-    names another log.
+    names another log, or a source that is read by cursors. For such a table a column is proposed as cursor,
+    with the reasons for and against it and all others. What a database other than PostgreSQL does not say is
+    noted in the descriptions: look through types and cursor.
 
     Columns that seem to be personal data by their names are noted in x-cdc.pii, each with a policy that
     would fit, and every value is kept: look through them and the others, and decide (`pii scan` looks at
@@ -88,12 +93,14 @@ def new(
     Examples:
       omnisupport-ingest contracts new --all
       omnisupport-ingest contracts new --table sales.orders --table 'public."Weird Name"'
+      omnisupport-ingest contracts new --all --source shop_replica
 
     Exit code: 0 done, 1 a table was refused, 2 usage or settings, 3 no home, 4 the source is away.
     """
     from omnisupport_ingest.cli.contracts_new import (
         NewContracts,
         document,
+        folders_of,
         show,
         warn_if_not_in_force,
         write_contracts,
@@ -101,14 +108,44 @@ def new(
 
     if every == bool(tables):
         raise click.UsageError("Name tables with --table, or take all with --all.")
-    settings = log_of(open_settings(), source)
-    outcomes = write_contracts(NewContracts(settings, tables, out, owner, force=force))
+    settings, by_query = _source_of_new(open_settings(), source)
+    outcomes = write_contracts(NewContracts(settings, tables, out, owner, force, by_query))
     if as_json:
         echo_json(document(outcomes))
     else:
-        show(outcomes)
-        warn_if_not_in_force(settings, outcomes)
+        show(outcomes, by_query=by_query)
+        warn_if_not_in_force(settings, folders_of(outcomes))
     return FINDINGS if any(outcome.refused for outcome in outcomes) else 0
+
+
+def _source_of_new(settings: Settings, name: str | None) -> tuple[Settings, bool]:
+    """``settings`` of the source whose tables get contracts, and whether it is read by queries."""
+    from pydantic import SecretStr
+
+    from omnisupport_ingest.contracts.sources import (
+        SourceKind,
+        SourceUnknown,
+        load_sources,
+        sources_folder,
+        sources_in_force,
+    )
+
+    if name is None and settings.source_dsn is None and not has_home(settings):
+        kinds = (SourceKind.LOG, SourceKind.QUERY)
+        defined = [each.name for each in load_sources(sources_folder(settings)) if each.kind in kinds]
+        if defined and settings.source not in defined:
+            raise click.UsageError(f"Name the source of the tables: --source {' or '.join(defined)}")
+    if name is None or has_log(settings, name):
+        return log_of(settings, name), False
+    definition = sources_in_force(settings).find(name)
+    if definition.kind is not SourceKind.QUERY:
+        raise SourceUnknown(
+            f"{name} is a source of the kind {definition.kind}: there is no database whose tables could be "
+            "looked at.",
+            fix="Write its contracts by hand: docs/contracts.md",
+        )
+    dsn = SecretStr(definition.connection_text())
+    return settings.model_copy(update={"source": name, "source_dsn": dsn}), True
 
 
 @contracts.command()

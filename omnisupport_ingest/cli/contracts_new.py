@@ -26,6 +26,7 @@ from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
 from omnisupport_ingest.sources.postgres.catalog.live_table import LiveTable, read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, LeftOut, all_tables, choose, draft
+from omnisupport_ingest.sources.query.first_contracts import ShownTables, draft_by_query, shown_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Outcome:
 class NewContracts:
     """What to write: contracts of ``tables`` (all of the source if empty), to ``out`` if given.
 
-    ``force``: replace existing contracts.
+    ``force``: replace existing contracts. ``by_query``: the connection of the settings is that of a source
+    which is read by queries.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class NewContracts:
     out: Out | None
     owner: str
     force: bool = False
+    by_query: bool = False
 
 
 def write_contracts(request: NewContracts) -> list[Outcome]:
@@ -68,9 +71,8 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
     given = request.out
     folder = _folder(given) if given is not None else settings.contracts_dir or own_folder(settings)
     contracts = _contracts_in(folder, settings.source)
-    with closing(connect_to_source(settings)) as connection:
-        live, candidates = read_live_tables(connection), cursor_candidates(connection)
-    chosen, outcomes = _choose(request.tables, live)
+    shown = _shown_tables(request)
+    chosen, outcomes = _choose(request.tables, shown.live)
     taken = {table: contract.name for table, contract in contracts.items()}
     names = lake_names([(table.schema, table.table) for table in chosen], taken)
     # Refused here if several tables are to be one file.
@@ -85,15 +87,24 @@ def write_contracts(request: NewContracts) -> list[Outcome]:
         new = file or _free_path(folder, names[key], settings.source)
         path = Path(known.path) if known is not None else new
         make = partial(
-            draft,
+            draft_by_query if request.by_query else draft,
             table,
             source=settings.source,
             name=names[key],
             owner=request.owner,
-            candidates=candidates.get(key, ()),
+            candidates=shown.candidates.get(key, ()),
         )
         outcomes.append(_write(table, None if request.force else known, path, make))
     return outcomes
+
+
+def _shown_tables(request: NewContracts) -> ShownTables:
+    settings = request.settings
+    if request.by_query:
+        assert settings.source_dsn is not None, "that of the definition"
+        return shown_tables(settings.source_dsn.get_secret_value())
+    with closing(connect_to_source(settings)) as connection:
+        return ShownTables(read_live_tables(connection), cursor_candidates(connection))
 
 
 def _folder(out: Out) -> Path:
@@ -146,11 +157,15 @@ def own_folder(settings: Settings) -> Path:
     return has.contracts
 
 
-def warn_if_not_in_force(settings: Settings, outcomes: Sequence[Outcome]) -> None:
-    """Print how to put the written contracts in force, if the home has others."""
-    folders = {outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None}
+def folders_of(outcomes: Sequence[Outcome]) -> list[Path]:
+    """The folders of the contracts that there are now."""
+    return sorted({outcome.path.absolute().parent for outcome in outcomes if outcome.path is not None})
+
+
+def warn_if_not_in_force(settings: Settings, folders: Sequence[Path]) -> None:
+    """Print how to put the contracts in ``folders`` in force, if the home has others."""
     has = recorded(settings)
-    for folder in sorted(folders):
+    for folder in folders:
         if has is not None and folder.resolve() != has.contracts.resolve():
             say_err(
                 f"The home {settings.home} has its contracts in {has.contracts}. To put these in force: "
@@ -169,8 +184,11 @@ def _free_path(folder: Path, name: str, source: str) -> Path:
     return folder / f"{source}.{name}.json" if path.exists() else path
 
 
-def show(outcomes: Sequence[Outcome]) -> None:
-    """Print what became of every table, the refused ones with their fix, and a summary."""
+def show(outcomes: Sequence[Outcome], *, by_query: bool = False) -> None:
+    """Print what became of every table, the refused ones with their fix, and a summary.
+
+    ``by_query``: each is to be read by a cursor.
+    """
     width = max((len(outcome.table) for outcome in outcomes if not outcome.refused), default=0)
     for outcome in outcomes:
         if outcome.contract is None:
@@ -181,6 +199,11 @@ def show(outcomes: Sequence[Outcome]) -> None:
         click.echo(f"{outcome.status}  {outcome.table:{width}}  {outcome.path}  {about}{kept}")
         for each in outcome.left_out:
             click.echo(f"         without the column {each.column!r}: {each.why}")
+        if by_query and outcome.contract.cursor is None:
+            click.echo(
+                f"         {outcome.table}  names no cursor: choose x-cdc.cursor.field by the reasons in its "
+                "candidates, or take the file away"
+            )
     refused = [outcome for outcome in outcomes if outcome.refused]
     for outcome in refused:
         click.echo(f"refused  {outcome.problem}\n  Fix: " + outcome.fix.replace("\n", "\n  "))

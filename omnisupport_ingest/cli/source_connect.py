@@ -10,7 +10,6 @@ import click
 from omnisupport_ingest.cli.opening import existing_home, log_of, open_settings, require_source_dsn
 from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.settings import PREFIX
 
 _SECRETS = ("password", "sslpassword")
 _OURS = ("keepalives", "tcp_user_timeout")
@@ -56,6 +55,7 @@ def connect(name: str | None, only_print: bool) -> None:
     Exit code: that of psql; 2 the passphrase cannot be handed on, 3 there is no home, 4 the embedded
     PostgreSQL does not run.
     """
+    from omnisupport_ingest.sources.postgres.session.connect_errors import label_of
     from omnisupport_ingest.sources.postgres.session.connection import dsn_parts
 
     settings = log_of(open_settings(), name)
@@ -74,7 +74,7 @@ def connect(name: str | None, only_print: bool) -> None:
     click.echo(shown)
     if not only_print:
         say_err("There is no psql here (Debian and Ubuntu: apt-get install postgresql-client).")
-    say_err(_with_other_clients(shown, has_password="password" in parameters))
+    say_err(_with_other_clients(shown, label_of(dsn).setting if "password" in parameters else None))
 
 
 def _with_passphrase(dsn: str, passphrase: str) -> tuple[str, str]:
@@ -124,10 +124,10 @@ def _psql() -> str | None:
     return str(own) if own.is_file() and os.access(own, os.X_OK) else None
 
 
-def _with_other_clients(shown: str, *, has_password: bool) -> str:
+def _with_other_clients(shown: str, password_in: str | None) -> str:
     also = (
-        f"\nThe password is in {PREFIX}SOURCE_DSN; any client takes it as the variable PGPASSWORD."
-        if has_password
+        f"\nThe password is in {password_in}; any client takes it as the variable PGPASSWORD."
+        if password_in is not None
         else ""
     )
     return (

@@ -48,6 +48,9 @@ def list_(as_json: bool) -> None:
         state = f"{counted(each['batches'], 'batch')} landed" + (", paused" if each["paused"] else "")
         click.echo(f"{each['name']:{width}}  {each['kind']:12}  {each['connection']}{shares}; {state}")
         facts([("", ", ".join(each["tables"]) or "no contract names it")], label=width + 2)
+        if each["next"]:
+            # One line: a command that is wrapped cannot be copied.
+            click.echo(f"{'':{width + 2}}Next: {each['next']}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +141,31 @@ def new(wanted: _NewSource) -> None:
 
     Exit code: 0 written, 2 usage, settings, or its file is there already.
     """
-    from omnisupport_ingest.cli.contracts_new import own_folder
+    from omnisupport_ingest.cli.contracts_new import own_folder, warn_if_not_in_force
     from omnisupport_ingest.contracts.documents import document_text, program_file
+    from omnisupport_ingest.contracts.in_force import in_force
     from omnisupport_ingest.contracts.sources import source_of, sources_folder
     from omnisupport_ingest.durable import create_exclusively
     from omnisupport_ingest.failpoints import failpoint
 
     wanted.check_usage()
     settings = open_settings()
-    folder = sources_folder(settings)
+    folder, contracts = sources_folder(settings), in_force(settings).contracts
     if folder == program_file("contracts/sources"):
         # Files of the installed program are not written to; the definition goes beside new contracts.
-        folder = own_folder(settings).parent / "sources"
+        contracts = own_folder(settings)
+        folder = contracts.parent / "sources"
     path, document = folder / f"{wanted.name}.json", wanted.document()
-    source_of(document, path)
-    # No failpoint: a folder: one that is there already is as good.
-    path.parent.mkdir(parents=True, exist_ok=True)
+    definition = source_of(document, path)
+    # No failpoint: folders: those that are there already are as good.
+    for each in (folder, contracts):
+        each.mkdir(parents=True, exist_ok=True)
     with failpoint("contract.file", path):
         created = create_exclusively(path, document_text(document).encode())
     if not created:
         raise click.UsageError(f"{path} is there already; edit it, or take another name.")
-    click.echo(f"Wrote {path}. Next: contracts with x-cdc.source {wanted.name}, then: sources validate")
+    click.echo(f"Wrote {path}. Next: {definition.first_contracts}")
+    warn_if_not_in_force(settings, [contracts.absolute()])
 
 
 @sources.command()
@@ -241,17 +248,23 @@ def diff(name: str | None, as_json: bool) -> int:
 
 def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[Any, ...]:
     """The preflight ``Finding``s of a query source, the worst first."""
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.contracts.in_force import contracts_so_far
+    from omnisupport_ingest.sources.postgres.preflight import Finding
     from omnisupport_ingest.sources.query.preflight import preflight
 
-    return preflight(definition, definition.tables(contracts_in_force(settings)))
+    tables = definition.tables(contracts_so_far(settings))
+    found = preflight(definition, tables)
+    if not tables:
+        none = f"No contract names {definition.name} as x-cdc.source, so no table is read."
+        found = (*found, Finding("contracts", none, definition.first_contracts))
+    return found
 
 
 def _not_in_use(settings: Settings) -> tuple[Difference, ...]:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.contracts.in_force import contracts_so_far
     from omnisupport_ingest.sources.postgres.capture.outdated import differences
 
-    return differences(settings, contracts_in_force(settings))
+    return differences(settings, contracts_so_far(settings))
 
 
 def _sources(settings: Settings) -> Sources:
@@ -262,17 +275,19 @@ def _sources(settings: Settings) -> Sources:
 
 def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
     from omnisupport_ingest.contracts.databases import database_of
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.contracts.in_force import contracts_so_far
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_folder
     from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.kafka.client import check_settings
     from omnisupport_ingest.sources.query.cursor import CursorColumn
 
     try:
-        contracts = contracts_in_force(settings)
+        contracts = contracts_so_far(settings)
         tables = definition.tables(contracts)
         if not tables and definition.path:
-            return f"no contract names it as x-cdc.source ({definition.path})"
+            return (
+                f"no contract names it as x-cdc.source ({definition.path}). Fix: {definition.first_contracts}"
+            )
         if definition.kind is SourceKind.QUERY:
             for table in tables:
                 CursorColumn.of(table)
@@ -290,10 +305,10 @@ def _problem(settings: Settings, definition: SourceDefinition) -> str | None:
 
 
 def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
-    from omnisupport_ingest.contracts.in_force import contracts_in_force
+    from omnisupport_ingest.contracts.in_force import contracts_so_far
     from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
 
-    tables = definition.tables(contracts_in_force(settings))
+    tables = definition.tables(contracts_so_far(settings))
     return {
         "name": definition.name,
         "kind": definition.kind.value,
@@ -301,6 +316,7 @@ def _facts(settings: Settings, definition: SourceDefinition) -> dict[str, Any]:
         "connection": definition.connection,
         "database": definition.database,
         "path": definition.path or None,
+        "next": None if tables or not definition.path else definition.first_contracts,
         "tables": [each.full_name for each in tables],
         "batches": _batches(settings, definition.name),
         "paused": PauseRequest(_landing(settings, definition.name)).present,

@@ -73,10 +73,15 @@ def sync_query(
             runs += the_pass.materialize(workspace)
     if as_json:
         echo_json(_query_document(report, runs, compared))
-        return 0
-    _show_query(report, runs)
-    if compared is not None:
-        _show_comparison(compared)
+    else:
+        _show_query(report, runs)
+        if compared is not None:
+            _show_comparison(compared)
+    for fault in report.faults[1:]:
+        say_err(str(fault))
+    if report.faults:
+        # Raised at the end, as all other tables are in the lake by now.
+        raise report.faults[0]
     return 0
 
 
@@ -90,6 +95,7 @@ def _query_document(
         "finished": report.finished,
         "batches": len(report.batches),
         "tables": [asdict(each) for each in report.tables],
+        "faults": [{"problem": each.problem, "fix": each.fix} for each in report.faults],
         "compared": None if compared is None else [asdict(each) for each in compared.tables],
         "runs": [asdict(run) for run in runs],
     }
@@ -102,6 +108,9 @@ def _show_query(report: SyncReport, runs: Sequence[FinishedRun]) -> None:
                 f"{each.table}: not read, as its schema has changed and its contract says block. See: "
                 "omnisupport-ingest contracts changes"
             )
+            continue
+        if each.refused:
+            click.echo(f"{each.table}: refused, as the error says.")
             continue
         how = "read whole" if each.full else "read from its cursor"
         again = f", {each.again:,} met again" if each.again else ""

@@ -150,6 +150,15 @@ def contracts_in_force(settings: Settings) -> Contracts:
     return contracts
 
 
+def contracts_so_far(settings: Settings) -> Contracts:
+    """As ``contracts_in_force``, but no contract is no error where the folder is there and none was in force:
+    its first ones are still to be written."""
+    chosen = in_force(settings)
+    if not chosen.tables and chosen.contracts.is_dir() and not any(chosen.contracts.glob("*.json")):
+        return Contracts(())
+    return contracts_in_force(settings)
+
+
 def contracts_gone(settings: Settings, contracts: Contracts) -> list[dict[str, str]]:
     """Return the tables that had a contract when the home recorded its contracts, and have none in
     ``contracts``: ``what`` is wrong and the ``fix``, for a person.

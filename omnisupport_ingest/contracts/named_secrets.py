@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Self
 
 from omnisupport_ingest.contracts.documents import read_bytes
 from omnisupport_ingest.errors import IngestError
@@ -20,12 +21,26 @@ class ConnectionMissing(IngestError):
     exit_code = 2
 
 
-def secret_in(how: str, name: str, named_by: str, what: str) -> str:
+class NamedSecret(str):
+    """A secret that knows where a person finds it: ``place``, for messages; a variable, or ``the file …``."""
+
+    __slots__ = ("place",)
+    place: str
+
+    def __new__(cls, text: str, place: str = "") -> Self:
+        made = super().__new__(cls, text)
+        made.place = place
+        return made
+
+
+def secret_in(how: str, name: str, named_by: str, what: str) -> NamedSecret:
     """Return the text in the variable (``how`` is ``env``) or the file (``file``) called ``name``.
 
     ``named_by``: the definition; ``what``: describes the text, for messages. Raises ``ConnectionMissing``.
     """
-    return _of_file(Path(name), named_by, what) if how == "file" else _of_variable(name, named_by, what)
+    if how == "file":
+        return NamedSecret(_of_file(Path(name), named_by, what), f"the file {name}")
+    return NamedSecret(_of_variable(name, named_by, what), name)
 
 
 def _of_variable(name: str, named_by: str, what: str) -> str:

@@ -25,10 +25,10 @@ from pydantic import SecretStr
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.documents import check_document, read_document
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force
+from omnisupport_ingest.contracts.in_force import contracts_so_far, in_force
 from omnisupport_ingest.contracts.kafka_topics import KafkaTopics
 from omnisupport_ingest.contracts.model import ContractError, Contracts, TableContract
-from omnisupport_ingest.contracts.named_secrets import secret_in
+from omnisupport_ingest.contracts.named_secrets import NamedSecret, secret_in
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.settings import Settings, SnapshotMode
 
@@ -158,7 +158,14 @@ class SourceDefinition:
             )
         return tuple(there[name] for name, _ in self.modes) if self.modes else tuple(there.values())
 
-    def connection_text(self) -> str:
+    @property
+    def first_contracts(self) -> str:
+        """What to do where no contract names it yet."""
+        if self.kind in (SourceKind.LOG, SourceKind.QUERY):
+            return f"omnisupport-ingest contracts new --all --source {self.name}"
+        return f"Write a contract with x-cdc.source {self.name} for each table, then: sources validate"
+
+    def connection_text(self) -> NamedSecret:
         """Return the connection string from the variable or file. Raises ``ConnectionMissing``."""
         how = "env" if self.connection_file is None else "file"
         name = self.connection_env if self.connection_file is None else self.connection_file
@@ -191,7 +198,8 @@ class Sources:
 
 def sources_in_force(settings: Settings, contracts: Contracts | None = None) -> Sources:
     """Return the sources of the home of ``settings``: the defined ones, and those that contracts imply."""
-    return sources_in(sources_folder(settings), settings, contracts or contracts_in_force(settings))
+    known = contracts_so_far(settings) if contracts is None else contracts
+    return sources_in(sources_folder(settings), settings, known)
 
 
 def sources_in(folder: Path, settings: Settings, contracts: Contracts) -> Sources:

@@ -52,6 +52,8 @@ def cursor_sensor(definition: SourceDefinition) -> dg.SensorDefinition:
             # The tick shows as skipped, with the fix; the cursor stays, and the next one tries again.
             return dg.SensorResult(skip_reason=f"{error.problem} Fix: {error.fix}", cursor=context.cursor)
         cursors = {each.table: each.cursor for each in report.tables}
+        for fault in report.faults:
+            context.log.error(f"{fault.problem} Fix: {fault.fix}")
         with failpoint("sensor.answer"):
             return dg.SensorResult(
                 skip_reason=_summary(report),
@@ -134,11 +136,12 @@ def _cursors(text: str | None) -> Mapping[str, str | None]:
 
 def _summary(report: SyncReport) -> str:
     rows = sum(each.landed for each in report.tables)
-    state = "" if report.finished else " The next tick goes on."
+    state = "" if report.finished or report.faults else " The next tick goes on."
     back = [each.table for each in report.tables if each.went_back]
     warned = f" The highest cursor of {', '.join(back)} went back: restored from a backup?" if back else ""
     if blocked := [each.table for each in report.tables if each.blocked]:
         warned += f" Not read, as its schema has changed and its contract says block: {', '.join(blocked)}."
+    warned += "".join(f" {each.problem} Fix: {each.fix}" for each in report.faults)
     at = f"{report.clock:%H:%M:%S} UTC"
     return f"{rows} rows landed in {len(report.batches)} batches, as of {at}.{state}{warned}"
 

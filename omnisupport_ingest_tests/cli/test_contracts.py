@@ -174,3 +174,24 @@ def test_a_table_outside_the_publication_and_one_that_is_gone(source: SourceUnde
     command("contracts", "new", "--table", "c")
     found = {each["name"]: [f["check"] for f in each["findings"]] for each in asked("diff")["contracts"]}
     assert found == {"a": [], "b": ["table"], "c": ["publication"]}
+
+
+def test_of_a_query_source_a_table_without_wal_is_proposed_with_its_cursor(
+    source: SourceUnderTest, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLICA_URL", source.dsn)
+    monkeypatch.delenv("OMNISUPPORT_SOURCE_DSN")
+    source.sql(
+        "CREATE UNLOGGED TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED,"
+        " updated_at timestamptz NOT NULL)",
+        "ALTER TABLE orders REPLICA IDENTITY NOTHING",
+        "CREATE TABLE events (at timestamptz, what text)",
+    )
+    assert command("sources", "new", "replica", "--kind", "query", "--env", "REPLICA_URL").code == 0
+    done = command("contracts", "new", "--all", "--source", "replica")
+    assert done.code == 1 and "1 written, 0 kept, 1 refused." in done.out
+    assert "public.events has no primary key" in done.out and "REPLICA IDENTITY" not in done.out
+    (contract,) = load_contracts(folder)
+    assert (contract.source, contract.column_names) == ("replica", ("id", "twice", "updated_at"))
+    assert contract.cursor is not None and contract.cursor.field == "updated_at"
+    assert command("sources", "validate").code == 0

@@ -250,3 +250,110 @@ def test_diff_tells_what_database_home_and_definitions_have_otherwise(
     unknown = command("sources", "diff", "dsek")
     assert unknown.code == 2 and "Name one of: desk, support_desk" in unknown.err
     base.close()
+
+
+def test_what_cannot_be_reached_is_named_by_the_variable_of_its_definition(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESK_URL", f"host=127.0.0.1 port=1 dbname=x password={SECRET}")
+    for kind in ("query", "postgres_log"):
+        assert command("sources", "new", "desk", "--kind", kind, "--env", "DESK_URL").code == 0
+        done = command("preflight", "desk")
+        assert done.code == 1 and "correct host and port in DESK_URL" in done.out
+        (folder / "contracts" / "sources" / "desk.json").unlink()
+        assert "OMNISUPPORT_SOURCE_DSN" not in done.output and SECRET not in done.output
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder}/nowhere.db")
+    done = command("sources", "diff", "desk")
+    assert f"no database file at {folder}/nowhere.db" in done.out and "(DESK_URL)" in done.out
+
+
+def test_a_source_is_listed_and_checked_before_it_has_a_contract(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "contracts" / "data" / "desk_tickets.json").unlink()
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    sqlite3.connect(folder / "desk.db").close()
+    made = command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+    step = "omnisupport-ingest contracts new --all --source desk"
+    assert step in made.out
+    listed = command("sources", "list")
+    assert listed.code == 0 and step in listed.out
+    checked = command("sources", "validate")
+    assert checked.code == 1 and f"Fix: {step}" in checked.out
+    for verb in (("preflight", "desk"), ("sources", "diff", "desk")):
+        done = command(*verb)
+        assert done.code == 1 and step in done.out
+    # A broken contract is told as before.
+    (folder / "contracts" / "data" / "broken.json").write_text("{")
+    assert command("sources", "list").code == 2
+
+
+def test_a_definition_in_a_folder_without_contracts_is_in_force_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with environment(home=str(tmp_path / "home")):
+        command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL")
+        assert "desk" in {each["name"] for each in documents("sources", "list")["sources"]}
+
+
+def test_contracts_of_a_query_source_are_proposed_and_then_it_is_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of docs/ways_in.md, for SQLite."""
+    (folder / "contracts" / "data" / "desk_tickets.json").unlink()
+    monkeypatch.setenv("DESK_URL", f"sqlite:///{folder / 'desk.db'}")
+    base = sqlite3.connect(folder / "desk.db", isolation_level=None)
+    base.execute(
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, code VARCHAR(3) NOT NULL UNIQUE, odd,"
+        " price DECIMAL(4, 2), updated_at TIMESTAMP NOT NULL, at TIMESTAMPTZ)"
+    )
+    base.execute("CREATE INDEX orders_cursor ON orders (updated_at, id)")
+    base.execute("CREATE TABLE lines (id INTEGER PRIMARY KEY, version INTEGER)")
+    base.execute("CREATE TABLE notes (what TEXT NOT NULL)")
+    base.execute("CREATE UNIQUE INDEX some_notes ON notes (what) WHERE what > 'm'")
+    base.close()
+    command("sources", "new", "desk", "--kind", "query", "--env", "DESK_URL", "--compare-every", "P1D")
+    without = command("contracts", "new", "--all")
+    assert without.code == 2 and "--source desk" in without.err
+    done = command("contracts", "new", "--all", "--source", "desk")
+    assert done.code == 1 and "main.notes has no primary key" in done.out
+    assert "main.lines  names no cursor" in done.out
+    written = json.loads((folder / "contracts" / "data" / "orders.json").read_text())
+    types = {name: each["x-pg-type"] for name, each in written["properties"].items()}
+    assert types == {
+        "id": "bigint",
+        "code": "text",
+        "odd": "text",
+        "price": "numeric",
+        "updated_at": "timestamp without time zone",
+        "at": "text",
+    }
+    assert "correct x-pg-type" in written["properties"]["odd"]["description"]
+    assert written["required"] == ["id", "code", "updated_at"]
+    policy = written["x-cdc"]
+    assert (policy["key"], policy["cursor"]["field"]) == (["id"], "updated_at")
+    why = {each["column"]: each["why"] for each in policy["cursor"]["candidates"]}
+    assert "no trigger does" not in why["updated_at"] and "an index begins with it" in why["updated_at"]
+    unready = command("sources", "validate")
+    assert unready.code == 1 and "lines.json names no cursor" in unready.out
+    (folder / "contracts" / "data" / "lines.json").unlink()
+    assert command("sources", "validate").code == 0
+    ready = command("preflight", "desk")
+    assert ready.code == 0 and "Nothing blocks" in ready.out
+    refused = command("contracts", "new", "--all", "--source", "files")
+    assert refused.code == 2
+
+
+def test_contracts_cannot_be_proposed_for_files(folder: Path) -> None:
+    command("sources", "new", "boxes", "--kind", "files")
+    done = command("contracts", "new", "--all", "--source", "boxes")
+    assert done.code == 2 and "by hand" in done.err
+
+
+def test_where_the_password_of_a_named_log_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DESK_URL", f"host=127.0.0.1 port=1 dbname=x password={SECRET}")
+    command("sources", "new", "desk", "--kind", "postgres_log", "--env", "DESK_URL")
+    done = command("source", "connect", "desk", "--print")
+    assert "The password is in DESK_URL" in done.err and SECRET not in done.output

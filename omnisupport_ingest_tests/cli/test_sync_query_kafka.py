@@ -69,4 +69,10 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
     found = shown(tmp_path)
     assert found[7] == ("new", False)
     assert {number for number, (_, gone) in found.items() if gone} == {3, 150}
+
+    # A table that is refused is the error of the sync, after what was read of the others.
+    base.execute("INSERT INTO tickets (id, updated_at) VALUES (999, 'unknown')")
+    refused = pgbench.command("sync", "desk", folder=tmp_path, variables=given)
+    assert refused.returncode == 5 and "main.tickets: refused" in refused.stdout
+    assert "no ISO text of a time" in refused.stderr and "unknown" not in refused.stderr
     base.close()

@@ -86,7 +86,9 @@ class CursorColumn:
         if policy is None:
             raise QueryRefused(
                 f"{contract.path} names no cursor, so {contract.full_name} cannot be read by one.",
-                fix="Add x-cdc.cursor with the field; `contracts new` proposes the columns that can be one.",
+                fix="Add x-cdc.cursor with the field. This proposes columns for it, with reasons: "
+                f"omnisupport-ingest contracts new --table {contract.full_name} --source {contract.source} "
+                "--out FOLDER",
             )
         column = next(each for each in contract.source_columns if each.name == policy.field)
         kind = cursor_kind(column.type.kind)

@@ -8,21 +8,30 @@ others we rely on SQLAlchemy. Rows are handled one by one, so this is slower tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from omnisupport_ingest.contracts.model import Column, TableContract
+from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.schema_changes import SeenTable
 from omnisupport_ingest.sources.postgres.catalog.recording import LiveSchema
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_image, row_key
-from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind, KeysetPosition, micros_of
+from omnisupport_ingest.sources.query.cursor import (
+    HIGHEST,
+    CursorColumn,
+    CursorKind,
+    KeysetPosition,
+    micros_of,
+)
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
 from omnisupport_ingest.sources.shown_columns import ShownColumn, live_schema, schema_by_name
@@ -38,26 +47,44 @@ class DialectReader:
 
     def __init__(self, url: str) -> None:
         """Connect at the first reading; ``QueryRefused`` for a URL that names no installed dialect."""
+        self._named = f"the connection string ({url.place})" if isinstance(url, NamedSecret) else "the URL"
         try:
             self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
-        except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+        except ModuleNotFoundError as error:
+            raise QueryRefused(
+                f"The driver of {self._named} is not installed: Python has no module {error.name}.",
+                fix="Install the package that has it, in the environment of this program.",
+            ) from None
+        except sa.exc.ArgumentError as error:
             # The text of the error may repeat the URL, and that a password.
             raise QueryRefused(
-                f"The connection string is no URL that SQLAlchemy can open: {type(error).__name__}.",
-                fix="Write it as dialect+driver://user@host/database, and install the driver.",
+                f"The text of {self._named} is no URL that SQLAlchemy can open: {type(error).__name__}.",
+                fix="Write it as dialect+driver://user@host/database, of a dialect that is installed.",
             ) from None
-        self._lite = self._engine.dialect.name == "sqlite"
-        if self._lite:
+        self.lite = self._engine.dialect.name == "sqlite"
+        """Whether the database is SQLite."""
+        if self.lite:
             # The driver would begin a transaction only before a change (SQLAlchemy manual, "pysqlite").
             sa.event.listen(self._engine, "connect", _driver_begins_nothing)
             sa.event.listen(self._engine, "begin", _begin)
         self._connection: sa.Connection | None = None
 
+    def inspect(self) -> sa.Inspector:
+        """Return what tells the tables of the database, in the open transaction."""
+        return sa.inspect(self._open)
+
     def begin(self) -> Moment:
         clock = datetime.now(UTC)
-        with _refusals("the source"):
+        file = self._engine.url.database
+        if self.lite and file and not file.startswith((":memory:", "file:")) and not Path(file).exists():
+            # The driver would make an empty one.
+            raise QueryRefused(
+                f"There is no database file at {Path(file).absolute()}.",
+                fix=f"Correct the path after sqlite:/// in {self._named}.",
+            )
+        with _refusals(f"the database of {self._named}"):
             self._connection = self._engine.connect()
-            if not self._lite:
+            if not self.lite:
                 self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")
             self._connection.begin()
         return Moment(clock, None)
@@ -67,6 +94,7 @@ class DialectReader:
             columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
         for column in columns:
             if column["name"] == cursor.name:
+                self._require_kind(table, cursor, column["type"])
                 return str(column["type"])
         raise QueryRefused(
             f"{table.full_name} has no column {cursor.name!r}, which {table.path} names as its cursor.",
@@ -183,6 +211,10 @@ class DialectReader:
             query = sa.select(sa.text("*")).select_from(_table(table)).where(sa.or_(*conditions))
             self._take(table, cursor, query, take)
 
+    def step_over(self) -> None:
+        # A table is refused by what it is, and the transaction goes on.
+        pass
+
     def end(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -229,7 +261,7 @@ class DialectReader:
         key = [names.index(name) for name in table.key]
         at = names.index(cursor.name)
         images = [row_image(tuple(names), row) for row in texts]
-        cursors = cursor.numbers(pa.array([row[at] for row in texts], pa.string()))
+        cursors = self._numbers(table, cursor, [row[at] for row in block], [row[at] for row in texts])
         times = pa.nulls(len(texts), pa.int64())
         if cursor.event_time is not None:
             event_time = names.index(cursor.event_time)
@@ -247,6 +279,72 @@ class DialectReader:
             sum(map(len, images)) + _OVERHEAD * len(texts),
         )
 
+    def _require_kind(
+        self, table: TableContract, cursor: CursorColumn, declared: sa.types.TypeEngine[Any]
+    ) -> None:
+        """Raise ``QueryRefused`` if the cursor column, which is ``declared`` so, has not the contract's kind.
+
+        In SQLite any value may stand in any column, in the order NULL, numbers, texts, other bytes: where the
+        lowest and the highest are of one class, all between them are.
+        """
+        kind = _declared_kind(declared, sure=not self.lite)
+        if kind is not None and kind is not cursor.kind:
+            raise QueryRefused(
+                f"The cursor column {cursor.name} of {table.full_name} is declared as {declared}, and "
+                f"{table.path} says {cursor.pg_type}: its values have another order.",
+                fix=_AS_NUMBER.format(cursor.name)
+                if kind is CursorKind.NUMBER
+                else _AS_TIME.format(cursor.name),
+            )
+        if not self.lite:
+            return
+        column: sa.ColumnClause[Any] = sa.column(cursor.name)
+        # Each by itself is the first or last entry of an index.
+        ends = (sa.select(of(column)).select_from(_table(table)) for of in (sa.func.min, sa.func.max))
+        with _refusals(table.full_name):
+            # No failpoint: SELECTs, put together above.
+            found = [self._open.execute(query).scalar() for query in ends]
+        values = [each for each in found if each is not None]
+        self._numbers(table, cursor, values, [str(each) for each in values])
+
+    def _numbers(
+        self, table: TableContract, cursor: CursorColumn, values: Sequence[Any], texts: list[str | None]
+    ) -> pa.Int64Array:
+        """Return the cursors in ``values``, as numbers. ``texts``: as PostgreSQL would write them.
+
+        ``QueryRefused`` if one is of another kind than the contract says.
+        """
+        numbers = None
+        with suppress(QueryRefused):
+            numbers = cursor.numbers(pa.array(texts, pa.string()))
+        fits = numbers is not None and numbers.null_count == sum(each is None for each in texts)
+        if fits and self.lite:
+            fits = all(each is None or _is_stored_as(cursor.kind, each) for each in values)
+        if fits:
+            return numbers
+        what = "whole number of at most 57 bits"
+        if cursor.kind is CursorKind.TIME:
+            what = "ISO text of a time" if self.lite else "time"
+        raise QueryRefused(
+            f"The cursor column {cursor.name} of {table.full_name} has a value that is no {what}, and "
+            f"{table.path} says {cursor.pg_type}: in the order of such values rows would be missed.",
+            fix=f"{self._find(table, cursor)} Then correct these rows at the source, or name another column "
+            "as x-cdc.cursor.field of the contract.",
+        )
+
+    def _find(self, table: TableContract, cursor: CursorColumn) -> str:
+        """Return how to find rows whose cursor is of another kind."""
+        names = self._engine.dialect.identifier_preparer
+        name, key = names.quote(cursor.name), ", ".join(map(names.quote, table.key))
+        of = f"{names.quote(table.schema)}.{names.quote(table.table)}"
+        if not self.lite:
+            return f"Look at the values: SELECT {key}, {name} FROM {of} ORDER BY {name};"
+        wrong = f"typeof({name}) <> 'integer' OR abs({name}) > {HIGHEST}"
+        if cursor.kind is CursorKind.TIME:
+            day = f"substr({name}, 1, 10)"
+            wrong = f"typeof({name}) <> 'text' OR datetime({name}) IS NULL OR date({day}) IS NOT {day}"
+        return f"Find the rows: SELECT {key} FROM {of} WHERE {name} IS NOT NULL AND ({wrong});"
+
     def _in_order(self, table: TableContract, name: str) -> sa.ColumnElement[Any]:
         """Return a key column for comparison in the order of ``KeyBounds``; ``QueryRefused`` if there is
         none.
@@ -254,7 +352,7 @@ class DialectReader:
         column: sa.ColumnClause[Any] = sa.column(name)
         if table.column(name).type.kind in INTEGERS:
             return column
-        if not self._lite:
+        if not self.lite:
             raise QueryRefused(
                 f"The keys of {table.full_name} are no whole numbers, and in which order this database has "
                 "its texts is not known.",
@@ -268,12 +366,12 @@ class DialectReader:
 
     def _low(self, cursor: CursorColumn, text: str) -> str:
         """Return a lower bound that is not above any text of the same second, whatever its precision."""
-        return text[:19] if self._lite and cursor.kind is CursorKind.TIME else text
+        return text[:19] if self.lite and cursor.kind is CursorKind.TIME else text
 
     def _value(self, cursor: CursorColumn, text: str) -> Any:
         if cursor.kind is CursorKind.NUMBER:
             return int(text)
-        return text if self._lite else datetime.fromisoformat(text)
+        return text if self.lite else datetime.fromisoformat(text)
 
 
 def pg_type_of(declared: sa.types.TypeEngine[Any]) -> str:
@@ -303,6 +401,34 @@ _PG_TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
     (sa.LargeBinary, "bytea"),
     (sa.Uuid, "uuid"),
 )
+
+
+_AS_NUMBER = (
+    'If it counts seconds since 1970, give {} "type": "integer" and "x-pg-type": "bigint" in the contract, '
+    "and name a column of times as x-cdc.cursor.event_time. Else name another column as x-cdc.cursor.field."
+)
+_AS_TIME = "Correct x-pg-type of {} in the contract, or name another column as x-cdc.cursor.field."
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def _declared_kind(declared: sa.types.TypeEngine[Any], *, sure: bool) -> CursorKind | None:
+    """Return the kind of values that a column ``declared`` so has; None if it may have any.
+
+    ``sure``: a numeric type is one. SQLite calls each type numeric that it does not know.
+    """
+    if isinstance(declared, sa.DateTime | sa.Date):
+        return CursorKind.TIME
+    if isinstance(declared, sa.Integer | sa.Float) or (sure and isinstance(declared, sa.Numeric)):
+        return CursorKind.NUMBER
+    return None
+
+
+def _is_stored_as(kind: CursorKind, value: Any) -> bool:
+    """Whether SQLite has ``value`` in the class and form that the order of the cursors needs."""
+    if kind is CursorKind.NUMBER:
+        return isinstance(value, int)
+    return isinstance(value, str) and _DAY.match(value) is not None
 
 
 def _behind(order: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> sa.ColumnElement[bool]:
@@ -357,6 +483,11 @@ class _refusals:
             raise QueryRefused(
                 f"{self._what} cannot be read: {type(error).__name__}: {reason}.",
                 fix="Start the database if it is down; else compare the contract with the table.",
+            ) from None
+        if isinstance(error, sa.exc.NoSuchTableError):
+            raise QueryRefused(
+                f"The database has no table {self._what}.",
+                fix="Correct x-cdc.schema and x-cdc.table of the contract, or create the table.",
             ) from None
         if isinstance(error, sa.exc.SQLAlchemyError):
             raise QueryRefused(

@@ -106,6 +106,7 @@ class PostgresReader:
                 # No failpoint: a SELECT, written above.
                 cursor.execute(_LSN)
                 high = cursor.fetchone()[0]
+            cursor.execute("SAVEPOINT tables")
         self._columns = {}
         return Moment(clock.astimezone(UTC), database, low, high)
 
@@ -266,6 +267,11 @@ class PostgresReader:
             take,
         )
 
+    def step_over(self) -> None:
+        # An error of the server ends all that came after the savepoint; the snapshot stays.
+        with source_errors("going on with the next table"), self._connection.cursor() as cursor:
+            cursor.execute("ROLLBACK TO tables")
+
     def end(self) -> None:
         if not self._connection.closed:
             with source_errors("ending a read"), self._connection.cursor() as cursor:
@@ -315,7 +321,8 @@ class PostgresReader:
             if missing:
                 raise QueryRefused(
                     f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",
-                    fix="Correct the contract, or give the column back: contracts diff shows what differs.",
+                    fix="Correct the contract, or give the column back. This shows the corrected contract: "
+                    f"omnisupport-ingest contracts propose {table.name}",
                 )
             self._columns[table.full_name] = found
             self._types[table.full_name] = types

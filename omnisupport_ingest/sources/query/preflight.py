@@ -1,8 +1,8 @@
 """Preflight of a source that is read by cursors: findings, each with the SQL that repairs it; nothing is
 changed.
 
-Without an index on (cursor, key) every page reads and sorts the whole table. Further findings are about the
-cursor column (NULLs, a type without a time zone) and about how deletes are found.
+Without an index on (cursor, key) every page reads and sorts the whole table. Further findings are about
+columns that are not there, the cursor column (NULLs, a type without a time zone) and how deletes are found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
+from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.run import open_reader
 
@@ -35,9 +36,16 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
     """Yield the findings about one table."""
     try:
         cursor = CursorColumn.of(table)
+        lacks = _lacks(reader, table)
+        if lacks:
+            yield _without(reader, table, lacks)
+            if not cursor.needs(table).isdisjoint(lacks):
+                return
+            reader.go_on_without(table, frozenset(lacks))
         found = reader.cursor_type(table, cursor)
         indexes = reader.indexes(table)
     except IngestError as error:
+        reader.step_over()
         yield Finding("table", error.problem, error.fix, table=table.name)
         return
     wanted = (cursor.name, *table.key)
@@ -74,3 +82,34 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
             Severity.WARNS,
             table=table.name,
         )
+
+
+def _lacks(reader: Reader, table: TableContract) -> list[str]:
+    """Return the columns of the contract that the table does not have; none if there is no such table."""
+    schema = (reader.schemas([table], {}) or {}).get(table.name)
+    if schema is None:
+        return []
+    there = {each.name for each in schema.live.columns}
+    return [each.name for each in table.source_columns if each.name not in there]
+
+
+def _without(reader: Reader, table: TableContract, lacks: Sequence[str]) -> Finding:
+    """Return the finding that the table does not have the columns ``lacks``."""
+    severity = Severity.WARNS
+    if not CursorColumn.of(table).needs(table).isdisjoint(lacks):
+        severity = Severity.BLOCKS
+    try:
+        reader.columns(table)
+    except QueryRefused:
+        # So would a sync be that has never seen them there.
+        severity = Severity.BLOCKS
+    columns = "column" if len(lacks) == 1 else "columns"
+    end = "it cannot be read." if severity is Severity.BLOCKS else "its rows are read without."
+    return Finding(
+        "columns",
+        f"{table.full_name} has no {columns} {', '.join(lacks)}, which {table.path} names: {end}",
+        f"Correct the contract, or give the table the {columns}. This shows the corrected contract: "
+        f"omnisupport-ingest contracts propose {table.name}",
+        severity,
+        table=table.name,
+    )

@@ -85,8 +85,8 @@ class Reader(Protocol):
         """Open the transaction; all reads see the database as it is now."""
 
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
-        """Return the source's present type of the cursor column; ``QueryRefused`` if it is of
-        another kind.
+        """Return the source's present type of the cursor column; ``QueryRefused`` if it is of another kind,
+        or its lowest or highest value is.
         """
 
     def schemas(
@@ -131,6 +131,9 @@ class Reader(Protocol):
         self, table: TableContract, cursor: CursorColumn, keys: Sequence[str], take: Callable[[Rows], None], /
     ) -> None:
         """Call ``take`` with the rows that have one of ``keys`` (JSON)."""
+
+    def step_over(self) -> None:
+        """Let the transaction go on after a table was refused."""
 
     def end(self) -> None:
         """End the transaction."""

@@ -19,6 +19,7 @@ from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.encrypting import EncryptedLanding
 from omnisupport_ingest.sources.postgres.capture.requests import PauseRequest
+from omnisupport_ingest.sources.postgres.session.connection import at_place_of
 from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.query.batches import Inlet
 from omnisupport_ingest.sources.query.compare import Comparison, LakeKeys, compare
@@ -126,9 +127,17 @@ class QuerySource:
 
 def open_reader(connection: str) -> Reader:
     """Return a reader of the database at ``connection`` (libpq's form, or a URL of SQLAlchemy)."""
-    scheme = connection.partition("//")[0]
-    if "://" not in connection or scheme in _POSTGRES:
-        return PostgresReader(connection.replace("postgresql+psycopg2:", "postgresql:", 1))
+    dsn = postgres_dsn(connection)
+    if dsn is not None:
+        return PostgresReader(dsn)
     from omnisupport_ingest.sources.query.dialect import DialectReader
 
     return DialectReader(connection)
+
+
+def postgres_dsn(connection: str) -> str | None:
+    """Return libpq's form of ``connection``; None if it leads to another database than PostgreSQL."""
+    scheme = connection.partition("//")[0]
+    if "://" in connection and scheme not in _POSTGRES:
+        return None
+    return at_place_of(connection, connection.replace("postgresql+psycopg2:", "postgresql:", 1))

@@ -47,6 +47,7 @@ class TableSync:
     ``full``: it was read whole. ``read``, ``landed``: numbers of rows. ``again``: rows of the lookback that
     had landed unchanged. ``behind``: rows with a lower cursor than their key had before. ``finished``: it was
     read to its end. ``blocked``: it is not read before a person has looked, as its schema has changed.
+    ``refused``: it cannot be read (``SyncReport.faults``).
     ``went_back``: its highest cursor is below that of the last sync. ``cursor``: the new cursor.
     """
 
@@ -58,18 +59,21 @@ class TableSync:
     behind: int = 0
     finished: bool = False
     blocked: bool = False
+    refused: bool = False
     went_back: bool = False
     cursor: str | None = None
 
 
 @dataclass
 class SyncReport:
-    """The result of a sync. ``clock``: of the source at the beginning."""
+    """The result of a sync. ``clock``: of the source at the beginning. ``faults``: why tables were refused;
+    the others were read."""
 
     source: str
     clock: datetime
     tables: list[TableSync] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    faults: list[QueryRefused] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -83,8 +87,8 @@ def sync(
     """Land the new rows of every table of ``inlet``. The caller holds the lease of the source.
 
     ``stopped`` is called after each batch and page; if it returns True the sync ends, and the next goes on
-    from there. Raises ``QueryRefused``, ``AnotherDatabase`` and the errors of the reader; landed batches
-    stay.
+    from there. A table that is refused keeps no other from being read: the caller raises what is in
+    ``faults``. Raises ``AnotherDatabase`` and the errors of the reader; landed batches stay.
     """
     moment = reader.begin()
     try:
@@ -96,7 +100,12 @@ def sync(
         with ThreadPoolExecutor(1, thread_name_prefix="landing") as landing:
             run = _Sync(_Target(inlet, epoch, landing, schemas), reader, moment, state, stopped)
             for table in inlet.tables:
-                run.read(table)
+                try:
+                    run.read(table)
+                except QueryRefused as refused:
+                    run.report.faults.append(refused)
+                    run.report.tables[-1].refused = True
+                    reader.step_over()
         run.finish()
         return run.report
     finally:
@@ -177,15 +186,15 @@ class _Sync:
 
     def read(self, table: TableContract) -> None:
         """Land the new rows of ``table``, page by page."""
-        cursor = CursorColumn.of(table)
-        result = TableSync(table.full_name)
+        known = self._state.progress(table.full_name)
+        result = TableSync(table.full_name, cursor=None if known is None else known.cursor)
         self.report.tables.append(result)
+        cursor = CursorColumn.of(table)
         if self._left_a_page:
             # A stopped read has left the transaction unusable.
             return
         if self._schemas.blocks(table):
-            known = self._state.progress(table.full_name)
-            result.blocked, result.cursor = True, known.cursor if known is not None else None
+            result.blocked = True
             return
         progress = self._progress(table, cursor, result)
         reading = progress.reading

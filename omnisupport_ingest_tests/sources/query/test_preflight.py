@@ -16,7 +16,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tab
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query.preflight import preflight
-from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, lite_contract
+from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, contract, lite_contract
 
 
 def definition(**given: object) -> SourceDefinition:
@@ -53,6 +53,22 @@ def test_a_database_that_does_not_answer_is_the_only_finding(desk: Desk, monkeyp
     monkeypatch.setenv("DESK_DSN", "host=127.0.0.1 port=1 dbname=none connect_timeout=2")
     (found,) = preflight(definition(), [desk.table])
     assert found.check == "connection"
+    assert "correct host and port in DESK_DSN" in found.fix
+    assert "OMNISUPPORT_SOURCE_DSN" not in found.problem + found.fix
+
+
+def test_a_connection_string_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    table = contract()
+    for text in ("postgresql://me:s3cret@word@host/db", "postgresql+psycopg2://me:s3cret/@host/db"):
+        monkeypatch.setenv("DESK_DSN", text)
+        (found,) = preflight(definition(), [table])
+        assert "(DESK_DSN) cannot be read" in found.problem and "s3cret" not in found.problem + found.fix
+    file = tmp_path / "desk.dsn"
+    file.write_text("host=127.0.0.1 port=1 dbname=none connect_timeout=2")
+    file.chmod(0o600)
+    by_file = SourceDefinition(SOURCE, SourceKind.QUERY, "A desk.", connection_file=str(file))
+    (found,) = preflight(by_file, [table])
+    assert f"correct host and port in the file {file}" in found.fix
 
 
 def test_columns_are_proposed_with_who_sets_them(desk: Desk):
@@ -106,3 +122,44 @@ def test_the_sql_is_that_of_the_database(tmp_path: Path, monkeypatch: pytest.Mon
     base.execute(found["cursor_index"])
     assert "cursor_index" not in {each.check for each in preflight(daily, [table])}
     base.close()
+
+
+def test_a_cursor_of_another_kind_is_told_with_the_sql_that_finds_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+    base.execute("INSERT INTO tickets (id, updated_at) VALUES (1, '2026-11-28T08:00:00Z'), (2, 'Ms Smith')")
+    monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
+    (found,) = preflight(definition(), [lite_contract()])
+    assert (found.check, found.severity.value) == ("table", "blocks")
+    assert "updated_at of main.tickets" in found.problem and "SELECT id FROM main.tickets" in found.fix
+    assert "Smith" not in found.problem + found.fix
+    base.close()
+
+
+@pytest.mark.parametrize("lacks", ["subject", "id"])
+def test_a_column_that_sqlite_lacks_is_told(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = sqlite3.connect(tmp_path / "desk.db", isolation_level=None)
+    base.execute("CREATE TABLE tickets (id INTEGER, subject TEXT, updated_at DATETIME)")
+    base.execute(f"ALTER TABLE tickets DROP {lacks}")
+    monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
+    (found,) = (each for each in preflight(definition(), [lite_contract()]) if each.check == "columns")
+    assert f"has no column {lacks}" in found.problem and "contracts propose tickets" in found.fix
+    assert found.severity.value == ("blocks" if lacks == "id" else "warns")
+    base.close()
+
+
+def test_every_column_that_postgresql_lacks_is_told_and_what_else_there_is(desk: Desk):
+    desk.run("ALTER TABLE tickets DROP subject")
+    text = {"type": ["string", "null"], "x-pg-type": "text", "description": "More."}
+    found = {each.check: each for each in preflight(definition(), [contract(more=text)])}
+    assert "has no columns subject, more" in found["columns"].problem
+    assert found["columns"].severity.value == "blocks"
+    assert "deletes" in found
+
+
+def test_a_table_that_is_not_there_hides_no_finding_of_the_next(desk: Desk):
+    nowhere = replace(desk.table, name="nowhere", table="nowhere")
+    found = [(each.check, each.table) for each in preflight(definition(), [nowhere, desk.table])]
+    assert ("table", "nowhere") in found and ("deletes", "tickets") in found

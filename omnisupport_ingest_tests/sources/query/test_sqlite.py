@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnisupport_ingest.contracts.load import contract_of
+from omnisupport_ingest.contracts.load import TableContract, contract_of
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
 from omnisupport_ingest.sources.query.dialect import DialectReader
 from omnisupport_ingest.sources.query.errors import QueryRefused
@@ -176,6 +177,99 @@ def test_a_view_that_is_broken_keeps_no_other_table_from_landing(lite: Lite):
     lite.base.execute("CREATE VIEW broken AS SELECT id, subject, updated_at FROM nowhere")
     broken = replace(lite_contract(), name="broken", table="broken")
     inlet = replace(lite.desk.inlet(), tables=(lite.desk.table, broken))
-    with QueryState(lite.desk.store.folder) as state, pytest.raises(QueryRefused, match="broken"):
-        sync(inlet, DialectReader(lite.url), state)
+    with QueryState(lite.desk.store.folder) as state:
+        (fault,) = sync(inlet, DialectReader(lite.url), state).faults
+    assert "broken" in fault.problem
     assert [each["key"] for each in lite.desk.events()] == ['["1"]']
+
+
+def other_table(name: str) -> TableContract:
+    return replace(lite_contract(), name=name, table=name)
+
+
+def test_numbers_under_a_cursor_of_times_are_refused(lite: Lite):
+    lite.base.execute("CREATE TABLE epoch (id INTEGER PRIMARY KEY, subject TEXT, updated_at INTEGER)")
+    lite.desk.table = other_table("epoch")
+    with pytest.raises(QueryRefused, match=r"updated_at of main\.epoch is declared as INTEGER") as refused:
+        lite.sync()
+    assert "tickets.json" in refused.value.problem and "bigint" in refused.value.fix
+
+
+def test_times_under_a_cursor_of_numbers_are_refused(lite: Lite):
+    number = {"type": ["integer", "null"], "x-pg-type": "bigint", "description": "Version."}
+    moment = {"type": "string", "x-pg-type": "timestamp with time zone", "description": "When."}
+    cursor = {"field": "updated_at", "lookback": 5, "event_time": "moment"}
+    document = contract_document(cursor, schema="main", updated_at=number, moment=moment)
+    document["required"] = ["id", "moment"]
+    lite.desk.table = contract_of(document, Path("tickets.json"))
+    with pytest.raises(QueryRefused, match="is declared as DATETIME"):
+        lite.sync()
+    lite.base.execute("DROP TABLE tickets")
+    lite.base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject, updated_at, moment)")
+    lite.base.execute("INSERT INTO tickets VALUES (1, 's', 7, '2026-11-20 10:00:00')")
+    assert lite.sync().landed == 1
+    for wrong in ("8.5", "'9'", "x'00'", str(1 << 60)):
+        lite.base.execute(f"INSERT INTO tickets VALUES (2, 's', {wrong}, '2026-11-20 10:00:00')")
+        assert keys_that_the_fix_finds(lite) == [(2,)]
+        lite.base.execute("DELETE FROM tickets WHERE id = 2")
+    assert lite.sync().landed == 0
+
+
+def keys_that_the_fix_finds(lite: Lite) -> list[tuple[int]]:
+    with pytest.raises(QueryRefused) as refused:
+        lite.sync()
+    found = re.search("SELECT .*?;", refused.value.fix)
+    assert found is not None and "updated_at of main.tickets" in refused.value.problem
+    return lite.base.execute(found[0]).fetchall()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["1764316800", "1764316800.5", "x'00'", "'unknown'", "'28/11/2026 10:00'", "'1764316800'", "'08:00:00'"],
+)
+def test_a_cursor_that_is_no_time_is_refused_and_the_fix_finds_its_row(lite: Lite, wrong: str):
+    lite.base.execute("INSERT INTO tickets (id, updated_at) VALUES (1, '2026-11-28T08:00:00Z'), (3, NULL)")
+    assert lite.sync().landed == 2
+    lite.base.execute(f"INSERT INTO tickets (id, updated_at) VALUES (2, {wrong})")
+    assert keys_that_the_fix_finds(lite) == [(2,)]
+
+
+def test_a_cursor_that_is_no_time_between_two_that_are_is_refused_when_it_is_read(lite: Lite):
+    lite.base.execute(
+        "INSERT INTO tickets (id, updated_at) VALUES (1, '2026-11-28 08:00:00'), (2, '2026-13-45 08:00:00'),"
+        " (3, '2027-01-01 08:00:00')"
+    )
+    assert keys_that_the_fix_finds(lite) == [(2,)]
+    assert lite.desk.events() == []
+
+
+def test_a_table_that_is_refused_keeps_no_other_table_from_landing(lite: Lite):
+    for name in ("before", "odd", "other"):
+        lite.base.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, subject TEXT, updated_at DATETIME)")
+        lite.base.execute(f"INSERT INTO {name} (id, updated_at) VALUES (1, '2026-11-28 08:00:00')")
+    inlet = replace(lite.desk.inlet(), tables=tuple(map(other_table, ("before", "odd", "other"))))
+    with QueryState(lite.desk.store.folder) as state:
+        assert sync(inlet, DialectReader(lite.url), state).finished
+    for name in ("before", "odd", "other"):
+        lite.base.execute(f"INSERT INTO {name} (id, updated_at) VALUES (2, '2026-11-28 09:00:00')")
+    lite.base.execute("INSERT INTO odd (id, updated_at) VALUES (3, 'unknown')")
+    with QueryState(lite.desk.store.folder) as state:
+        report = sync(inlet, DialectReader(lite.url), state)
+    (fault,) = report.faults
+    assert "main.odd" in fault.problem and not report.finished
+    assert [(each.landed, each.refused) for each in report.tables] == [(1, False), (0, True), (1, False)]
+    # Where it is stays told: the sensor would otherwise have it read from the beginning.
+    assert report.tables[1].cursor == "2026-11-28 08:00:00"
+
+
+def test_a_file_that_is_not_there_is_told_and_not_made(lite: Lite, tmp_path: Path):
+    nowhere = tmp_path / "nowhere.db"
+    with pytest.raises(QueryRefused, match=f"no database file at {nowhere}"):
+        lite.desk.sync(reader=DialectReader(f"sqlite:///{nowhere}"))
+    assert not nowhere.exists()
+
+
+def test_a_driver_that_is_missing_is_named_and_no_url():
+    with pytest.raises(QueryRefused, match="oracledb") as refused:
+        DialectReader("oracle+oracledb://me:s3cret@host/db")
+    assert "s3cret" not in str(refused.value) and "host/db" not in str(refused.value)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+
+from omnisupport_ingest.sources.query.postgres import PostgresReader
+from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.sync import sync
 from omnisupport_ingest_tests.sources.query.tickets import Desk, contract
 
 
@@ -54,3 +60,15 @@ def test_a_number_is_a_cursor_with_a_lookback_in_numbers(desk: Desk):
     desk.run("UPDATE tickets SET subject = 'changed', version = 102 WHERE id = 1")
     desk.sync()
     assert desk.subjects()[1] == "changed"
+
+
+def test_a_table_that_the_server_refuses_keeps_no_other_table_from_landing(desk: Desk):
+    desk.run("INSERT INTO tickets (id, subject) VALUES (1, 'one')")
+    nowhere = replace(desk.table, name="nowhere", table="nowhere")
+    inlet = replace(desk.inlet(), tables=(nowhere, desk.table))
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        report = sync(inlet, reader, state)
+    (fault,) = report.faults
+    assert "public.nowhere" in fault.problem
+    assert [each.landed for each in report.tables] == [0, 1]
+    assert not report.finished

@@ -99,7 +99,10 @@ class Desk:
         reader = reader or PostgresReader(self.dsn)
         try:
             with QueryState(self.store.folder) as state:
-                return sync(self.inlet(), reader, state, stopped=stopped)
+                report = sync(self.inlet(), reader, state, stopped=stopped)
+            if report.faults:
+                raise report.faults[0]
+            return report
         finally:
             reader.close()
 

@@ -81,8 +81,8 @@ def cursor_candidates(connection: Connection) -> dict[TableName, tuple[CursorCan
     }
 
 
-def judged(column: ColumnFacts) -> CursorCandidate:
-    """Return whether the column can be a cursor, and why."""
+def judged(column: ColumnFacts, *, triggers_known: bool = True) -> CursorCandidate:
+    """Return whether the column can be a cursor, and why. ``triggers_known``: triggers were looked at."""
     about = [
         "an index begins with it" if column.indexed else "no index begins with it",
         "NOT NULL" if column.not_null else "may be NULL",
@@ -98,10 +98,18 @@ def judged(column: ColumnFacts) -> CursorCandidate:
             first += ", and nothing at an insert unless that trigger does"
         return CursorCandidate(column.name, True, "; ".join([first, *about]))
     if column.is_time and _CHANGED.search(column.name):
-        first = "by its name it is set with every change, which the application has to do: no trigger does"
+        by = "the application has to do: no trigger does"
+        if not triggers_known:
+            by = "the application or a trigger has to do: triggers of this database were not looked at"
+        first = f"by its name it is set with every change, which {by}"
         return CursorCandidate(column.name, True, "; ".join([first, *about]))
     if column.default:
         first = "it is set at the insert alone, by a default: updates would not be seen"
     else:
-        first = "nothing in the database, nor its name, says that it grows with every change"
+        seen = (
+            "nothing in the database, nor its name,"
+            if triggers_known
+            else "its name does not suggest, and nothing"
+        )
+        first = f"{seen} says that it grows with every change"
     return CursorCandidate(column.name, False, "; ".join([first, *about]))

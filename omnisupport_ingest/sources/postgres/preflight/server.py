@@ -21,18 +21,17 @@ from omnisupport_ingest.sources.postgres.session.errors import SlotInUse, Source
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.session.server import (
     STANDBY,
-    STANDBY_FIX,
     slot_facts,
+    standby_fix,
     wait_until_free,
 )
 from omnisupport_ingest.sources.postgres.slot.home_slot import ExpectedSlot, Presence
 from omnisupport_ingest.sources.postgres.slot.slot import slot_taken
 
-_TO_POSTGRES = "Set host and port in OMNISUPPORT_SOURCE_DSN to PostgreSQL itself."
-
 
 def session_findings(connection: Connection) -> Iterator[Finding]:
     """Yield signs of a pooler between us and the server."""
+    to_postgres = f"Set host and port in {connection.label.setting} to PostgreSQL itself."
     (pid,) = one_row(connection, "SELECT pg_backend_pid()")
     if pid != connection.info.backend_pid:
         yield Finding(
@@ -40,7 +39,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
             f"A connection pooler such as PgBouncer answers in place of the server: the session runs in "
             f"process {pid}, the connection names process {connection.info.backend_pid}. It does not keep a "
             "session, or refuses replication.",
-            _TO_POSTGRES,
+            to_postgres,
         )
     # A pooler may accept the settings of a connection and forget them; DateStyle has a second part.
     changed = [
@@ -53,7 +52,7 @@ def session_findings(connection: Connection) -> Iterator[Finding]:
             "session_settings",
             f"The session does not keep the settings that it was opened with: {', '.join(changed)}. Values "
             "would be written as other text in the snapshot than in the stream, or read as others.",
-            _TO_POSTGRES,
+            to_postgres,
         )
 
 
@@ -99,7 +98,7 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
         "SELECT pg_is_in_recovery(), current_setting('wal_level'), current_setting('server_encoding')",
     )
     if standby:
-        yield Finding("standby", STANDBY, STANDBY_FIX)
+        yield Finding("standby", STANDBY, standby_fix(connection))
     if wal_level != "logical":
         yield Finding(
             "wal_level",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.session.errors import SourceRefused, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.quoting import identifier
@@ -27,6 +28,11 @@ class DatabaseLabel:
 
 
 SOURCE = DatabaseLabel("the source", "OMNISUPPORT_SOURCE_DSN")
+
+
+def label_of(dsn: str) -> DatabaseLabel:
+    """Return how messages name the source at ``dsn``, which knows its place if a definition names it."""
+    return DatabaseLabel(SOURCE.name, dsn.place) if isinstance(dsn, NamedSecret) else SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,10 @@ def _refusal(message: str, parameters: Mapping[str, str], label: DatabaseLabel) 
             return f"Correct the database name in {_DSN}, or create the database: " + _filled(
                 "CREATE DATABASE {database};", parameters
             )
-        how = "; this prints the SQL: omnisupport-ingest source grants" if label is SOURCE else "."
+        how = "."
+        if label.name == SOURCE.name:
+            of = "" if label is SOURCE else " NAME, for the role of a log"
+            how = f"; this prints the SQL: omnisupport-ingest source grants{of}"
         return f"Correct the user in {_DSN}, or create the role{how}"
     return None
 

@@ -16,11 +16,12 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.extras import LogicalReplicationConnection
 
+from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.sources.postgres.session.connect_errors import (
-    SOURCE,
     DatabaseLabel,
     connection_error,
     first_line,
+    label_of,
 )
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceUnavailable
 from omnisupport_ingest.sources.postgres.session.silence import (
@@ -100,16 +101,21 @@ def with_silence(dsn: str, seconds: float) -> str:
         parameters = dsn_parts(dsn)
     except BadDsn:
         return dsn
-    return str(make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | parameters)))
+    return at_place_of(dsn, make_dsn(**({_SILENCE: max(1, round(seconds * 1000))} | parameters)))
+
+
+def at_place_of(dsn: str, changed: str) -> str:
+    """Return ``changed``, made of ``dsn``, as a connection string that messages name as they do that."""
+    return NamedSecret(changed, dsn.place) if isinstance(dsn, NamedSecret) else changed
 
 
 def connect(
-    dsn: str, *, application_name: str = "omnisupport-ingest", label: DatabaseLabel = SOURCE
+    dsn: str, *, application_name: str = "omnisupport-ingest", label: DatabaseLabel | None = None
 ) -> Connection:
     """Open an autocommit connection for SQL.
 
     Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``, which name the database by
-    ``label``.
+    ``label`` (None: a source).
     """
     return _connect(dsn, application_name, {}, replication=False, label=label)
 
@@ -143,6 +149,7 @@ class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no typ
     """A connection whose ``commit`` and ``rollback`` are watched, as its cursors' calls are."""
 
     silence: Silence
+    label: DatabaseLabel
 
     def commit(self) -> None:
         with Awaited(self, self.silence):
@@ -155,11 +162,18 @@ class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no typ
 
 class _ReplicationConnection(LogicalReplicationConnection):  # type: ignore[misc]
     silence: Silence
+    label: DatabaseLabel
 
 
 def _connect(
-    dsn: str, application_name: str, more: dict[str, str], *, replication: bool, label: DatabaseLabel = SOURCE
+    dsn: str,
+    application_name: str,
+    more: dict[str, str],
+    *,
+    replication: bool,
+    label: DatabaseLabel | None = None,
 ) -> Connection:
+    label = label or label_of(dsn)
     dsn_parameters = dsn_parts(dsn, label)
     pinned = _SESSION_SETTINGS | ({} if replication else _SQL_SETTINGS) | more
     parameters = _DEFAULTS | dsn_parameters
@@ -172,6 +186,7 @@ def _connect(
     except psycopg2.OperationalError as error:
         raise connection_error(error, dsn_parameters, label) from None
     connection.silence = Silence(int(dsn_parameters.get(_SILENCE, "0")) / 1000 or DEFAULT_SECONDS, parameters)
+    connection.label = label
     connection.cursor_factory = AwaitedReplicationCursor if replication else AwaitedCursor
     if not replication:
         # One for replication is in autocommit from the start.
@@ -206,8 +221,12 @@ def _lift_newer_timeouts(connection: Connection) -> None:
             cursor.execute("SELECT " + ", ".join(f"set_config('{name}', '0', false)" for name in known))
 
 
-def dsn_parts(dsn: str, label: DatabaseLabel = SOURCE) -> dict[str, str]:
-    """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password."""
+def dsn_parts(dsn: str, label: DatabaseLabel | None = None) -> dict[str, str]:
+    """Return the parts of ``dsn``. ``BadDsn`` quotes nothing of it, because any part may hold a password.
+
+    ``label``: as of ``connect``.
+    """
+    label = label or label_of(dsn)
     try:
         parameters: dict[str, str] = parse_dsn(dsn)
     except psycopg2.ProgrammingError:

@@ -20,6 +20,7 @@ from psycopg2.extensions import make_dsn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import (
+    at_place_of,
     connect,
     connect_replication,
     dsn_parts,
@@ -28,10 +29,14 @@ from omnisupport_ingest.sources.postgres.session.connection import (
 from omnisupport_ingest.sources.postgres.session.errors import SlotInUse, SourceRefused
 
 STANDBY = "The server is a standby (it is in recovery); capture reads from the primary."
-STANDBY_FIX = (
-    "Set host and port in OMNISUPPORT_SOURCE_DSN to the primary. With several hosts in it, add "
-    "target_session_attrs=read-write."
-)
+
+
+def standby_fix(connection: Connection) -> str:
+    """Return the fix for a ``connection`` that leads to a standby."""
+    return (
+        f"Set host and port in {connection.label.setting} to the primary. With several hosts in it, add "
+        "target_session_attrs=read-write."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ def wal_clock(connection: Connection) -> WalClock:
         try:
             cursor.execute("SELECT pg_current_wal_flush_lsn()::text")
         except sql_errors.ObjectNotInPrerequisiteState:
-            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+            raise SourceRefused(STANDBY, fix=standby_fix(connection)) from None
         (flushed,) = cursor.fetchone()
     return WalClock(clock, Lsn.parse(flushed))
 
@@ -289,7 +294,8 @@ class SourceProbe:
     def _ask(self) -> None:
         try:
             parts = dsn_parts(self._dsn) | {"connect_timeout": "2"}
-            connection = connect(make_dsn(**parts), application_name="omnisupport-ingest status")
+            dsn = at_place_of(self._dsn, make_dsn(**parts))
+            connection = connect(dsn, application_name="omnisupport-ingest status")
             try:
                 slot = slot_facts(connection, self._slot)
                 major, minor = divmod(connection.server_version, 10000)

@@ -30,7 +30,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
     SlotMoved,
     SourceRefused,
 )
-from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX, ServerFacts, SlotFacts
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, ServerFacts, SlotFacts, standby_fix
 
 REPAIR = (
     "Find out what happened to the source first. Then begin a new epoch, which takes a new snapshot of "
@@ -39,9 +39,10 @@ REPAIR = (
 """The documented repair of a gap."""
 
 _MOVED = (
-    "If OMNISUPPORT_SOURCE_DSN leads to the wrong place, correct it: nothing was captured there. If the "
-    "source has moved there for good, begin a new epoch, which takes a new snapshot of every table and keeps "
-    'what has landed: omnisupport-ingest capture --new-epoch "what happened"'
+    "If the connection string (OMNISUPPORT_SOURCE_DSN, or what the definition of the source names) leads to "
+    "the wrong place, correct it: nothing was captured there. If the source has moved there for good, begin "
+    "a new epoch, which takes a new snapshot of every table and keeps what has landed: omnisupport-ingest "
+    'capture --new-epoch "what happened"'
 )
 
 
@@ -237,7 +238,7 @@ def require_source(connection: Connection, epoch: EpochRecord) -> None:
         try:
             cursor.execute("SELECT current_database()::text, pg_walfile_name(pg_current_wal_insert_lsn())")
         except sql_errors.ObjectNotInPrerequisiteState:
-            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+            raise SourceRefused(STANDBY, fix=standby_fix(connection)) from None
         database, wal_file = cursor.fetchone()
         try:
             cursor.execute("SELECT system_identifier::text FROM pg_control_system()")

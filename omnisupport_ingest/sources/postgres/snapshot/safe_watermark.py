@@ -22,7 +22,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.sources.postgres.session.connection import source_errors
 from omnisupport_ingest.sources.postgres.session.errors import SourceRefused
-from omnisupport_ingest.sources.postgres.session.server import STANDBY, STANDBY_FIX
+from omnisupport_ingest.sources.postgres.session.server import STANDBY, standby_fix
 
 _WAL_PAGE = 8192
 """Bytes of a WAL page."""
@@ -99,7 +99,7 @@ def read_mark(connection: Connection) -> Mark:
         try:
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
         except sql_errors.ObjectNotInPrerequisiteState:
-            raise SourceRefused(STANDBY, fix=STANDBY_FIX) from None
+            raise SourceRefused(STANDBY, fix=standby_fix(connection)) from None
         lsn = page_end(Lsn.parse(cursor.fetchone()[0]))
         cursor.execute(
             "SELECT transactionid::text::bigint FROM pg_locks"

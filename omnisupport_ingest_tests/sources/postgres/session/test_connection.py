@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 
 import pytest
 from psycopg2.errors import InternalError_
+from pydantic import SecretStr
 
+from omnisupport_ingest.contracts.named_secrets import NamedSecret
 from omnisupport_ingest.sources.postgres.session.connection import (
     VALUE_SETTINGS,
     connect,
     connect_replication,
+    dsn_parts,
+    with_silence,
 )
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
 from omnisupport_ingest_tests.sources.postgres.awkward import Shop
@@ -99,3 +104,13 @@ def test_query_that_meets_a_dropped_table_is_sent_again(source: SourceUnderTest)
         cursor.execute("ROLLBACK")
         cursor.execute("SELECT currval('calls')")
         assert cursor.fetchone() == (calls + 1,), "within a transaction, it is not"
+
+
+def test_a_connection_string_of_a_definition_is_named_by_its_variable() -> None:
+    dsn = NamedSecret(f"postgresql://me:{PASSWORD}@127.0.0.1:1/db", "NORTH_DSN")
+    for given in (dsn, with_silence(dsn, 30), copy.deepcopy(dsn), SecretStr(dsn).get_secret_value()):
+        with pytest.raises(SourceUnavailable) as refused:
+            connect_replication(given)
+        assert "in NORTH_DSN" in refused.value.fix and PASSWORD not in str(refused.value)
+    with pytest.raises(BadDsn, match=r"\(NORTH_DSN\)"):
+        dsn_parts(NamedSecret("host=a port=b", "NORTH_DSN"))

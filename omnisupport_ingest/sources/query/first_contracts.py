@@ -1,0 +1,150 @@
+"""What a database that is read by queries says of its tables, for their first contracts.
+
+PostgreSQL says all that it says to a log. Other databases say by SQLAlchemy what columns, types, NOT NULL,
+keys and indexes the tables of the default schema have. SQLite declares types and holds no value to them, so
+no length and no number of digits is taken over, and a whole number may have 64 bits. A reading needs less of
+a table than a log does: no WAL and no replica identity; and it sees what the server generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import ReflectedIndex
+
+from omnisupport_ingest.contracts.cursor_policy import TIMES
+from omnisupport_ingest.contracts.model import CursorCandidate
+from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.contracts.pg_types import INTEGERS
+from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import (
+    ColumnFacts,
+    cursor_candidates,
+    judged,
+)
+from omnisupport_ingest.sources.postgres.catalog.live_table import (
+    LiveColumn,
+    LiveIndex,
+    LiveTable,
+    read_live_tables,
+)
+from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, NoKey, draft
+from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of
+from omnisupport_ingest.sources.query.run import postgres_dsn
+
+
+@dataclass
+class ShownTables:
+    """Tables of a source, and the columns of each that could be its cursor, the usable ones first."""
+
+    live: dict[TableName, LiveTable] = field(default_factory=dict)
+    candidates: dict[TableName, tuple[CursorCandidate, ...]] = field(default_factory=dict)
+
+
+def shown_tables(connection: str) -> ShownTables:
+    """Return the tables of the database at ``connection`` (as of ``run.open_reader``).
+
+    Raises the errors of the reader.
+    """
+    dsn = postgres_dsn(connection)
+    if dsn is not None:
+        with closing(connect(dsn)) as session:
+            return ShownTables(read_live_tables(session), cursor_candidates(session))
+    found = ShownTables()
+    with closing(DialectReader(connection)) as reader:
+        reader.begin()
+        for shown in _tables(reader.inspect(), lite=reader.lite):
+            name = (shown.live.schema, shown.live.table)
+            found.live[name], found.candidates[name] = shown.live, shown.candidates
+    return found
+
+
+def draft_by_query(
+    table: LiveTable, *, source: str, name: str, owner: str, candidates: tuple[CursorCandidate, ...] = ()
+) -> Draft:
+    """Return the contract of ``table`` for a reading by queries; arguments and errors as of ``draft``."""
+    if not table.unique:
+        raise NoKey(
+            f"{table.full_name} has no primary key, and no unique index over columns that are NOT NULL: "
+            "nothing keeps its rows apart.",
+            fix="Give it one. Or write a contract by hand, with columns that you know to keep its rows apart "
+            "as x-cdc.key: docs/incremental.md.",
+        )
+    # Of what only a log needs, nothing is asked.
+    columns = tuple(replace(each, generated=False) for each in table.columns)
+    read = replace(table, kind="r", persistence="p", replica_identity="f", columns=columns)
+    return draft(read, source=source, name=name, owner=owner, candidates=candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    live: LiveTable
+    candidates: tuple[CursorCandidate, ...]
+
+
+def _tables(inspector: sa.Inspector, *, lite: bool) -> Iterator[_Shown]:
+    """Yield the tables of the default schema. ``lite``: the database is SQLite."""
+    schema = inspector.default_schema_name or ""
+    for table in sorted(inspector.get_table_names(schema)):
+        key = tuple(inspector.get_pk_constraint(table, schema)["constrained_columns"])
+        shown = inspector.get_columns(table, schema)
+        columns = tuple(_column(each, in_key=each["name"] in key, lite=lite) for each in shown)
+        not_null = {each.name for each in columns if each.not_null}
+        indexes = inspector.get_indexes(table, schema)
+        unique = [LiveIndex("primary key", key, True, False, False)] if key else []
+        keys = [tuple(each["column_names"]) for each in inspector.get_unique_constraints(table, schema)]
+        keys += [tuple(map(str, each["column_names"])) for each in indexes if _of_all_rows(each)]
+        for names in keys:
+            if not_null.issuperset(names) and names not in {index.columns for index in unique}:
+                unique.append(LiveIndex("", names, False, False, False))
+        live = LiveTable(schema, table, "r", "p", "d", None, None, None, columns, tuple(unique))
+        first = {each["column_names"][0] for each in indexes} | {*key[:1]}
+        candidates = [
+            judged(
+                ColumnFacts(
+                    column.name,
+                    column.pg_type,
+                    column.not_null,
+                    default=each.get("default") is not None,
+                    indexed=column.name in first,
+                    correlation=None,
+                    trigger=None,
+                    in_key=column.name in key,
+                ),
+                triggers_known=False,
+            )
+            for each, column in zip(shown, columns, strict=True)
+            if column.type.kind in TIMES | INTEGERS
+        ]
+        yield _Shown(live, tuple(sorted(candidates, key=lambda each: not each.usable)))
+
+
+def _of_all_rows(index: ReflectedIndex) -> bool:
+    """Whether the index keeps all rows of its table apart: it is unique, and not partial."""
+    partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
+    return index["unique"] and not partial
+
+
+def _column(shown: Any, *, in_key: bool, lite: bool) -> LiveColumn:
+    declared = shown["type"]
+    pg_type, length = pg_type_of(declared), getattr(declared, "length", None)
+    if lite:
+        length = None
+        if isinstance(declared, sa.Integer):
+            pg_type = "bigint"
+        elif isinstance(declared, sa.String):
+            pg_type = "text"
+        elif isinstance(declared, sa.Numeric) and not isinstance(declared, sa.Float):
+            # That is what SQLAlchemy calls each type that it does not know, a timestamptz say.
+            pg_type = "numeric" if declared.precision is not None else ""
+    comment = shown.get("comment")
+    if not pg_type:
+        comment = f"{comment or ''} Its type is not known to be one of PostgreSQL: correct x-pg-type.".strip()
+    max_length = length if pg_type.startswith("character varying") else None
+    # SQLite calls the columns of a key nullable.
+    not_null = in_key or not shown.get("nullable", True)
+    return LiveColumn(shown["name"], pg_type or "text", not_null, False, (), max_length, comment)
