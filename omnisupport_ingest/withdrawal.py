@@ -17,10 +17,10 @@ from pathlib import Path
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
-from omnisupport_ingest.contracts.load import load_contract
-from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts, withdrawn_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -66,25 +66,26 @@ class Withdrawal:
     windows: int
 
 
-def withdrawn_folder(settings: Settings) -> Path:
-    """Where the files of what was withdrawn are: beside the contracts of the home."""
-    return in_force(settings).contracts.parent / "withdrawn"
-
-
 def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
-    """The contract that people call ``name``, of those in force or else withdrawn; ``UnknownTable``.
+    """The contract that people call ``name``, of those in force and those withdrawn; ``UnknownTable``.
 
+    Both are asked together, so the same call names the same table before it is withdrawn and after.
     ``WithdrawalRefused`` if somebody removed its file, and the lake has its dimension still.
     """
-    wanted = [each for each in contracts_in_force(settings) if source in (None, each.source)]
-    try:
-        return table_named(name, wanted)
-    except UnknownTable:
-        gone = [load_contract(path) for path in sorted(withdrawn_folder(settings).glob("*.*.json"))]
-        if any(name in (each.name, each.full_name) and source in (None, each.source) for each in gone):
-            return table_named(name, [each for each in gone if source in (None, each.source)])
+    in_use = contracts_in_force(settings)
+    there = [each for each in in_use if source in (None, each.source)]
+    gone = [each for each in withdrawn_contracts(settings, in_use) if source in (None, each.source)]
+    found = tables_named(name, [*there, *gone])
+    if not found:
         _refuse_without_file(settings, name, source)
-        raise
+    if any(each in gone for each in found) and len(found) > 1:
+        calls = [
+            f"omnisupport-ingest contracts withdraw {each.name} --source {each.source} "
+            f"({'withdrawn already' if each in gone else 'in force'}: {each.full_name})"
+            for each in found
+        ]
+        raise UnknownTable(f"{name!r} may be one of several tables.", fix=f"Give one of: {'; '.join(calls)}.")
+    return found[0] if len(found) == 1 else table_named(name, there)
 
 
 def _refuse_without_file(settings: Settings, name: str, source: str | None) -> None:

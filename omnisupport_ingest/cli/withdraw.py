@@ -36,8 +36,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     undo this. Dimension, history and net changes stay on disk unless --drop-data; nobody updates them any
     more. Its events stay in landing, raw and deduped, which hold every table of the source.
 
-    An interrupted call is finished by the same call. Refused while the platform or a capture of the source
-    runs.
+    An interrupted call is finished by the same call: NAME means the same table, withdrawn or not. Refused
+    where it may be one of two, and while the platform or a capture of the source runs.
 
     \b
     Example:
@@ -52,6 +52,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     contract = withdrawal.contract_to_withdraw(settings, name, source)
     with _alone(home, [contract.source], "contracts withdraw"):
         plan = withdrawal.plan_table(settings, home, contract)
+        if not plan.contracts:
+            click.echo(f"{contract.source}.{contract.name} is withdrawn already; this is of what it left.")
         _say(plan, drop_data=drop_data)
         log = _log_of(settings, contract.source)
         if log is not None:
@@ -89,6 +91,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
     """
     from omnisupport_ingest import withdrawal
     from omnisupport_ingest.cli.opening import require_source_dsn
+    from omnisupport_ingest.contracts.withdrawn import withdrawn_folder
     from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
 
     settings = open_settings()
@@ -97,7 +100,7 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
         plan = withdrawal.plan_source(settings, home, name)
         _say(plan, drop_data=drop_data)
         if plan.definition is not None:
-            click.echo(f"Definition {plan.definition}: moves to {withdrawal.withdrawn_folder(settings)}.")
+            click.echo(f"Definition {plan.definition}: moves to {withdrawn_folder(settings)}.")
         log = _log_of(settings, name)
         dsn = require_source_dsn(log, home) if log is not None else None
         if log is not None and dsn is not None:

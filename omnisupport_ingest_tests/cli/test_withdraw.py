@@ -124,6 +124,43 @@ def test_a_contract_whose_file_is_gone_already_is_put_back_first(folder: Path, t
     assert json.loads(command("status", "--json").out)["contracts_gone"] == [], "it was withdrawn"
 
 
+def add_contract(folder: Path, stem: str, **policy: object) -> Path:
+    """A contract in the file ``stem``.json, with ``policy`` in its x-cdc."""
+    document = copy.deepcopy(CONTRACT)
+    document["x-cdc"] |= policy
+    file = folder / "contracts" / f"{stem}.json"
+    file.write_text(json.dumps(document))
+    return file
+
+
+def test_the_same_call_never_goes_to_another_table_that_has_the_name_at_its_source(folder: Path):
+    add_contract(folder, "partner", source="partner", table="other", name="partner_other")
+    left = folder / "home" / "lake" / "partner" / "dim_partner_other"
+    left.mkdir(parents=True)
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    again = command("contracts", "withdraw", "other", "--yes", "--drop-data")
+    assert again.code == 0, again.output
+    assert f"{SOURCE}.other is withdrawn already" in again.out
+    assert "partner.partner_other" in in_force() and left.is_dir()
+    assert not is_kept(folder / "home" / "lake" / SOURCE / "dim_other")
+    doubtful = command("contracts", "withdraw", "public.other", "--yes", "--drop-data")
+    assert doubtful.code == 2, doubtful.output
+    assert f"contracts withdraw other --source {SOURCE} (withdrawn already: public.other)" in doubtful.err
+    assert "contracts withdraw partner_other --source partner (in force: public.other)" in doubtful.err
+    assert "partner.partner_other" in in_force() and left.is_dir()
+
+
+def test_a_name_of_one_in_force_and_of_one_withdrawn_is_refused_until_the_source_is_named(folder: Path):
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    add_contract(folder, "other", source="shop", table="other")
+    doubtful = command("contracts", "withdraw", "other", "--yes", "--drop-data")
+    assert doubtful.code == 2, doubtful.output
+    assert "shop.other" in in_force() and is_kept(folder / "home" / "lake" / SOURCE / "dim_other")
+    assert command("contracts", "withdraw", "other", "--source", "shop", "--yes").code == 0
+    assert "shop.other" not in in_force()
+    assert (folder / "withdrawn" / "shop.other.json").is_file()
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",
