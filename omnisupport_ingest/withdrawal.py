@@ -10,7 +10,7 @@ source, so a withdrawn table's events stay in them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, 
 from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.sources import sources_folder
-from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts, withdrawn_folder
+from omnisupport_ingest.contracts.withdrawn import free_path, withdrawn_contracts, withdrawn_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -56,12 +56,13 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
-    source that goes with them, None for a table; ``data``: what is dropped if that is asked for; ``windows``:
-    of the source, judged again for the tables that stay."""
+    source that goes with them, None for a table; ``to``: where each of these files goes; ``data``: what is
+    dropped if that is asked for; ``windows``: of the source, judged again for the tables that stay."""
 
     source: str
     contracts: tuple[TableContract, ...]
     definition: Path | None
+    to: Mapping[Path, Path]
     data: tuple[Data, ...]
     windows: int
 
@@ -116,7 +117,8 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
     _refuse_to_uncover(there, stay)
     judged = workspace.deduped(contract.source).look() if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
-    return Withdrawal(contract.source, there, None, tuple(_data(tables)), windows)
+    to = _destinations(settings, there, None)
+    return Withdrawal(contract.source, there, None, to, tuple(_data(tables)), windows)
 
 
 def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
@@ -124,34 +126,30 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = workspace.contracts.of_source(source)
     _refuse(workspace, there)
-    definition = sources_folder(settings) / f"{source}.json"
+    file = sources_folder(settings) / f"{source}.json"
+    definition = file if file.exists() else None
     tables = [each for each in workspace.tables() if each.spec.path.startswith(f"{source}/")]
     sizes = sum(each.bytes for each in _data(tables))
     folders = (home.landing / source, home.lake / source)
     data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if _holds(each))
-    if not there and not definition.exists() and not data:
+    if not there and definition is None and not data:
         raise WithdrawalRefused(
             f"The home has no source {source}: no contract, no definition, no data.",
             fix="Name one of `omnisupport-ingest sources list`.",
         )
-    return Withdrawal(source, there, definition if definition.exists() else None, data, 0)
+    return Withdrawal(source, there, definition, _destinations(settings, there, definition), data, 0)
 
 
 def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
     """Move the contracts of ``plan`` to the folder ``withdrawn``; returns where they are now."""
-    moved = [
-        _move(Path(each.path), withdrawn_folder(settings) / f"{each.source}.{each.name}.json")
-        for each in plan.contracts
-    ]
+    moved = [_move(Path(each.path), plan.to[Path(each.path)]) for each in plan.contracts]
     use(settings, home, None, None)
     return moved
 
 
-def take_out_definition(settings: Settings, plan: Withdrawal) -> Path | None:
+def take_out_definition(plan: Withdrawal) -> Path | None:
     """Move the definition of the source, if it has one."""
-    if plan.definition is None:
-        return None
-    return _move(plan.definition, withdrawn_folder(settings) / "sources" / plan.definition.name)
+    return _move(plan.definition, plan.to[plan.definition]) if plan.definition is not None else None
 
 
 def leave_publication(connection: Connection, publication: str, contract: TableContract) -> str | None:
@@ -180,6 +178,20 @@ def drop_data(data: Iterable[Data]) -> int:
 def _in_force(workspace: Workspace, wanted: Sequence[TableContract]) -> tuple[TableContract, ...]:
     names = {(each.source, each.name) for each in wanted}
     return tuple(each for each in workspace.contracts if (each.source, each.name) in names)
+
+
+def _destinations(
+    settings: Settings, contracts: Iterable[TableContract], definition: Path | None
+) -> dict[Path, Path]:
+    """Where each of these files goes: over none that was withdrawn earlier under the same name."""
+    folder = withdrawn_folder(settings)
+    files = {
+        Path(each.path): free_path(folder, f"{each.source}.{each.name}", Path(each.path))
+        for each in contracts
+    }
+    if definition is not None:
+        files[definition] = free_path(folder / "sources", definition.stem, definition)
+    return files
 
 
 def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:

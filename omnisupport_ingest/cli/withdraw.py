@@ -91,7 +91,6 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
     """
     from omnisupport_ingest import withdrawal
     from omnisupport_ingest.cli.opening import require_source_dsn
-    from omnisupport_ingest.contracts.withdrawn import withdrawn_folder
     from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
 
     settings = open_settings()
@@ -99,8 +98,6 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
     with _alone(home, [], "sources retire"):
         plan = withdrawal.plan_source(settings, home, name)
         _say(plan, drop_data=drop_data)
-        if plan.definition is not None:
-            click.echo(f"Definition {plan.definition}: moves to {withdrawn_folder(settings)}.")
         log = _log_of(settings, name)
         dsn = require_source_dsn(log, home) if log is not None else None
         if log is not None and dsn is not None:
@@ -117,14 +114,16 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
             drop_capture(dsn, log, home)
         for moved in withdrawal.take_out_contracts(settings, home, plan):
             click.echo(f"A contract is in {moved}.")
-        withdrawal.take_out_definition(settings, plan)
+        withdrawal.take_out_definition(plan)
         if drop_data:
             click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
         click.echo(f"{name} is retired.")
 
 
 def _say(plan: Withdrawal, *, drop_data: bool) -> None:
-    """Print what happens to assets, windows and files."""
+    """Print what happens to the files of contracts, to assets, windows and data."""
+    from omnisupport_ingest.contracts.withdrawn import is_numbered
+
     names = [each.name for each in plan.contracts]
     if names:
         shown = some([f"{plan.source}/dim_{name}" for name in names])
@@ -135,6 +134,9 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
             f"{counted(plan.windows, 'window')} of {plan.source}: judged again, as the source has other "
             "contracts then."
         )
+    for file, to in plan.to.items():
+        beside = "; what was withdrawn earlier under its name stays beside it" if is_numbered(to) else ""
+        click.echo(f"{file}: moves to {to}{beside}.")
     for each in plan.data:
         in_use = f", {size(each.bytes)} in use" if each.bytes else ""
         click.echo(f"{each.folder}{in_use}: {'DELETED' if drop_data else 'stays'}.")

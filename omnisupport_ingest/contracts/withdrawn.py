@@ -35,6 +35,23 @@ def withdrawn_contracts(settings: Settings, there: Iterable[TableContract]) -> t
     return tuple(found[each] for each in sorted(found.keys() - known))
 
 
+def free_path(folder: Path, name: str, file: Path) -> Path:
+    """Return where ``file`` goes in ``folder`` as ``name``; over a file that is there only if both are the
+    same.
+    """
+    taken = sorted((*folder.glob(f"{name}.json"), *folder.glob(f"{name}.*.json")), key=_number)
+    if not taken:
+        return folder / f"{name}.json"
+    newest = taken[-1]
+    if newest.read_bytes() == file.read_bytes():
+        return newest
+    return folder / f"{name}.{_number(newest) + 1}.json"
+
+
+def is_numbered(path: Path) -> bool:
+    """Whether ``path``, as ``free_path`` returns it, is not the first file of its name."""
+    return path.stem.rpartition(".")[2].isdecimal()
+
+
 def _number(path: Path) -> int:
-    last = path.stem.rpartition(".")[2]
-    return int(last) if last.isdecimal() else 1
+    return int(path.stem.rpartition(".")[2]) if is_numbered(path) else 1

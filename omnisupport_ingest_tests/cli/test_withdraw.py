@@ -161,6 +161,21 @@ def test_a_name_of_one_in_force_and_of_one_withdrawn_is_refused_until_the_source
     assert (folder / "withdrawn" / "shop.other.json").is_file()
 
 
+def test_a_contract_withdrawn_again_under_its_name_leaves_the_earlier_one(folder: Path):
+    withdrawn = folder / "withdrawn"
+    for version in ("1.0.0", "2.0.0", "3.0.0"):
+        add_contract(folder, "other", table="other", version=version)
+        done = command("contracts", "withdraw", "other", "--yes")
+        assert done.code == 0, done.output
+    assert f"moves to {withdrawn / 'desk.other.3.json'}; what was withdrawn earlier" in done.out
+    kept = [withdrawn / f"desk.other{number}.json" for number in ("", ".2", ".3")]
+    assert [load_contract(each).version for each in kept] == ["1.0.0", "2.0.0", "3.0.0"]
+    assert command("contracts", "withdraw", "other", "--yes", "--drop-data").code == 0
+    kept[2].rename(folder / "contracts" / "other.json")
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert kept[2].is_file() and len(list(withdrawn.iterdir())) == 3
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",
