@@ -30,6 +30,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import (
     drop_statement,
+    only_statement,
     read_publication,
     remove_table,
 )
@@ -152,13 +153,40 @@ def take_out_definition(plan: Withdrawal) -> Path | None:
     return _move(plan.definition, plan.to[plan.definition]) if plan.definition is not None else None
 
 
+def stays_published(
+    settings: Settings, connection: Connection, publication: str, contract: TableContract
+) -> str | None:
+    """Say why ``publication`` keeps publishing the table, with the SQL to end it; None if the table can be
+    taken out alone, or is not in it.
+    """
+    published, name = read_publication(connection, publication), contract.table_name
+    if published is None or not published.covers(name) or published.lets_go(name):
+        return None
+    if published.all_tables:
+        how = "is FOR ALL TABLES"
+    elif contract.schema in published.schemas:
+        how = f"has schema {contract.schema} as a whole"
+    else:
+        how = "has a partitioned table above it"
+    stay = [
+        each.table_name
+        for each in contracts_in_force(settings).of_source(contract.source)
+        if each.table_name != name
+    ]
+    return (
+        f"Publication {publication} {how}: {contract.full_name} stays published, as it cannot be taken "
+        "out alone. If nobody else reads the publication, have it publish only the tables "
+        f"that stay: {only_statement(published, stay)}"
+    )
+
+
 def leave_publication(connection: Connection, publication: str, contract: TableContract) -> str | None:
     """Take the table out of ``publication`` where this role may; else return the SQL that somebody else runs.
 
-    None: it is not in it any more.
+    None: ``publication`` does not list it (any more).
     """
     published, name = read_publication(connection, publication), contract.table_name
-    if published is None or published.all_tables or not published.covers(name):
+    if published is None or not published.lets_go(name):
         return None
     if not published.ours:
         return drop_statement(publication, [name])

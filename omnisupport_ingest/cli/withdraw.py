@@ -56,14 +56,16 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
             click.echo(f"{contract.source}.{contract.name} is withdrawn already; this is of what it left.")
         _say(plan, drop_data=drop_data)
         log = _log_of(settings, contract.source)
+        stays = None
         if log is not None:
-            table = contract.full_name
-            click.echo(f"Publication {log.publication}: {table} leaves it, where this role may alter it.")
+            stays = _stays_published(log, home, contract)
+            leaves = f"{contract.full_name} leaves it, where this role may alter it."
+            click.echo(stays or f"Publication {log.publication}: {leaves}")
         if not yes:
             click.confirm("Withdraw it?", abort=True)
         for moved in withdrawal.take_out_contracts(settings, home, plan):
             click.echo(f"The contract is in {moved}.")
-        if log is not None:
+        if log is not None and stays is None:
             _leave_publication(log, home, contract)
         if drop_data:
             click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
@@ -162,6 +164,26 @@ def _log_of(settings: Settings, source: str) -> Settings | None:
     if definition is None or definition.kind is not SourceKind.LOG:
         return None
     return log_settings(settings, definition)
+
+
+def _stays_published(log: Settings, home: Home, contract: TableContract) -> str | None:
+    """Why the table stays in the publication; None if it can leave, or if the source does not answer."""
+    from omnisupport_ingest.cli.opening import source_dsn_or_error
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+    from omnisupport_ingest.withdrawal import stays_published
+
+    dsn = source_dsn_or_error(log, home)
+    if isinstance(dsn, IngestError):
+        return None
+    try:
+        connection = connect(dsn)
+    except IngestError:
+        # Said where the table is to leave.
+        return None
+    try:
+        return stays_published(log, connection, log.publication, contract)
+    finally:
+        connection.close()
 
 
 def _leave_publication(log: Settings, home: Home, contract: TableContract) -> None:

@@ -217,3 +217,58 @@ def test_a_withdrawn_table_leaves_the_publication_and_capture_of_the_others_goes
     source.sql("INSERT INTO stays VALUES (1, 'one')", "INSERT INTO goes VALUES (1, 'unseen')")
     source.catch_up()
     assert {each.source_table for each in source.changes()} == {"stays"}
+
+
+@pytest.fixture
+def captured(source: SourceUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SourceUnderTest:
+    """A home with contracts ``stays`` and ``goes`` of one log, whose tables have a row each, and ``far``."""
+    contracts = tmp_path / "contracts" / "data"
+    contracts.mkdir(parents=True)
+    own = source.settings.source
+    for table, of_source in (("stays", own), ("goes", own), ("far", "f")):
+        document = copy.deepcopy(CONTRACT)
+        document["x-cdc"] |= {"table": table, "source": of_source}
+        (contracts / f"{table}.json").write_text(json.dumps(document))
+        source.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, title text, body text)")
+    assert source.home.path
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "HOME": str(source.home_folder),
+        "CONTRACTS_DIR": str(contracts),
+        "WINDOW": "minutes:1",
+        "SOURCE": source.settings.source,
+        "SOURCE_DSN": source.dsn,
+        "SLOT": source.slot,
+        "PUBLICATION": source.slot,
+    }.items():
+        monkeypatch.setenv(f"OMNISUPPORT_{name}", value)
+    return source
+
+
+@pytest.mark.parametrize("covers", ["ALL TABLES", "TABLES IN SCHEMA public", "TABLE above"])
+def test_a_table_that_cannot_leave_its_publication_alone_is_told_before_anything_is_moved(
+    captured: SourceUnderTest, covers: str
+) -> None:
+    if captured.server_version() < 150000 and "SCHEMA" in covers:
+        pytest.skip("schemas are published since PostgreSQL 15")
+    captured.sql(
+        "CREATE TABLE above (id bigint PRIMARY KEY, title text, body text) PARTITION BY RANGE (id)",
+        "DROP TABLE goes",
+        "CREATE TABLE goes PARTITION OF above FOR VALUES FROM (0) TO (100)",
+        f"CREATE PUBLICATION {captured.slot} FOR {covers}",
+    )
+    refused = command("contracts", "withdraw", "goes")
+    assert refused.code != 0 and "public.goes stays published" in refused.out
+    done = command("contracts", "withdraw", "goes", "--yes")
+    assert done.code == 0, done.output
+    assert done.out.index("public.goes stays published") < done.out.index("The contract is in")
+    assert "is not in publication" not in done.out
+    (sql,) = (
+        line.partition("the tables that stay: ")[2] for line in done.out.splitlines() if "stay: " in line
+    )
+    captured.sql(*sql.split("; ")) if sql.startswith("BEGIN") else captured.sql(sql)
+    with captured.connected() as connection:
+        published = read_publication(connection, captured.slot)
+    assert published is not None and {*published.tables} == {("public", "stays")}
+    again = command("contracts", "withdraw", "goes", "--yes")
+    assert again.code == 0 and "is not in publication" in again.out
