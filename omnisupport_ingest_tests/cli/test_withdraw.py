@@ -17,6 +17,7 @@ from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
+from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.withdrawal import leave_publication
 from omnisupport_ingest_tests.cli.command import command
@@ -272,3 +273,56 @@ def test_a_table_that_cannot_leave_its_publication_alone_is_told_before_anything
     assert published is not None and {*published.tables} == {("public", "stays")}
     again = command("contracts", "withdraw", "goes", "--yes")
     assert again.code == 0 and "is not in publication" in again.out
+
+
+@pytest.mark.parametrize("gone", ["refuses connections", "no such database", "variable unset", "embedded"])
+def test_a_source_that_does_not_come_back_is_retired_and_the_sql_for_its_server_printed(
+    captured: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    definitions = Path("contracts") / "sources"
+    definitions.mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": "lost",
+        "kind": "postgres_log",
+        "description": "A database that is gone.",
+        "connection": {"embedded": True} if gone == "embedded" else {"env": "LOST_DSN"},
+        "log": {"slot": "lost_slot", "publication": "lost_publication"},
+    }
+    (definitions / "lost.json").write_text(json.dumps(definition))
+    document = json.loads((Path("contracts") / "data" / "goes.json").read_text())
+    document["x-cdc"] |= {"source": "lost"}
+    (Path("contracts") / "data" / "lost.json").write_text(json.dumps(document))
+    dsn = {"refuses connections": "postgresql://u:secret@127.0.0.1:1/lost", "no such database": captured.dsn}
+    if gone in dsn:
+        monkeypatch.setenv("LOST_DSN", dsn[gone].replace(captured.slot, "no_such_database"))
+    landing = captured.home.landing / "lost"
+    refused = command("sources", "retire", "lost")
+    assert refused.code != 0 and "Publication lost_publication" in refused.out, refused.output
+    assert not landing.exists(), "nothing has landed"
+    LandingStore(captured.home.landing, "lost")
+    SlotIntent(landing).record("lost_slot")
+    done = command("sources", "retire", "lost", "--yes", "--drop-data")
+    assert done.code == 0, done.output
+    assert "The source does not answer: " in done.out and "secret" not in done.output
+    assert "SELECT pg_drop_replication_slot('lost_slot');" in done.out
+    assert 'DROP PUBLICATION IF EXISTS "lost_publication";' in done.out
+    assert not landing.exists() and not (definitions / "lost.json").exists()
+    assert in_force() == {f"{captured.settings.source}.{each}" for each in ("goes", "stays")} | {"f.far"}
+
+
+def test_a_table_is_withdrawn_where_the_variable_of_its_source_is_not_set(captured: SourceUnderTest) -> None:
+    definitions = Path("contracts") / "sources"
+    definitions.mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": "f",
+        "kind": "postgres_log",
+        "description": "A database that is gone.",
+        "connection": {"env": "LOST_DSN"},
+    }
+    (definitions / "f.json").write_text(json.dumps(definition))
+    done = command("contracts", "withdraw", "far", "--yes")
+    assert done.code == 0, done.output
+    assert "The source does not answer: The variable LOST_DSN" in done.out
+    assert f'ALTER PUBLICATION "{captured.slot}_f" DROP TABLE "public"."far";' in done.out
