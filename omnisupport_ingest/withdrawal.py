@@ -19,7 +19,7 @@ from psycopg2.extensions import connection as Connection
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
 from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.protection import needs_protection
-from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.contracts.sources import load_source, sources_folder
 from omnisupport_ingest.contracts.withdrawn import free_path, withdrawn_contracts, withdrawn_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
@@ -107,12 +107,8 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = _in_force(workspace, [contract])
     _refuse(workspace, there)
-    definition = sources_folder(settings) / f"{contract.source}.json"
-    if there and definition.exists() and f'"{contract.name}"' in definition.read_text():
-        raise WithdrawalRefused(
-            f"{definition} names {contract.name} among its tables.",
-            fix="Take it out there first: a definition names tables that have contracts.",
-        )
+    if there:
+        _refuse_while_defined(settings, contract)
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
     _refuse_to_uncover(there, stay)
@@ -235,6 +231,25 @@ def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
             fix="Copy the contracts that stay to a folder of your own, then: omnisupport-ingest contracts "
             "use FOLDER",
         )
+
+
+def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
+    """``WithdrawalRefused`` while the definition of the source names the table."""
+    file = sources_folder(settings) / f"{contract.source}.json"
+    if not file.exists():
+        return
+    definition = load_source(file)
+    of_events = definition.events.get("tables", ())
+    if contract.name in dict(definition.modes):
+        place = f"tables.{contract.name}"
+    elif contract.table_name in [(each["schema"], each["table"]) for each in of_events]:
+        place = f"events.tables, {contract.full_name}"
+    else:
+        return
+    raise WithdrawalRefused(
+        f"{file} names {contract.name} among its tables ({place}).",
+        fix="Take it out there first: a definition names tables that have contracts.",
+    )
 
 
 def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:

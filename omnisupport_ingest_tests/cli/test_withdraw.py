@@ -177,6 +177,36 @@ def test_a_contract_withdrawn_again_under_its_name_leaves_the_earlier_one(folder
     assert kept[2].is_file() and len(list(withdrawn.iterdir())) == 3
 
 
+@pytest.mark.parametrize(
+    ("members", "place"),
+    [
+        ({}, None),
+        ({"tables": {"other": {"mode": "cdc"}, "notes": {"mode": "cdc"}}}, "tables.other"),
+        (
+            {"events": {"tables": [{"pattern": "o*", "schema": "public", "table": "other"}]}},
+            "events.tables, public.other",
+        ),
+        ({"events": {"tables": [{"pattern": "other", "schema": "public", "table": "notes"}]}}, None),
+    ],
+)
+def test_a_definition_that_names_the_table_among_its_tables_is_changed_first(
+    folder: Path, members: dict[str, object], place: str | None
+) -> None:
+    """By its tables, not by what else has the name: the source, a pattern, a description."""
+    (folder / "sources").mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": SOURCE,
+        "kind": "files",
+        "description": "other",
+        **members,
+    }
+    (folder / "sources" / f"{SOURCE}.json").write_text(json.dumps(definition))
+    done = command("contracts", "withdraw", "other", "--yes")
+    assert done.code == (0 if place is None else 1), done.output
+    assert place is None or f"names other among its tables ({place})" in done.err
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",
