@@ -111,6 +111,7 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
         _refuse_while_defined(settings, contract)
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
+    _refuse_while_referenced(there, stay)
     _refuse_to_uncover(there, stay)
     judged = workspace.deduped(contract.source).look() if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
@@ -250,6 +251,24 @@ def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
         f"{file} names {contract.name} among its tables ({place}).",
         fix="Take it out there first: a definition names tables that have contracts.",
     )
+
+
+def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
+    """``WithdrawalRefused`` while a contract that stays has a reference to a table of ``going``."""
+    names = {each.name for each in going}
+    places = [
+        (each, f"x-cdc.quality.references[{place}], {reference.name}")
+        for each in stay
+        for place, reference in enumerate(each.quality.references)
+        if reference.table in names
+    ]
+    if places:
+        told = ", ".join(f"{Path(each.path).name} ({place})" for each, place in places)
+        raise WithdrawalRefused(
+            f"{going[0].name} is referenced by the contracts of tables that stay: {told}.",
+            fix=f"Take these references out, in {Path(places[0][0].path).parent}: a reference names a table "
+            "that has a contract.",
+        )
 
 
 def _refuse_to_uncover(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:

@@ -207,6 +207,18 @@ def test_a_definition_that_names_the_table_among_its_tables_is_changed_first(
     assert place is None or f"names other among its tables ({place})" in done.err
 
 
+def test_a_table_that_another_contract_references_is_refused_and_the_place_named(folder: Path) -> None:
+    reference = {"columns": ["id"], "table": "other", "name": "to_other"}
+    add_contract(folder, "notes", quality={"references": [reference]})
+    refused = command("contracts", "withdraw", "other", "--yes")
+    assert refused.code == 1, refused.output
+    assert "notes.json (x-cdc.quality.references[0], to_other)" in refused.err
+    assert f"{SOURCE}.other" in in_force() and not (folder / "withdrawn").exists()
+    add_contract(folder, "notes")
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert command("contracts", "validate").code == 0
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",
