@@ -228,6 +228,8 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
 
 
 def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Iterator[str]:
+    from omnisupport_ingest.review.certificate import WITHDRAWN
+
     reach = f"{counted(erased.images, 'image')} landed encrypted, {counted(erased.cells, 'cell')} above raw"
     if erased.certificate is None:
         yield f"To be destroyed: the key of whom that row of {contract.full_name} is of; {reach} can be read."
@@ -239,7 +241,9 @@ def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Ite
         yield f"{stale(list(erased.windows))} {who_judges_again(runs=runs)}"
         yield f"Then the job history_{contract.source}; then give this command again."
     else:
-        yield f"No cell above raw can be read; {counted(erased.swept, 'file')} of former versions swept."
+        others = any(each["what"] == WITHDRAWN for each in erased.remains)
+        but = " but in tables of withdrawn contracts, which were not looked at" if others else ""
+        yield f"No cell above raw can be read{but}; {counted(erased.swept, 'file')} of former versions swept."
     for each in erased.remains:
         yield f"Remains: {each['what']} ({len(each['where'])}): {each['why']}."
     yield f"Certificate ({'complete' if erased.complete else 'not complete yet'}): {erased.certificate}"
