@@ -7,12 +7,13 @@ replaces none: it is ``<source>.<name>.2.json``, the next ``.3.json``. The highe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from omnisupport_ingest.contracts.expressions import closing_after
 from omnisupport_ingest.contracts.in_force import in_force
 from omnisupport_ingest.contracts.load import load_contract
-from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.model import ContractError, TableContract
 from omnisupport_ingest.settings import Settings
 
 
@@ -26,13 +27,18 @@ def withdrawn_contracts(settings: Settings, there: Iterable[TableContract]) -> t
 
     ``there``: the contracts in force. ``ContractError`` if a file is not a contract.
     """
-    known = {(each.source, each.name) for each in there}
-    found = {}
     with closing_after():
-        for path in sorted(withdrawn_folder(settings).glob("*.*.json"), key=_number):
-            contract = load_contract(path)
-            found[contract.source, contract.name] = contract
-    return tuple(found[each] for each in sorted(found.keys() - known))
+        return _newest([load_contract(path) for path in _files(settings)], there)
+
+
+def readable_withdrawn(settings: Settings, there: Iterable[TableContract]) -> tuple[TableContract, ...]:
+    """The same without files that are not contracts: for what must go on whatever is in that folder."""
+    found = []
+    with closing_after():
+        for path in _files(settings):
+            with suppress(ContractError):
+                found.append(load_contract(path))
+    return _newest(found, there)
 
 
 def free_path(folder: Path, name: str, file: Path) -> Path:
@@ -55,3 +61,13 @@ def is_numbered(path: Path) -> bool:
 
 def _number(path: Path) -> int:
     return int(path.stem.rpartition(".")[2]) if is_numbered(path) else 1
+
+
+def _files(settings: Settings) -> list[Path]:
+    return sorted(withdrawn_folder(settings).glob("*.*.json"), key=_number)
+
+
+def _newest(withdrawn: Iterable[TableContract], there: Iterable[TableContract]) -> tuple[TableContract, ...]:
+    found = {(each.source, each.name): each for each in withdrawn}
+    known = {(each.source, each.name) for each in there}
+    return tuple(found[each] for each in sorted(found.keys() - known))
