@@ -100,3 +100,6 @@ def test_the_command_does_not_say_that_no_cell_is_left(story: Story, monkeypatch
     assert done.code == 0, done.output
     assert "but in tables of withdrawn contracts" in done.out and "(not complete yet)" in done.out
     assert f"contracts withdraw tickets --source {SOURCE} --drop-data" in done.out
+    refused = command("erase", "tickets", "1", "--source", SOURCE, "--reason", "request 7")
+    assert refused.code == 1 and "is withdrawn" in refused.err and "--drop-data" in refused.err
+    assert command("erase", "unknown", "1", "--source", SOURCE, "--reason", "request 7").code == 2
