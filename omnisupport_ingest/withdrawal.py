@@ -10,17 +10,17 @@ source, so a withdrawn table's events stay in them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, use
-from omnisupport_ingest.contracts.load import load_contract
-from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named
+from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.protection import needs_protection
-from omnisupport_ingest.contracts.sources import sources_folder
+from omnisupport_ingest.contracts.sources import load_source, sources_folder
+from omnisupport_ingest.contracts.withdrawn import free_path, withdrawn_contracts, withdrawn_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -30,6 +30,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import (
     drop_statement,
+    only_statement,
     read_publication,
     remove_table,
 )
@@ -56,35 +57,37 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
-    source that goes with them, None for a table; ``data``: what is dropped if that is asked for; ``windows``:
-    of the source, judged again for the tables that stay."""
+    source that goes with them, None for a table; ``to``: where each of these files goes; ``data``: what is
+    dropped if that is asked for; ``windows``: of the source, judged again for the tables that stay."""
 
     source: str
     contracts: tuple[TableContract, ...]
     definition: Path | None
+    to: Mapping[Path, Path]
     data: tuple[Data, ...]
     windows: int
 
 
-def withdrawn_folder(settings: Settings) -> Path:
-    """Where the files of what was withdrawn are: beside the contracts of the home."""
-    return in_force(settings).contracts.parent / "withdrawn"
-
-
 def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> TableContract:
-    """The contract that people call ``name``, of those in force or else withdrawn; ``UnknownTable``.
+    """The contract that people call ``name``, of those in force and those withdrawn; ``UnknownTable``.
 
+    Both are asked together, so the same call names the same table before it is withdrawn and after.
     ``WithdrawalRefused`` if somebody removed its file, and the lake has its dimension still.
     """
-    wanted = [each for each in contracts_in_force(settings) if source in (None, each.source)]
-    try:
-        return table_named(name, wanted)
-    except UnknownTable:
-        gone = [load_contract(path) for path in sorted(withdrawn_folder(settings).glob("*.*.json"))]
-        if any(name in (each.name, each.full_name) and source in (None, each.source) for each in gone):
-            return table_named(name, [each for each in gone if source in (None, each.source)])
+    in_use = contracts_in_force(settings)
+    there = [each for each in in_use if source in (None, each.source)]
+    gone = [each for each in withdrawn_contracts(settings, in_use) if source in (None, each.source)]
+    found = tables_named(name, [*there, *gone])
+    if not found:
         _refuse_without_file(settings, name, source)
-        raise
+    if any(each in gone for each in found) and len(found) > 1:
+        calls = [
+            f"omnisupport-ingest contracts withdraw {each.name} --source {each.source} "
+            f"({'withdrawn already' if each in gone else 'in force'}: {each.full_name})"
+            for each in found
+        ]
+        raise UnknownTable(f"{name!r} may be one of several tables.", fix=f"Give one of: {'; '.join(calls)}.")
+    return found[0] if len(found) == 1 else table_named(name, there)
 
 
 def _refuse_without_file(settings: Settings, name: str, source: str | None) -> None:
@@ -104,18 +107,16 @@ def plan_table(settings: Settings, home: Home, contract: TableContract) -> Withd
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = _in_force(workspace, [contract])
     _refuse(workspace, there)
-    definition = sources_folder(settings) / f"{contract.source}.json"
-    if there and definition.exists() and f'"{contract.name}"' in definition.read_text():
-        raise WithdrawalRefused(
-            f"{definition} names {contract.name} among its tables.",
-            fix="Take it out there first: a definition names tables that have contracts.",
-        )
+    if there:
+        _refuse_while_defined(settings, contract)
     tables = (workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract))
     stay = [each for each in workspace.contracts.of_source(contract.source) if each not in there]
+    _refuse_while_referenced(there, stay)
     _refuse_to_uncover(there, stay)
     judged = workspace.deduped(contract.source).look() if there and stay else None
     windows = len(judged.windows()) if judged is not None else 0
-    return Withdrawal(contract.source, there, None, tuple(_data(tables)), windows)
+    to = _destinations(settings, there, None)
+    return Withdrawal(contract.source, there, None, to, tuple(_data(tables)), windows)
 
 
 def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
@@ -123,43 +124,66 @@ def plan_source(settings: Settings, home: Home, source: str) -> Withdrawal:
     workspace = Workspace(settings, home, contracts_in_force(settings))
     there = workspace.contracts.of_source(source)
     _refuse(workspace, there)
-    definition = sources_folder(settings) / f"{source}.json"
+    file = sources_folder(settings) / f"{source}.json"
+    definition = file if file.exists() else None
     tables = [each for each in workspace.tables() if each.spec.path.startswith(f"{source}/")]
     sizes = sum(each.bytes for each in _data(tables))
     folders = (home.landing / source, home.lake / source)
     data = tuple(Data(each, sizes if each.parent == home.lake else 0) for each in folders if _holds(each))
-    if not there and not definition.exists() and not data:
+    if not there and definition is None and not data:
         raise WithdrawalRefused(
             f"The home has no source {source}: no contract, no definition, no data.",
             fix="Name one of `omnisupport-ingest sources list`.",
         )
-    return Withdrawal(source, there, definition if definition.exists() else None, data, 0)
+    return Withdrawal(source, there, definition, _destinations(settings, there, definition), data, 0)
 
 
 def take_out_contracts(settings: Settings, home: Home, plan: Withdrawal) -> list[Path]:
     """Move the contracts of ``plan`` to the folder ``withdrawn``; returns where they are now."""
-    moved = [
-        _move(Path(each.path), withdrawn_folder(settings) / f"{each.source}.{each.name}.json")
-        for each in plan.contracts
-    ]
+    moved = [_move(Path(each.path), plan.to[Path(each.path)]) for each in plan.contracts]
     use(settings, home, None, None)
     return moved
 
 
-def take_out_definition(settings: Settings, plan: Withdrawal) -> Path | None:
+def take_out_definition(plan: Withdrawal) -> Path | None:
     """Move the definition of the source, if it has one."""
-    if plan.definition is None:
+    return _move(plan.definition, plan.to[plan.definition]) if plan.definition is not None else None
+
+
+def stays_published(
+    settings: Settings, connection: Connection, publication: str, contract: TableContract
+) -> str | None:
+    """Say why ``publication`` keeps publishing the table, with the SQL to end it; None if the table can be
+    taken out alone, or is not in it.
+    """
+    published, name = read_publication(connection, publication), contract.table_name
+    if published is None or not published.covers(name) or published.lets_go(name):
         return None
-    return _move(plan.definition, withdrawn_folder(settings) / "sources" / plan.definition.name)
+    if published.all_tables:
+        how = "is FOR ALL TABLES"
+    elif contract.schema in published.schemas:
+        how = f"has schema {contract.schema} as a whole"
+    else:
+        how = "has a partitioned table above it"
+    stay = [
+        each.table_name
+        for each in contracts_in_force(settings).of_source(contract.source)
+        if each.table_name != name
+    ]
+    return (
+        f"Publication {publication} {how}: {contract.full_name} stays published, as it cannot be taken "
+        "out alone. If nobody else reads the publication, have it publish only the tables "
+        f"that stay: {only_statement(published, stay)}"
+    )
 
 
 def leave_publication(connection: Connection, publication: str, contract: TableContract) -> str | None:
     """Take the table out of ``publication`` where this role may; else return the SQL that somebody else runs.
 
-    None: it is not in it any more.
+    None: ``publication`` does not list it (any more).
     """
     published, name = read_publication(connection, publication), contract.table_name
-    if published is None or published.all_tables or not published.covers(name):
+    if published is None or not published.lets_go(name):
         return None
     if not published.ours:
         return drop_statement(publication, [name])
@@ -181,6 +205,20 @@ def _in_force(workspace: Workspace, wanted: Sequence[TableContract]) -> tuple[Ta
     return tuple(each for each in workspace.contracts if (each.source, each.name) in names)
 
 
+def _destinations(
+    settings: Settings, contracts: Iterable[TableContract], definition: Path | None
+) -> dict[Path, Path]:
+    """Where each of these files goes: over none that was withdrawn earlier under the same name."""
+    folder = withdrawn_folder(settings)
+    files = {
+        Path(each.path): free_path(folder, f"{each.source}.{each.name}", Path(each.path))
+        for each in contracts
+    }
+    if definition is not None:
+        files[definition] = free_path(folder / "sources", definition.stem, definition)
+    return files
+
+
 def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
     if going and len(going) == len(tuple(workspace.contracts)):
         raise WithdrawalRefused(
@@ -193,6 +231,43 @@ def _refuse(workspace: Workspace, going: Sequence[TableContract]) -> None:
             f"{packaged} comes with the program, so it is not moved.",
             fix="Copy the contracts that stay to a folder of your own, then: omnisupport-ingest contracts "
             "use FOLDER",
+        )
+
+
+def _refuse_while_defined(settings: Settings, contract: TableContract) -> None:
+    """``WithdrawalRefused`` while the definition of the source names the table."""
+    file = sources_folder(settings) / f"{contract.source}.json"
+    if not file.exists():
+        return
+    definition = load_source(file)
+    of_events = definition.events.get("tables", ())
+    if contract.name in dict(definition.modes):
+        place = f"tables.{contract.name}"
+    elif contract.table_name in [(each["schema"], each["table"]) for each in of_events]:
+        place = f"events.tables, {contract.full_name}"
+    else:
+        return
+    raise WithdrawalRefused(
+        f"{file} names {contract.name} among its tables ({place}).",
+        fix="Take it out there first: a definition names tables that have contracts.",
+    )
+
+
+def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[TableContract]) -> None:
+    """``WithdrawalRefused`` while a contract that stays has a reference to a table of ``going``."""
+    names = {each.name for each in going}
+    places = [
+        (each, f"x-cdc.quality.references[{place}], {reference.name}")
+        for each in stay
+        for place, reference in enumerate(each.quality.references)
+        if reference.table in names
+    ]
+    if places:
+        told = ", ".join(f"{Path(each.path).name} ({place})" for each, place in places)
+        raise WithdrawalRefused(
+            f"{going[0].name} is referenced by the contracts of tables that stay: {told}.",
+            fix=f"Take these references out, in {Path(places[0][0].path).parent}: a reference names a table "
+            "that has a contract.",
         )
 
 

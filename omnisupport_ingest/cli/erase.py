@@ -84,7 +84,7 @@ def erase(
     Exit code: 0 recorded, or erased before; 1 refused, 2 usage or settings, 3 no home or its ledger is
     damaged.
     """
-    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.contracts.model import UnknownTable, table_named
     from omnisupport_ingest.review.erasing import key_text, look_up
     from omnisupport_ingest.review.row_certificate import erase_row
 
@@ -92,7 +92,11 @@ def erase(
         raise click.UsageError("Give the reason with --reason, or add --dry-run.")
     workspace = open_workspace()
     of_source = contracted_source(workspace, source or workspace.settings.source)
-    contract = table_named(table, workspace.contracts.of_source(of_source))
+    try:
+        contract = table_named(table, workspace.contracts.of_source(of_source))
+    except UnknownTable:
+        _refuse_withdrawn(workspace, of_source, table)
+        raise
     text = key_text(key_named(contract, key))
     if subject:
         erase_subject(workspace, contract, text, options)
@@ -115,6 +119,22 @@ def erase(
             click.echo(line)
         for line in _certificate_lines(contract, certificate):
             click.echo(line)
+
+
+def _refuse_withdrawn(workspace: Workspace, source: str, table: str) -> None:
+    """``ErasureRefused`` if ``table`` is the name of one whose contract was withdrawn."""
+    from omnisupport_ingest.contracts.model import tables_named
+    from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
+    from omnisupport_ingest.review.erasing import ErasureRefused
+
+    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts)
+    for each in tables_named(table, [each for each in withdrawn if each.source == source]):
+        raise ErasureRefused(
+            f"The contract of {each.full_name} of {source} is withdrawn, so no run would erase from its "
+            "tables.",
+            fix=f"Delete them: omnisupport-ingest contracts withdraw {each.name} --source {source} "
+            f"--drop-data. Or put {each.path} back among the contracts, erase, and withdraw it again.",
+        )
 
 
 def _document(
@@ -228,6 +248,8 @@ def erase_subject(workspace: Workspace, contract: TableContract, key: str, optio
 
 
 def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Iterator[str]:
+    from omnisupport_ingest.review.certificate import WITHDRAWN
+
     reach = f"{counted(erased.images, 'image')} landed encrypted, {counted(erased.cells, 'cell')} above raw"
     if erased.certificate is None:
         yield f"To be destroyed: the key of whom that row of {contract.full_name} is of; {reach} can be read."
@@ -239,7 +261,9 @@ def _lines(contract: TableContract, erased: SubjectErased, *, runs: bool) -> Ite
         yield f"{stale(list(erased.windows))} {who_judges_again(runs=runs)}"
         yield f"Then the job history_{contract.source}; then give this command again."
     else:
-        yield f"No cell above raw can be read; {counted(erased.swept, 'file')} of former versions swept."
+        others = any(each["what"] == WITHDRAWN for each in erased.remains)
+        but = " but in tables of withdrawn contracts, which were not looked at" if others else ""
+        yield f"No cell above raw can be read{but}; {counted(erased.swept, 'file')} of former versions swept."
     for each in erased.remains:
         yield f"Remains: {each['what']} ({len(each['where'])}): {each['why']}."
     yield f"Certificate ({'complete' if erased.complete else 'not complete yet'}): {erased.certificate}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -36,8 +37,8 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     undo this. Dimension, history and net changes stay on disk unless --drop-data; nobody updates them any
     more. Its events stay in landing, raw and deduped, which hold every table of the source.
 
-    An interrupted call is finished by the same call. Refused while the platform or a capture of the source
-    runs.
+    An interrupted call is finished by the same call: NAME means the same table, withdrawn or not. Refused
+    where it may be one of two, and while the platform or a capture of the source runs.
 
     \b
     Example:
@@ -52,17 +53,21 @@ def withdraw(name: str, source: str | None, drop_data: bool, yes: bool) -> None:
     contract = withdrawal.contract_to_withdraw(settings, name, source)
     with _alone(home, [contract.source], "contracts withdraw"):
         plan = withdrawal.plan_table(settings, home, contract)
+        if not plan.contracts:
+            click.echo(f"{contract.source}.{contract.name} is withdrawn already; this is of what it left.")
         _say(plan, drop_data=drop_data)
-        log = _log_of(settings, contract.source)
+        log = _log_of(settings, home, contract.source)
+        stays = None
         if log is not None:
-            table = contract.full_name
-            click.echo(f"Publication {log.publication}: {table} leaves it, where this role may alter it.")
+            stays = _stays_published(log, contract)
+            leaves = f"{contract.full_name} leaves it, where this role may alter it."
+            click.echo(stays or f"Publication {log.settings.publication}: {leaves}")
         if not yes:
             click.confirm("Withdraw it?", abort=True)
         for moved in withdrawal.take_out_contracts(settings, home, plan):
             click.echo(f"The contract is in {moved}.")
-        if log is not None:
-            _leave_publication(log, home, contract)
+        if log is not None and stays is None:
+            _leave_publication(log, contract)
         if drop_data:
             click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
 
@@ -76,7 +81,8 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
 
     Contracts and definition are moved to the folder `withdrawn` beside the contracts. Of a log that is
     captured, slot and publication are dropped as `source drop` does; what cannot be dropped is named with its
-    SQL. Landing and lake of the source stay unless --drop-data.
+    SQL, also where the server does not answer or its connection is not set: the rest is done all the same.
+    Landing and lake of the source stay unless --drop-data.
 
     An interrupted call is finished by the same call. Refused while the platform or a capture of it runs.
 
@@ -84,44 +90,36 @@ def retire(name: str, drop_data: bool, yes: bool) -> None:
     Example:
       omnisupport-ingest sources retire shop
 
-    Exit code: 0 done, 1 refused, 2 usage or settings, 3 no home, 4 the source is away, 6 the platform or a
-    capture runs.
+    Exit code: 0 done, 1 refused, 2 usage or settings, 3 no home, 4 the source went away meanwhile, 6 the
+    platform or a capture runs.
     """
     from omnisupport_ingest import withdrawal
-    from omnisupport_ingest.cli.opening import require_source_dsn
-    from omnisupport_ingest.sources.postgres.capture.drop import drop_capture, plan_drop
+    from omnisupport_ingest.sources.postgres.capture.drop import drop_capture
 
     settings = open_settings()
     home = existing_home(settings)
     with _alone(home, [], "sources retire"):
         plan = withdrawal.plan_source(settings, home, name)
         _say(plan, drop_data=drop_data)
-        if plan.definition is not None:
-            click.echo(f"Definition {plan.definition}: moves to {withdrawal.withdrawn_folder(settings)}.")
-        log = _log_of(settings, name)
-        dsn = require_source_dsn(log, home) if log is not None else None
-        if log is not None and dsn is not None:
-            leaving = plan_drop(dsn, log, home)
-            for label, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
-                if dropped is not None:
-                    click.echo(f"{label} {dropped}: goes.")
-            for each in leaving.stays:
-                click.echo(f"Stays: {each}")
+        log = _log_of(settings, home, name)
+        dsn = _say_what_leaves(log, home) if log is not None else None
         if not yes:
             click.confirm("Retire it?", abort=True)
         # The slot first, while the definition still names its server and the contracts still exist.
         if log is not None and dsn is not None:
-            drop_capture(dsn, log, home)
+            drop_capture(dsn, log.settings, home)
         for moved in withdrawal.take_out_contracts(settings, home, plan):
             click.echo(f"A contract is in {moved}.")
-        withdrawal.take_out_definition(settings, plan)
+        withdrawal.take_out_definition(plan)
         if drop_data:
             click.echo(f"{counted(withdrawal.drop_data(plan.data), 'folder')} deleted.")
         click.echo(f"{name} is retired.")
 
 
 def _say(plan: Withdrawal, *, drop_data: bool) -> None:
-    """Print what happens to assets, windows and files."""
+    """Print what happens to the files of contracts, to assets, windows and data."""
+    from omnisupport_ingest.contracts.withdrawn import is_numbered
+
     names = [each.name for each in plan.contracts]
     if names:
         shown = some([f"{plan.source}/dim_{name}" for name in names])
@@ -132,6 +130,9 @@ def _say(plan: Withdrawal, *, drop_data: bool) -> None:
             f"{counted(plan.windows, 'window')} of {plan.source}: judged again, as the source has other "
             "contracts then."
         )
+    for file, to in plan.to.items():
+        beside = "; what was withdrawn earlier under its name stays beside it" if is_numbered(to) else ""
+        click.echo(f"{file}: moves to {to}{beside}.")
     for each in plan.data:
         in_use = f", {size(each.bytes)} in use" if each.bytes else ""
         click.echo(f"{each.folder}{in_use}: {'DELETED' if drop_data else 'stays'}.")
@@ -149,35 +150,90 @@ def _alone(home: Home, sources: list[str], command: str) -> ExitStack:
         return taken.pop_all()
 
 
-def _log_of(settings: Settings, source: str) -> Settings | None:
-    """The settings of the log of ``source``; None if it is not captured."""
+class _Log(NamedTuple):
+    """The ``settings`` of a log, and its connection string, or why there is none now."""
+
+    settings: Settings
+    dsn: str | IngestError
+
+
+def _log_of(settings: Settings, home: Home, source: str) -> _Log | None:
+    """The log of ``source``; None if it is not captured."""
+    from omnisupport_ingest.cli.opening import source_dsn_or_error
+    from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
     from omnisupport_ingest.contracts.sources import SourceKind, log_settings, sources_in_force
 
     definition = next((each for each in sources_in_force(settings).all if each.name == source), None)
     if definition is None or definition.kind is not SourceKind.LOG:
         return None
-    return log_settings(settings, definition)
+    try:
+        log = log_settings(settings, definition)
+    except ConnectionMissing as error:
+        # Slot and publication have their names all the same.
+        unset = replace(definition, connection_env=None, connection_file=None)
+        return _Log(log_settings(settings, unset), error)
+    return _Log(log, source_dsn_or_error(log, home))
 
 
-def _leave_publication(log: Settings, home: Home, contract: TableContract) -> None:
-    from omnisupport_ingest.cli.opening import source_dsn_or_error
+def _say_what_leaves(log: _Log, home: Home) -> str | None:
+    """Print what becomes of slot and publication; return the connection string, None if nobody answers."""
+    from omnisupport_ingest.contracts.named_secrets import ConnectionMissing
+    from omnisupport_ingest.sources.postgres.capture.drop import plan_drop, plan_unasked
+    from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
+
+    dsn: str | None = None
+    try:
+        if isinstance(log.dsn, IngestError):
+            raise log.dsn
+        leaving, dsn = plan_drop(log.dsn, log.settings, home), log.dsn
+    except (BadDsn, ConnectionMissing, SourceRefused, SourceUnavailable) as error:
+        click.echo(f"The source does not answer: {error.problem}")
+        leaving = plan_unasked(log.settings, home)
+    for label, dropped in (("Slot", leaving.slot), ("Publication", leaving.publication)):
+        if dropped is not None:
+            click.echo(f"{label} {dropped}: goes.")
+    for each in leaving.stays:
+        click.echo(f"Stays: {each}")
+    return dsn
+
+
+def _stays_published(log: _Log, contract: TableContract) -> str | None:
+    """Why the table stays in the publication; None if it can leave, or if the source does not answer."""
+    from omnisupport_ingest.sources.postgres.session.connection import connect
+    from omnisupport_ingest.withdrawal import stays_published
+
+    if isinstance(log.dsn, IngestError):
+        return None
+    try:
+        connection = connect(log.dsn)
+    except IngestError:
+        # Said where the table is to leave.
+        return None
+    try:
+        return stays_published(log.settings, connection, log.settings.publication, contract)
+    finally:
+        connection.close()
+
+
+def _leave_publication(log: _Log, contract: TableContract) -> None:
     from omnisupport_ingest.sources.postgres.catalog.publication import drop_statement
     from omnisupport_ingest.sources.postgres.session.connection import connect
     from omnisupport_ingest.withdrawal import leave_publication
 
-    statement: str | None = drop_statement(log.publication, [contract.table_name])
-    dsn = source_dsn_or_error(log, home)
-    if not isinstance(dsn, IngestError):
+    publication = log.settings.publication
+    statement: str | None = drop_statement(publication, [contract.table_name])
+    try:
+        if isinstance(log.dsn, IngestError):
+            raise log.dsn
+        connection = connect(log.dsn)
+    except IngestError as error:
+        click.echo(f"The source does not answer: {error.problem}")
+    else:
         try:
-            connection = connect(dsn)
-        except IngestError as error:
-            click.echo(f"The source does not answer: {error.problem}")
-        else:
-            try:
-                statement = leave_publication(connection, log.publication, contract)
-            finally:
-                connection.close()
+            statement = leave_publication(connection, publication, contract)
+        finally:
+            connection.close()
     if statement is None:
-        click.echo(f"{contract.full_name} is not in publication {log.publication}.")
+        click.echo(f"{contract.full_name} is not in publication {publication}.")
     else:
         click.echo(f"Still published. Run as the owner of the publication: {statement}")

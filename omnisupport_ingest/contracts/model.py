@@ -272,21 +272,30 @@ def table_named(text: str, among: Sequence[TableContract]) -> TableContract:
     ``text``: the name in the lake, alone or with its source, or the name at the source, alone or with its
     schema, quoted or not. Case counts, unless nothing matches with it.
     """
-    spelled = [_lake_spellings, _source_spellings]
+    found = tables_named(text, among)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(f"{each.source}.{each.name} ({each.full_name})" for each in found)
+        raise UnknownTable(f"{text!r} may be one of several tables.", fix=f"Name one of: {names}.")
+    names = ", ".join(f"{each.source}.{each.name}" for each in among)
+    raise UnknownTable(f"{text!r} is the name of no table with a contract.", fix=f"Name one of: {names}.")
+
+
+def tables_named(text: str, among: Sequence[TableContract]) -> list[TableContract]:
+    """Return the contracts in ``among`` that ``text`` fits best, as ``table_named`` says; none if it fits
+    none.
+    """
     for lower in (False, True):
-        for forms in spelled:
+        for forms in (_lake_spellings, _source_spellings):
             found = [
                 each
                 for each in among
                 if (text.lower() in {form.lower() for form in forms(each)} if lower else text in forms(each))
             ]
-            if len(found) == 1:
-                return found[0]
             if found:
-                names = ", ".join(f"{each.source}.{each.name} ({each.full_name})" for each in found)
-                raise UnknownTable(f"{text!r} may be one of several tables.", fix=f"Name one of: {names}.")
-    names = ", ".join(f"{each.source}.{each.name}" for each in among)
-    raise UnknownTable(f"{text!r} is the name of no table with a contract.", fix=f"Name one of: {names}.")
+                return found
+    return []
 
 
 def _lake_spellings(contract: TableContract) -> set[str]:

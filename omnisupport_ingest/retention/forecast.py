@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.names import chunk_prefix, offsets_prefix, stream_prefix
@@ -52,16 +54,21 @@ class DiskForecast:
 
 
 def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
-    """Estimate for all sources of the home at ``now`` (timezone-aware)."""
+    """Estimate for all sources of the home at ``now`` (timezone-aware), withdrawn tables included."""
     layers: Counter[str] = Counter()
     recent, by_window = 0, 0
     since = max(now - LOOKS_BACK, workspace.grid.first)
-    for source in workspace.contracts.sources():
+    withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
+    for source in dict.fromkeys((*workspace.contracts.sources(), *(each.source for each in withdrawn))):
         if (workspace.home.landing / source / "manifests").is_dir():
             # A landing that cannot be read is a finding of its own, and hides nothing else.
             with suppress(IngestError):
                 layers[LANDING] += _landing_bytes(workspace, source)
-        for layer, table in _tables(workspace, source):
+        contracts = [
+            *workspace.contracts.of_source(source),
+            *(each for each in withdrawn if each.source == source),
+        ]
+        for layer, table in _tables(workspace, source, contracts):
             for window, size in _sizes(table).items():
                 layers[layer] += size
                 if window:
@@ -76,13 +83,15 @@ def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
     return DiskForecast(dict(layers), round(per_day), free, free / per_day if per_day else None, settled)
 
 
-def _tables(workspace: Workspace, source: str) -> list[tuple[str, LakeTable]]:
+def _tables(
+    workspace: Workspace, source: str, contracts: Iterable[TableContract]
+) -> list[tuple[str, LakeTable]]:
     found = [
         ("raw", workspace.raw(source)),
         ("deduped", workspace.deduped(source)),
         ("quarantine", workspace.quarantine(source)),
     ]
-    for contract in workspace.contracts.of_source(source):
+    for contract in contracts:
         found += [
             ("net_changes", workspace.net_changes(contract)),
             ("dimensions", workspace.dimension(contract)),

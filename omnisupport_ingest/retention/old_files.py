@@ -3,7 +3,7 @@ them.
 
 The contract says how long replaced files and those left by a crash stay (``x-cdc.retention.old_files``).
 Tables that all contracts of a source share keep them for the longest of these times. Quarantine files that a
-window names are never old.
+window names are never old. Tables of withdrawn contracts that are there have their old files swept too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
 from omnisupport_ingest.lake.sweep import sweep, sweepable
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.quarantine_files import named_anywhere
@@ -58,6 +59,8 @@ def _tables(
         yield workspace.raw(source), shared, frozenset()
         yield workspace.deduped(source), shared, frozenset()
         yield workspace.quarantine(source), shared, named_anywhere(workspace, source)
+        withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
+        contracts = (*contracts, *(each for each in withdrawn if each.source == source))
     for contract in contracts if only is None else (only,):
         for table in (
             workspace.net_changes(contract),

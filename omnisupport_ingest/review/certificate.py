@@ -17,6 +17,7 @@ from typing import Any
 from omnisupport_ingest.contracts.model import Column, TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS
 from omnisupport_ingest.contracts.pii_policies import TOKENIZE
+from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
 from omnisupport_ingest.durable import replace
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -41,6 +42,10 @@ FORMAT_VERSION = 1
 COMPLETE, PENDING, INCOMPLETE = "complete", "pending", "incomplete"
 """Nothing readable is left but what ``remains`` names; cells above raw are left; only images in landing and
 raw are."""
+
+
+WITHDRAWN = "tables of withdrawn contracts"
+"""What remains of tables that no run updates: their cells are neither counted nor erased."""
 
 
 class CertificateUnreadable(IngestError):
@@ -147,6 +152,19 @@ def windows_waiting(workspace: Workspace, source: str, windows: Collection[str])
     return sorted({*windows} & {*made_before, *waits.windows, *waits.late_windows})
 
 
+def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]:
+    """Return the withdrawn contracts of ``source`` with personal values; ``ContractError`` for a file that is
+    none.
+    """
+    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts)
+    return [each for each in withdrawn if each.source == source and (each.subject or each.personal)]
+
+
+def with_data(workspace: Workspace, contract: TableContract) -> list[str]:
+    """Return the tables of ``contract`` that are there, as paths in the lake."""
+    return [table.spec.path for table in tables_of(workspace, contract) if table.exists]
+
+
 def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableContract]) -> list[str]:
     """Delete the former versions of the tables of ``contracts`` and of those that hold their events; return
     the deleted files, relative to the lake."""
@@ -179,8 +197,7 @@ class Remains:
             _delivered(workspace.home, source),
             "they may have its values, as records of a topic may; delete them",
         )
-        of_tables = {f"{each.source}.{each.name}" for each, _ in erased}
-        exports = {each.path: each for each in exported_files(workspace.home.path) if each.table in of_tables}
+        exports = _exports(workspace, [each for each, _ in erased])
         unchanged = {path for path, each in exports.items() if still_there(each)}
         self.add(
             "exports that were written before",
@@ -216,6 +233,27 @@ class Remains:
             "their next sync sets the columns to NULL",
         )
 
+    def add_withdrawn(self, workspace: Workspace, withdrawn: Sequence[TableContract]) -> None:
+        """Add what is there of the tables of ``withdrawn``, contracts with personal values."""
+        for each in withdrawn:
+            self.add(
+                WITHDRAWN,
+                with_data(workspace, each),
+                "no run erases from them. Delete them: omnisupport-ingest contracts withdraw "
+                f"{each.name} --source {each.source} --drop-data. Or put the contract of {each.name} back, "
+                "erase when its windows are judged, and withdraw it again",
+            )
+        self.add(
+            "exports of withdrawn tables",
+            _exports(workspace, withdrawn),
+            "they left the lake: delete them, and what was made of them",
+        )
+        self.add(
+            "rows of targets of withdrawn tables",
+            [f"{each.target.schema}.{each.target.table}" for each in withdrawn if each.target is not None],
+            "no sync comes any more: delete them there",
+        )
+
     def add_of_storage(self, workspace: Workspace, source: str) -> bool:
         """Add what an object store keeps; return whether it keeps versions of what is deleted from it."""
         storage = storage_of(workspace.home.lake / "any")
@@ -227,6 +265,12 @@ class Remains:
                 "them",
             )
         return in_versions
+
+
+def _exports(workspace: Workspace, contracts: Iterable[TableContract]) -> dict[str, ExportedFile]:
+    """Return the exports of the tables of ``contracts``, by path."""
+    of_tables = {f"{each.source}.{each.name}" for each in contracts}
+    return {each.path: each for each in exported_files(workspace.home.path) if each.table in of_tables}
 
 
 def _told(export: ExportedFile) -> str:

@@ -37,6 +37,7 @@ from omnisupport_ingest.review.certificate import (
     sweep_former,
     what_became,
     windows_waiting,
+    withdrawn_personal,
     write_certificate,
 )
 from omnisupport_ingest.review.erasing import Erased, erase, look_up
@@ -66,11 +67,13 @@ def erase_row(
     ``erase``."""
     row = ErasedRow.of(contract, look_up(workspace, contract, key).spans)
     path = certificate_path(workspace, contract, _identity(row))
+    # Read before anything is erased: a file that is no contract is an error.
+    withdrawn = withdrawn_personal(workspace, contract.source)
     earlier = read_earlier(path)
     before = tuple(cells_of_row(workspace, row)) if earlier is None else earlier.before
     erased = erase(workspace, contract, key, erased_by=erased_by, why=why)
     earlier = earlier or Earlier(Asked(erased_by.strip(), why.strip(), datetime.now(UTC)), before, ())
-    return erased, _certify(workspace, row, erased, path, earlier)
+    return erased, _certify(workspace, row, erased, withdrawn, path, earlier)
 
 
 def _identity(row: ErasedRow) -> bytes:
@@ -80,7 +83,12 @@ def _identity(row: ErasedRow) -> bytes:
 
 
 def _certify(
-    workspace: Workspace, row: ErasedRow, erased: Erased, path: Path, earlier: Earlier
+    workspace: Workspace,
+    row: ErasedRow,
+    erased: Erased,
+    withdrawn: list[TableContract],
+    path: Path,
+    earlier: Earlier,
 ) -> RowCertificate:
     contract = row.contract
     recorded = {window for each in (*erased.before, *erased.recorded) for window in each.windows}
@@ -123,6 +131,7 @@ def _certify(
     )
     others = [column for column in contract.source_columns if column.name not in contract.key]
     remains.add_outside(workspace, contract.source, [(contract, others)])
+    remains.add_withdrawn(workspace, withdrawn)
     remains.add("backups", ["wherever they are"], "they have what the home had when they were made")
     in_versions = remains.add_of_storage(workspace, contract.source)
     state = COMPLETE

@@ -43,6 +43,8 @@ from omnisupport_ingest.review.certificate import (
     sweep_former,
     what_became,
     windows_waiting,
+    with_data,
+    withdrawn_personal,
     write_certificate,
 )
 from omnisupport_ingest.review.erasing import ErasureIncomplete, ErasureRefused
@@ -71,9 +73,10 @@ def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> 
     """Return what ``erase_subject`` would erase, without destroying it; ``ErasureRefused`` if it would
     refuse."""
     ids = _key_ids(workspace, contract, key)
+    withdrawn = withdrawn_personal(workspace, contract.source)
     of_subject = traced(workspace, contract.source, ids)
     cells = cells_above_raw(workspace, contract, of_subject, whole_rows=False)
-    remaining = _Remaining(cells, (), by_other_keys(workspace, contract, of_subject, ids))
+    remaining = _Remaining(cells, (), by_other_keys(workspace, contract, of_subject, ids), withdrawn)
     remains, _ = _remains(workspace, contract, of_subject, remaining)
     return _erased(None, False, of_subject, cells, 0, remains)
 
@@ -93,6 +96,7 @@ def erase_subject(
                 f"The {missing} is missing.", fix="Give it: the certificate records person, time and reason."
             )
     ids = _key_ids(workspace, contract, key)
+    withdrawn = withdrawn_personal(workspace, contract.source)
     path = certificate_path(workspace, contract, b"".join(sorted(ids)))
     before = read_earlier(path) or Earlier(
         Asked(erased_by, why, datetime.now(UTC)),
@@ -114,10 +118,11 @@ def erase_subject(
         left_over = cells_left_over(workspace, contract, of_subject)
     others = by_other_keys(workspace, contract, of_subject, ids)
     remains, in_versions = _remains(
-        workspace, contract, of_subject, _Remaining(cells, waiting, others, left_over)
+        workspace, contract, of_subject, _Remaining(cells, waiting, others, withdrawn, left_over)
     )
+    uncovered = [each for each in _of_subject(withdrawn, contract, of_subject) if with_data(workspace, each)]
     state = COMPLETE
-    if cells or waiting or left_over:
+    if cells or waiting or left_over or uncovered:
         state = PENDING
     elif of_subject.plain or others or in_versions:
         state = INCOMPLETE
@@ -174,20 +179,29 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 class _Remaining:
     """What is left of a subject: readable ``cells`` downstream of raw; windows ``waiting`` to be judged,
     again or for the first time; landed images of its rows ``by_other_keys``; readable cells ``left_over`` in
-    files of no version."""
+    files of no version. ``withdrawn``: contracts of the source with personal values that are in force no
+    more."""
 
     cells: Sequence[Holding]
     waiting: Collection[str]
     by_other_keys: Sequence[Holding]
+    withdrawn: Sequence[TableContract]
     left_over: Sequence[Holding] = ()
 
 
 def _tables(workspace: Workspace, contract: TableContract, of_subject: Traced) -> list[TableContract]:
     """Return the contracts of the tables that may hold rows of the subject."""
+    return _of_subject(workspace.contracts.of_source(contract.source), contract, of_subject)
+
+
+def _of_subject(
+    contracts: Sequence[TableContract], contract: TableContract, of_subject: Traced
+) -> list[TableContract]:
+    """Return those of ``contracts`` whose tables may hold rows of the subject."""
     table_names, subject = {(schema, table) for schema, table, _ in of_subject.rows}, contract.subject
     return [
         each
-        for each in workspace.contracts.of_source(contract.source)
+        for each in contracts
         if each.table_name in table_names
         or (subject is not None and each.subject is not None and each.subject.name == subject.name)
     ]
@@ -243,6 +257,7 @@ def _remains(
         for each in _tables(workspace, contract, of_subject)
     ]
     remains.add_outside(workspace, contract.source, erased)
+    remains.add_withdrawn(workspace, remaining.withdrawn)
     remains.add("backups of keys/", ["wherever they are"], "whoever restores one has the destroyed key again")
     in_versions = remains.add_of_storage(workspace, contract.source)
     if not storage_of(workspace.home.lake / "any").is_local:

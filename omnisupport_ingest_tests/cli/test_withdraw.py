@@ -17,6 +17,7 @@ from omnisupport_ingest.failpoints import VARIABLE
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import read_publication
+from omnisupport_ingest.sources.postgres.slot.home_slot import SlotIntent
 from omnisupport_ingest.storage import storage_of
 from omnisupport_ingest.withdrawal import leave_publication
 from omnisupport_ingest_tests.cli.command import command
@@ -124,6 +125,100 @@ def test_a_contract_whose_file_is_gone_already_is_put_back_first(folder: Path, t
     assert json.loads(command("status", "--json").out)["contracts_gone"] == [], "it was withdrawn"
 
 
+def add_contract(folder: Path, stem: str, **policy: object) -> Path:
+    """A contract in the file ``stem``.json, with ``policy`` in its x-cdc."""
+    document = copy.deepcopy(CONTRACT)
+    document["x-cdc"] |= policy
+    file = folder / "contracts" / f"{stem}.json"
+    file.write_text(json.dumps(document))
+    return file
+
+
+def test_the_same_call_never_goes_to_another_table_that_has_the_name_at_its_source(folder: Path):
+    add_contract(folder, "partner", source="partner", table="other", name="partner_other")
+    left = folder / "home" / "lake" / "partner" / "dim_partner_other"
+    left.mkdir(parents=True)
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    again = command("contracts", "withdraw", "other", "--yes", "--drop-data")
+    assert again.code == 0, again.output
+    assert f"{SOURCE}.other is withdrawn already" in again.out
+    assert "partner.partner_other" in in_force() and left.is_dir()
+    assert not is_kept(folder / "home" / "lake" / SOURCE / "dim_other")
+    doubtful = command("contracts", "withdraw", "public.other", "--yes", "--drop-data")
+    assert doubtful.code == 2, doubtful.output
+    assert f"contracts withdraw other --source {SOURCE} (withdrawn already: public.other)" in doubtful.err
+    assert "contracts withdraw partner_other --source partner (in force: public.other)" in doubtful.err
+    assert "partner.partner_other" in in_force() and left.is_dir()
+
+
+def test_a_name_of_one_in_force_and_of_one_withdrawn_is_refused_until_the_source_is_named(folder: Path):
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    add_contract(folder, "other", source="shop", table="other")
+    doubtful = command("contracts", "withdraw", "other", "--yes", "--drop-data")
+    assert doubtful.code == 2, doubtful.output
+    assert "shop.other" in in_force() and is_kept(folder / "home" / "lake" / SOURCE / "dim_other")
+    assert command("contracts", "withdraw", "other", "--source", "shop", "--yes").code == 0
+    assert "shop.other" not in in_force()
+    assert (folder / "withdrawn" / "shop.other.json").is_file()
+
+
+def test_a_contract_withdrawn_again_under_its_name_leaves_the_earlier_one(folder: Path):
+    withdrawn = folder / "withdrawn"
+    for version in ("1.0.0", "2.0.0", "3.0.0"):
+        add_contract(folder, "other", table="other", version=version)
+        done = command("contracts", "withdraw", "other", "--yes")
+        assert done.code == 0, done.output
+    assert f"moves to {withdrawn / 'desk.other.3.json'}; what was withdrawn earlier" in done.out
+    kept = [withdrawn / f"desk.other{number}.json" for number in ("", ".2", ".3")]
+    assert [load_contract(each).version for each in kept] == ["1.0.0", "2.0.0", "3.0.0"]
+    assert command("contracts", "withdraw", "other", "--yes", "--drop-data").code == 0
+    kept[2].rename(folder / "contracts" / "other.json")
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert kept[2].is_file() and len(list(withdrawn.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("members", "place"),
+    [
+        ({}, None),
+        ({"tables": {"other": {"mode": "cdc"}, "notes": {"mode": "cdc"}}}, "tables.other"),
+        (
+            {"events": {"tables": [{"pattern": "o*", "schema": "public", "table": "other"}]}},
+            "events.tables, public.other",
+        ),
+        ({"events": {"tables": [{"pattern": "other", "schema": "public", "table": "notes"}]}}, None),
+    ],
+)
+def test_a_definition_that_names_the_table_among_its_tables_is_changed_first(
+    folder: Path, members: dict[str, object], place: str | None
+) -> None:
+    """By its tables, not by what else has the name: the source, a pattern, a description."""
+    (folder / "sources").mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": SOURCE,
+        "kind": "files",
+        "description": "other",
+        **members,
+    }
+    (folder / "sources" / f"{SOURCE}.json").write_text(json.dumps(definition))
+    done = command("contracts", "withdraw", "other", "--yes")
+    assert done.code == (0 if place is None else 1), done.output
+    assert place is None or f"names other among its tables ({place})" in done.err
+
+
+def test_a_table_that_another_contract_references_is_refused_and_the_place_named(folder: Path) -> None:
+    reference = {"columns": ["id"], "table": "other", "name": "to_other"}
+    add_contract(folder, "notes", quality={"references": [reference]})
+    refused = command("contracts", "withdraw", "other", "--yes")
+    assert refused.code == 1, refused.output
+    assert "notes.json (x-cdc.quality.references[0], to_other)" in refused.err
+    assert f"{SOURCE}.other" in in_force() and not (folder / "withdrawn").exists()
+    add_contract(folder, "notes")
+    assert command("contracts", "withdraw", "other", "--yes").code == 0
+    assert command("contracts", "validate").code == 0
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     "point",
@@ -165,3 +260,111 @@ def test_a_withdrawn_table_leaves_the_publication_and_capture_of_the_others_goes
     source.sql("INSERT INTO stays VALUES (1, 'one')", "INSERT INTO goes VALUES (1, 'unseen')")
     source.catch_up()
     assert {each.source_table for each in source.changes()} == {"stays"}
+
+
+@pytest.fixture
+def captured(source: SourceUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SourceUnderTest:
+    """A home with contracts ``stays`` and ``goes`` of one log, whose tables have a row each, and ``far``."""
+    contracts = tmp_path / "contracts" / "data"
+    contracts.mkdir(parents=True)
+    own = source.settings.source
+    for table, of_source in (("stays", own), ("goes", own), ("far", "f")):
+        document = copy.deepcopy(CONTRACT)
+        document["x-cdc"] |= {"table": table, "source": of_source}
+        (contracts / f"{table}.json").write_text(json.dumps(document))
+        source.sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, title text, body text)")
+    assert source.home.path
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "HOME": str(source.home_folder),
+        "CONTRACTS_DIR": str(contracts),
+        "WINDOW": "minutes:1",
+        "SOURCE": source.settings.source,
+        "SOURCE_DSN": source.dsn,
+        "SLOT": source.slot,
+        "PUBLICATION": source.slot,
+    }.items():
+        monkeypatch.setenv(f"OMNISUPPORT_{name}", value)
+    return source
+
+
+@pytest.mark.parametrize("covers", ["ALL TABLES", "TABLES IN SCHEMA public", "TABLE above"])
+def test_a_table_that_cannot_leave_its_publication_alone_is_told_before_anything_is_moved(
+    captured: SourceUnderTest, covers: str
+) -> None:
+    if captured.server_version() < 150000 and "SCHEMA" in covers:
+        pytest.skip("schemas are published since PostgreSQL 15")
+    captured.sql(
+        "CREATE TABLE above (id bigint PRIMARY KEY, title text, body text) PARTITION BY RANGE (id)",
+        "DROP TABLE goes",
+        "CREATE TABLE goes PARTITION OF above FOR VALUES FROM (0) TO (100)",
+        f"CREATE PUBLICATION {captured.slot} FOR {covers}",
+    )
+    refused = command("contracts", "withdraw", "goes")
+    assert refused.code != 0 and "public.goes stays published" in refused.out
+    done = command("contracts", "withdraw", "goes", "--yes")
+    assert done.code == 0, done.output
+    assert done.out.index("public.goes stays published") < done.out.index("The contract is in")
+    assert "is not in publication" not in done.out
+    (sql,) = (
+        line.partition("the tables that stay: ")[2] for line in done.out.splitlines() if "stay: " in line
+    )
+    captured.sql(*sql.split("; ")) if sql.startswith("BEGIN") else captured.sql(sql)
+    with captured.connected() as connection:
+        published = read_publication(connection, captured.slot)
+    assert published is not None and {*published.tables} == {("public", "stays")}
+    again = command("contracts", "withdraw", "goes", "--yes")
+    assert again.code == 0 and "is not in publication" in again.out
+
+
+@pytest.mark.parametrize("gone", ["refuses connections", "no such database", "variable unset", "embedded"])
+def test_a_source_that_does_not_come_back_is_retired_and_the_sql_for_its_server_printed(
+    captured: SourceUnderTest, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    definitions = Path("contracts") / "sources"
+    definitions.mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": "lost",
+        "kind": "postgres_log",
+        "description": "A database that is gone.",
+        "connection": {"embedded": True} if gone == "embedded" else {"env": "LOST_DSN"},
+        "log": {"slot": "lost_slot", "publication": "lost_publication"},
+    }
+    (definitions / "lost.json").write_text(json.dumps(definition))
+    document = json.loads((Path("contracts") / "data" / "goes.json").read_text())
+    document["x-cdc"] |= {"source": "lost"}
+    (Path("contracts") / "data" / "lost.json").write_text(json.dumps(document))
+    dsn = {"refuses connections": "postgresql://u:secret@127.0.0.1:1/lost", "no such database": captured.dsn}
+    if gone in dsn:
+        monkeypatch.setenv("LOST_DSN", dsn[gone].replace(captured.slot, "no_such_database"))
+    landing = captured.home.landing / "lost"
+    refused = command("sources", "retire", "lost")
+    assert refused.code != 0 and "Publication lost_publication" in refused.out, refused.output
+    assert not landing.exists(), "nothing has landed"
+    LandingStore(captured.home.landing, "lost")
+    SlotIntent(landing).record("lost_slot")
+    done = command("sources", "retire", "lost", "--yes", "--drop-data")
+    assert done.code == 0, done.output
+    assert "The source does not answer: " in done.out and "secret" not in done.output
+    assert "SELECT pg_drop_replication_slot('lost_slot');" in done.out
+    assert 'DROP PUBLICATION IF EXISTS "lost_publication";' in done.out
+    assert not landing.exists() and not (definitions / "lost.json").exists()
+    assert in_force() == {f"{captured.settings.source}.{each}" for each in ("goes", "stays")} | {"f.far"}
+
+
+def test_a_table_is_withdrawn_where_the_variable_of_its_source_is_not_set(captured: SourceUnderTest) -> None:
+    definitions = Path("contracts") / "sources"
+    definitions.mkdir()
+    definition = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "name": "f",
+        "kind": "postgres_log",
+        "description": "A database that is gone.",
+        "connection": {"env": "LOST_DSN"},
+    }
+    (definitions / "f.json").write_text(json.dumps(definition))
+    done = command("contracts", "withdraw", "far", "--yes")
+    assert done.code == 0, done.output
+    assert "The source does not answer: The variable LOST_DSN" in done.out
+    assert f'ALTER PUBLICATION "{captured.slot}_f" DROP TABLE "public"."far";' in done.out

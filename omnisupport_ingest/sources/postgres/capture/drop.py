@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omnisupport_ingest.home import Home
+from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.catalog.publication import drop_publication, read_publication
@@ -13,8 +14,14 @@ from omnisupport_ingest.sources.postgres.session.lease import take_lease
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal
 from omnisupport_ingest.sources.postgres.session.server import server_facts, slot_facts, slot_in_use
 from omnisupport_ingest.sources.postgres.slot.home_identity import HomeIdentity
-from omnisupport_ingest.sources.postgres.slot.home_slot import Presence, SlotIntent, expected_slot
+from omnisupport_ingest.sources.postgres.slot.home_slot import (
+    ExpectedSlot,
+    Presence,
+    SlotIntent,
+    expected_slot,
+)
 from omnisupport_ingest.sources.postgres.slot.slot import drop_slot
+from omnisupport_ingest.storage import storage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,28 @@ def plan_drop(dsn: str, settings: Settings, home: Home) -> DropPlan:
         return _make_plan(dsn, settings, home)
 
 
+def plan_unasked(settings: Settings, home: Home) -> DropPlan:
+    """Return what stays at a source that cannot be asked, with the SQL to drop it: nothing is dropped there.
+
+    Raises ``CaptureRunning`` while a capture of this home runs, and ``HomeCopied``.
+    """
+    with take_lease(home.run, settings.source):
+        HomeIdentity(home).look()
+        expected, epoch = _expected(settings, home)
+    stays = []
+    owned = epoch is None or HomeIdentity(home).owns(settings.source, epoch.number)
+    if expected.presence is not Presence.FREE and owned:
+        stays.append(
+            f"Slot {expected.name}, if its server comes back: it would keep WAL for it without end. There: "
+            f"SELECT pg_drop_replication_slot({literal(expected.name)});"
+        )
+    stays.append(
+        f"Publication {settings.publication}, if its server comes back. If nobody else uses it: "
+        f"DROP PUBLICATION IF EXISTS {identifier(settings.publication)};"
+    )
+    return DropPlan(None, 0, None, tuple(stays))
+
+
 def drop_capture(dsn: str, settings: Settings, home: Home) -> DropPlan:
     """Drop the slot, then the publication, that this home's capture has made; return what was dropped.
 
@@ -51,7 +80,7 @@ def drop_capture(dsn: str, settings: Settings, home: Home) -> DropPlan:
         try:
             if plan.slot is not None:
                 drop_slot(connection, plan.slot)
-                SlotIntent(LandingStore(home.landing, settings.source).folder).clear()
+                SlotIntent(home.landing / settings.source).clear()
             if plan.publication is not None:
                 drop_publication(connection, plan.publication)
         finally:
@@ -60,9 +89,7 @@ def drop_capture(dsn: str, settings: Settings, home: Home) -> DropPlan:
 
 
 def _make_plan(dsn: str, settings: Settings, home: Home) -> DropPlan:
-    store = LandingStore(home.landing, settings.source)
-    expected = expected_slot(store, settings.slot)
-    epoch = store.current_epoch()
+    expected, epoch = _expected(settings, home)
     server = server_facts(dsn)
     stays: list[str] = []
     slot_to_drop: str | None = None
@@ -109,3 +136,12 @@ def _make_plan(dsn: str, settings: Settings, home: Home) -> DropPlan:
         publication_to_drop = name
     retained = (slot.retained_bytes or 0) if slot is not None and slot_to_drop else 0
     return DropPlan(slot_to_drop, retained, publication_to_drop, tuple(stays))
+
+
+def _expected(settings: Settings, home: Home) -> tuple[ExpectedSlot, EpochRecord | None]:
+    """Return the slot that capture would use, and the epoch. Makes no landing where there is none."""
+    folder = home.landing / settings.source
+    if not folder.is_dir() and not any(True for _ in storage_of(folder).listed(folder)):
+        return ExpectedSlot(settings.slot, Presence.FREE), None
+    store = LandingStore(home.landing, settings.source)
+    return expected_slot(store, settings.slot), store.current_epoch()

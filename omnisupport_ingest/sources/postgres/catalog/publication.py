@@ -45,6 +45,7 @@ class Publication:
 
     Unless ``via_root``, ``tables`` has partitions and not their roots. Then ``roots`` has the partitioned
     tables that it covers, each with those partitions that have a row filter or column list of their own.
+    ``named``: the tables that it lists one by one; ``schemas``: those that it publishes whole.
     """
 
     name: str
@@ -55,10 +56,16 @@ class Publication:
     made_by_capture: bool
     tables: Mapping[TableName, PublishedTable]
     roots: Mapping[TableName, tuple[TableName, ...]]
+    named: frozenset[TableName]
+    schemas: tuple[str, ...]
 
     def covers(self, name: TableName) -> bool:
         """Whether it sends the changes of table ``name``."""
         return name in self.tables or name in self.roots
+
+    def lets_go(self, name: TableName) -> bool:
+        """Whether table ``name`` can be taken out alone: it is listed, and nothing else has it published."""
+        return name in self.named and name[0] not in self.schemas
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -98,9 +105,17 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
             for schema, table, partitions in cursor.fetchall():
                 roots[schema, table] = tuple((each["schema"], each["table"]) for each in partitions)
+        cursor.execute(_NAMED, (name,))
+        named = frozenset((schema, table) for schema, table in cursor.fetchall())
+        schemas: tuple[str, ...] = ()
+        if connection.server_version >= _ROW_FILTERS_SINCE:
+            cursor.execute(_SCHEMAS, (name,))
+            schemas = tuple(schema for (schema,) in cursor.fetchall())
     operations = tuple(each for each, published in zip(OPERATIONS, publishes, strict=True) if published)
     made_by_capture = comment == MADE_BY_CAPTURE
-    return Publication(name, operations, all_tables, via_root, ours, made_by_capture, tables, roots)
+    return Publication(
+        name, operations, all_tables, via_root, ours, made_by_capture, tables, roots, named, schemas
+    )
 
 
 def create_statement(name: str, tables: Iterable[TableName]) -> str:
@@ -124,6 +139,20 @@ def operations_statement(name: str) -> str:
 def drop_statement(name: str, tables: Iterable[TableName]) -> str:
     """Return SQL that removes ``tables`` from publication ``name``."""
     return f"ALTER PUBLICATION {identifier(name)} DROP TABLE {_listed(tables)};"
+
+
+def only_statement(publication: Publication, tables: Sequence[TableName]) -> str:
+    """Return SQL after which ``publication`` publishes ``tables`` alone, also if it names none of them now.
+
+    Without ``tables`` it drops the publication.
+    """
+    name = publication.name
+    drop = f"DROP PUBLICATION {identifier(name)};"
+    if not tables:
+        return drop
+    if publication.all_tables:
+        return f"BEGIN; {drop} {create_statement(name, tables)} COMMIT;"
+    return f"ALTER PUBLICATION {identifier(name)} SET TABLE {_listed(tables)};"
 
 
 def ensure_publication(connection: Connection, name: str, tables: Sequence[TableContract]) -> list[str]:
@@ -194,6 +223,20 @@ def drop_publication(connection: Connection, name: str) -> None:
                 fix=f"Run as its owner: DROP PUBLICATION {identifier(name)};",
             ) from None
 
+
+_NAMED = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s
+"""
+
+_SCHEMAS = """
+SELECT n.nspname::text
+FROM pg_publication p JOIN pg_publication_namespace s ON s.pnpubid = p.oid
+JOIN pg_namespace n ON n.oid = s.pnnspid
+WHERE p.pubname = %s
+"""
 
 _ROOTS = """
 SELECT n.nspname::text, c.relname::text, {own_terms}
