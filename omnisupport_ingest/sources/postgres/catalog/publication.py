@@ -105,12 +105,11 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             cursor.execute(_ROOTS_15 if since_15 else _ROOTS_13, (name,))
             for schema, table, partitions in cursor.fetchall():
                 roots[schema, table] = tuple((each["schema"], each["table"]) for each in partitions)
-        # No failpoint: a SELECT, written below.
+        # No failpoint: SELECTs, written below.
         cursor.execute(_NAMED, (name,))
         named = frozenset((schema, table) for schema, table in cursor.fetchall())
         schemas: tuple[str, ...] = ()
         if connection.server_version >= _ROW_FILTERS_SINCE:
-            # No failpoint: a SELECT, written below.
             cursor.execute(_SCHEMAS, (name,))
             schemas = tuple(schema for (schema,) in cursor.fetchall())
     operations = tuple(each for each, published in zip(OPERATIONS, publishes, strict=True) if published)
