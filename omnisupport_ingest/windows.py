@@ -148,8 +148,8 @@ class WindowGrid:
         return WindowUnknown(
             f"{text!r} is not a window of this lake ({self.size} windows since "
             f"{self.first.strftime(KEY_FORMAT)}).",
-            fix="Name a window by its start in UTC, like 2026-01-31T0900, or by a time in it, like "
-            "2026-01-31T09:30.",
+            fix=f"Name a window by its start in UTC, like {self.first.strftime(KEY_FORMAT)}, or by a time in "
+            f"it, like {self.first.strftime('%Y-%m-%dT%H:%M')}.",
         )
 
     def end_of(self, key: str) -> datetime:

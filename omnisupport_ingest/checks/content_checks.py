@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.dimensions import known_live_rows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -37,11 +38,27 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
     if rows:
         summary = (
             f"{cells} cells of {rows} live rows are unresolved: no accepted event carried them. Release "
-            f"what waits (omnisupport-ingest quarantine list --source {contract.source}), or read the table: "
-            f"omnisupport-ingest source snapshot {contract.full_name} --source {contract.source}"
+            f"what waits, if anything does (omnisupport-ingest quarantine list --source {contract.source}), "
+            f"or {_read_again(workspace, contract)}"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(True, "No cell of the live rows is unresolved.", numbers)
+
+
+def _read_again(workspace: Workspace, contract: TableContract) -> str:
+    """Return how the source sends whole rows again."""
+    kind = sources_in_force(workspace.settings, workspace.contracts).find(contract.source).kind
+    if kind is SourceKind.LOG:
+        return (
+            "read the table: omnisupport-ingest source snapshot "
+            f"{contract.full_name} --source {contract.source}"
+        )
+    if kind is SourceKind.QUERY:
+        return (
+            f"read the table: omnisupport-ingest sync {contract.source} --table {contract.name} "
+            '--full-refresh "unresolved cells"'
+        )
+    return "have these rows delivered again, whole"
 
 
 def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import contracted_source, key_named, leave_out_pandas, open_workspace
+from omnisupport_ingest.cli.opening import key_named, leave_out_pandas, open_workspace, table_of
 from omnisupport_ingest.cli.views import operation_name, review_document
 
 if TYPE_CHECKING:
@@ -60,15 +60,12 @@ def explain(table: str, key: tuple[str, ...], column: str | None, source: str | 
     Exit code: 0 explained, 1 the lake has no event of that key, 2 usage or settings, 3 no home or a ledger is
     damaged.
     """
-    from omnisupport_ingest.contracts.model import table_named
-
     leave_out_pandas()
     from omnisupport_ingest.read.explain import explain as look_up
     from omnisupport_ingest.review.erasing import key_text
 
     workspace = open_workspace()
-    of_source = contracted_source(workspace, source or workspace.settings.source)
-    contract = table_named(table, workspace.contracts.of_source(of_source))
+    contract = table_of(workspace, table, source)
     if column is not None and column not in contract.column_names:
         raise click.UsageError(
             f"{contract.full_name} has no column {column!r} in the lake. There are: "

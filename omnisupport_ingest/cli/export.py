@@ -160,6 +160,8 @@ def as_of(
 
     if epoch is not None and not isinstance(at, Lsn):
         raise click.UsageError("--epoch goes with an LSN only.")
+    if form is not None and out is None:
+        raise click.UsageError("--format goes with --out, which says where the rows are written.")
     workspace = open_workspace()
     settings, chosen = workspace.settings, _chosen(workspace, tables)
     if out is None:

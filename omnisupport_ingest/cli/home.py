@@ -9,7 +9,7 @@ from typing import Any
 import click
 from pydantic import SecretStr
 
-from omnisupport_ingest.cli.opening import has_home, open_settings
+from omnisupport_ingest.cli.opening import has_home, open_settings, open_workspace
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
@@ -80,13 +80,12 @@ def sweep(hours: int, as_json: bool) -> None:
     Example:
       omnisupport-ingest sweep --older-than-hours 48
 
-    Exit code: 0 done, 2 usage or settings.
+    Exit code: 0 done, 2 usage or settings, 3 no home.
     """
     from omnisupport_ingest.lake.sweep import sweep as sweep_table
     from omnisupport_ingest.layers.quarantine_files import named_anywhere
-    from omnisupport_ingest.layers.workspace import Workspace
 
-    workspace = Workspace.open(open_settings())
+    workspace = open_workspace()
     named = {
         workspace.quarantine(source).spec.path: named_anywhere(workspace, source)
         for source in workspace.contracts.sources()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, open_settings
 from omnisupport_ingest.cli.render import counted, echo_json
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
@@ -55,12 +55,12 @@ def materialize(as_json: bool) -> None:
       omnisupport-ingest materialize --json
 
     Exit code: 0 nothing is pending any more, 1 a run failed or a batch is missing, 2 usage or
-    settings, 6 the platform or another pass runs on this home.
+    settings, 3 no home, 6 the platform or another pass runs on this home.
     """
     from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
-    home = open_home(settings)
+    home = existing_home(settings)
     workspace = Workspace.open(settings)
     with (
         interrupt_on_terminate(),

@@ -221,6 +221,20 @@ def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContra
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
 
 
+def table_of(workspace: Workspace, name: str, source: str | None) -> TableContract:
+    """The contract of the table called ``name``, of ``source``; None: of the source of the settings, else of
+    any other that has it alone. ``UnknownTable`` lists the known tables.
+    """
+    from omnisupport_ingest.contracts.model import UnknownTable, table_named
+
+    if source is not None:
+        return table_named(name, workspace.contracts.of_source(contracted_source(workspace, source)))
+    try:
+        return table_named(name, workspace.contracts.of_source(workspace.settings.source))
+    except UnknownTable:
+        return table_named(name, workspace.contracts.all)
+
+
 # --- a key that a command names ----------------------------------------------------------------------------
 
 

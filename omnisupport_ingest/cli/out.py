@@ -76,12 +76,8 @@ def out_option(
 ) -> Callable[[Any], Any]:
     """Return the option ``--out`` of a command, or another one like it, as ``Out``. ``help_text``: what it
     writes."""
+    # Click takes a default that is given as None for a value, so that nothing would be required.
+    given: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
     return click.option(
-        option,
-        type=_OutPath(),
-        metavar="PATH",
-        required=required,
-        default=default,
-        show_default=default is not None,
-        help=f"{help_text} {_RULE}",
+        option, type=_OutPath(), metavar="PATH", required=required, help=f"{help_text} {_RULE}", **given
     )

@@ -89,6 +89,7 @@ def list_events(
     Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
     """
     leave_out_pandas()
+    from omnisupport_ingest.contracts.model import table_named
     from omnisupport_ingest.layers.reviews import ReviewLedger
     from omnisupport_ingest.review.quarantined import Filter, quarantined
 
@@ -99,6 +100,9 @@ def list_events(
     of_source = {
         each: quarantined(workspace, each, ReviewLedger.open(workspace, each), where) for each in sources
     }
+    if table is not None and not any(of_source.values()):
+        # No news of a table that is none would be taken for good news.
+        table_named(table, workspace.contracts.all)
     if as_json:
         listed = [
             {

@@ -27,7 +27,7 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
     tables that capture does not follow, each with the reason and the fix.
     """
     from omnisupport_ingest.errors import IngestError
-    from omnisupport_ingest.review.quarantine_stock import stock_of
+    from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
         windows = _windows(workspace, source)
@@ -35,11 +35,17 @@ def facts_document(workspace: Workspace, source: str) -> dict[str, Any]:
     except IngestError:
         # Landing says so itself.
         windows, marks = None, {}
+    try:
+        discarded = discarded_of(workspace, source)
+    except IngestError:
+        # A damaged ledger is a finding of `doctor`; nothing counts as discarded.
+        discarded = 0
     inputs = {name: render.iso(mark) for name, mark in marks.items()}
     return {
         "windows": windows,
         "inputs": inputs,
         "quarantine": dict(stock_of(workspace, source).most_common()),
+        "discarded": discarded,
         "left_out": _left_out(workspace, source),
     }
 
@@ -155,7 +161,8 @@ def problems(document: dict[str, Any]) -> Iterator[Problem]:
     for kind, says, helps in promises_broken(document):
         yield Problem(kind, says, f"omnisupport-ingest {helps}")
     for each in document["sources"]:
-        if events := sum(each["quarantine"].values()):
+        # Nobody has to look at those that were discarded, and they stay for good.
+        if (events := sum(each["quarantine"].values()) - each["discarded"]) > 0:
             says = f"{render.counted(events, 'event')} of {each['source']} in quarantine"
             yield Problem(f"quarantine {each['source']}", says, "omnisupport-ingest quarantine list")
 

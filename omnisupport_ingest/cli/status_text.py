@@ -147,7 +147,7 @@ def _landing_facts(landing: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _freshness_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """How far behind the dimensions are, and the one that is furthest behind."""
-    shown = [each for each in tables if each.get("complete_to") is not None]
+    shown = [each for each in tables if each["there"] and each.get("complete_to") is not None]
     if not shown:
         return
     oldest = min(shown, key=lambda each: str(each["complete_to"]))

@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import contracted_source, leave_out_pandas, open_workspace
+from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, table_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
@@ -63,14 +63,11 @@ def tail(table: str, count: int, follow: bool, every: float, source: str | None,
 
     Exit code: 0 done or stopped, 1 a file of the lake is damaged, 2 usage or settings, 3 no home.
     """
-    from omnisupport_ingest.contracts.model import table_named
-
     leave_out_pandas()
     from omnisupport_ingest.read.dimension_changes import changes_of, last_changes, newest_version
 
     workspace = open_workspace()
-    of_source = contracted_source(workspace, source or workspace.settings.source)
-    contract = table_named(table, workspace.contracts.of_source(of_source))
+    contract = table_of(workspace, table, source)
     seen = newest_version(workspace, contract)
     if seen is None and not follow:
         click.echo(f"dim_{contract.name} is not there yet.", err=True)

@@ -9,7 +9,7 @@ import click
 
 from omnisupport_ingest.cli.errors import FINDINGS
 from omnisupport_ingest.cli.long_look import speaking
-from omnisupport_ingest.cli.opening import log_of, open_settings
+from omnisupport_ingest.cli.opening import log_of, open_settings, open_workspace
 from omnisupport_ingest.cli.render import echo_json
 from omnisupport_ingest.cli.verify_checksums import verify_by_checksums
 from omnisupport_ingest.cli.views import proof_document, show_proof
@@ -74,7 +74,6 @@ def verify(
     Exit code: 0 nothing differs, 1 something differs or cannot be compared now, 2 usage or
     settings, 3 no home, 4 the source does not answer, 5 the source is not set up.
     """
-    from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.runtime.spark import session
     from omnisupport_ingest.sources.postgres.session.connection import connect
     from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
@@ -86,7 +85,7 @@ def verify(
     if by_checksums and (full or sample is not None):
         raise click.UsageError("--checksums and --repair compare every row: leave --full and --sample out.")
     settings = log_of(open_settings(), name)
-    workspace = Workspace.open(settings)
+    workspace = open_workspace(settings)
     _require_tables(workspace, tables)
     # Checked before anything that takes time: the connection string may be wrong.
     connect(source_dsn(settings, workspace.home)).close()

@@ -37,7 +37,7 @@ from omnisupport_ingest.layers.removed import RAW, Removed, sealed_error
 from omnisupport_ingest.layers.reviews import Review, ReviewLedger
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
-from omnisupport_ingest.review.quarantined import Quarantined, is_malformed, whole_events
+from omnisupport_ingest.review.quarantined import Quarantined, is_malformed, quarantined, whole_events
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 DECISIONS = (RELEASE, DISCARD)
@@ -318,10 +318,17 @@ def elsewhere(workspace: Workspace, source: str, event: EventRef, latest: Review
             "or its row was erased.",
             "Try again when the window was run: omnisupport-ingest status",
         )
+    for other in workspace.contracts.sources():
+        if other != source and any(each.event == event for each in _held_by(workspace, other)):
+            return f"{source} has no such event.", f"It is in quarantine of {other}: add --source {other}"
     return (
         f"{source} has no such event." if latest is None else f"{before}in no table of {source} any more.",
         "Copy the id from `omnisupport-ingest quarantine list`, or name another --source.",
     )
+
+
+def _held_by(workspace: Workspace, source: str) -> list[Quarantined]:
+    return quarantined(workspace, source, ReviewLedger.open(workspace, source))
 
 
 def _window_in(table: LakeTable, event: EventRef) -> str | None:

@@ -61,6 +61,14 @@ def stock_of(workspace: Workspace, source: str) -> Counter[str]:
     return _by_reason(file for file, _ in files.shown()) if files is not None else Counter()
 
 
+def discarded_of(workspace: Workspace, source: str) -> int:
+    """Count the events in quarantine that a person has discarded: nobody has to look at them any more."""
+    ledger = ReviewLedger.open(workspace, source)
+    if not ledger.reviews:
+        return 0
+    return len(quarantined(workspace, source, ledger, Filter(state=DISCARDED)))
+
+
 def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
     """Count them at the time ``at`` (timezone-aware), from the log: states of that time may be gone."""
     snapshot = _look_at(table, at)

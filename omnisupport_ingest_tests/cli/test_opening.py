@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from omnisupport_ingest.cli.opening import open_workspace, table_of
+from omnisupport_ingest.contracts.documents import program_file
+from omnisupport_ingest.contracts.model import UnknownTable
 from omnisupport_ingest.home import Home
 from omnisupport_ingest.windows import WindowSize
+from omnisupport_ingest_tests.cli.command import command, environment
 from omnisupport_ingest_tests.waiting import PATIENCE
 
 MISMATCH_EXIT_CODE = 3
@@ -57,3 +61,30 @@ def test_a_home_of_a_newer_format_is_left_alone(home: Path):
     assert marker.read_bytes() == newer
     marker.write_text(ours)
     assert show_checkpoints(home).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("alarms", "--json"), ("sweep",), ("checkpoint", "rebuild"), ("materialize",)),
+        *(("verify",), ("verify", "--checksums")),
+    ],
+)
+def test_a_home_that_is_not_there_is_made_by_no_command_that_needs_one(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A wrong path in a crontab would be an empty home in which all is well."""
+    with environment(home=str(tmp_path / "typo")):
+        done = command(*arguments)
+    assert done.code == 3 and "There is no home" in done.err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_table_is_found_by_its_name_whatever_source_it_is_of(home: Path) -> None:
+    with environment(home=str(home), contracts_dir=str(program_file("contracts/data"))):
+        workspace = open_workspace()
+        found = [table_of(workspace, name, None) for name in ("tickets", "partner_tickets")]
+        assert [each.source for each in found] == ["support_desk", "partner_desk"]
+        assert table_of(workspace, "tickets", "partner_desk").name == "partner_tickets"
+        with pytest.raises(UnknownTable, match="no table with a contract"):
+            table_of(workspace, "partner_tickets", "support_desk")

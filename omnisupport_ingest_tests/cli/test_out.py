@@ -10,6 +10,7 @@ import pytest
 
 from omnisupport_ingest.cli.main import cli
 from omnisupport_ingest.cli.out import Out
+from omnisupport_ingest_tests.cli.command import command
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,11 @@ def _out_options(command: click.Command, path: tuple[str, ...]) -> Iterator[tupl
     for each in command.params:
         if isinstance(each, click.Option) and {"--out", "--archive"} & set(each.opts):
             yield " ".join(path), each
+
+
+@pytest.mark.parametrize(
+    "arguments", [("export", "tickets"), ("export", "tickets", "--format", "csv"), ("checkpoint", "export")]
+)
+def test_a_place_that_has_to_be_named_is_asked_for(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    assert done.code == 2 and "Missing option '--out'" in done.err

@@ -80,7 +80,7 @@ def test_list_chooses_by_reason_state_table_window_and_limit(home: Path):
     assert len(ids("--reason", "collision")) == 2
     assert len(ids("--window", SECOND)) == 1
     assert len(ids("--table", "notes")) == len(ids("--table", "public.notes")) == 3
-    assert ids("--table", "tickets") == ids("--state", "discarded") == []
+    assert ids("--state", "discarded") == []
     assert len(ids("--limit", "1")) == 1
     (source,) = document("list", "--limit", "1")["sources"]
     assert (source["events"], source["by_reason"]) == (3, {"collision": 2, "row_rule": 1})
@@ -217,3 +217,36 @@ def test_where_the_decision_table_says_wait_the_command_says_so(
     done = quarantine("discard", *ids("--reason", "row_rule"), "--reason", "test data")
     assert done.code == 0
     assert "until somebody replays them (omnisupport-ingest replay): the decision table says wait" in done.out
+
+
+# --- beside it -----------------------------------------------------------------------------------
+
+
+def test_what_was_discarded_is_no_warning_any_more(home: Path) -> None:
+    def reasons() -> list[str]:
+        found: list[str] = json.loads(command("status", "--json").out)["health"]["reasons"]
+        return [each for each in found if "in quarantine" in each]
+
+    assert reasons() == [f"3 events of {SOURCE} in quarantine"]
+    first, *_ = ids("--reason", "collision")
+    assert quarantine("discard", first, "--reason", "test").code == 0
+    assert reasons() == [f"2 events of {SOURCE} in quarantine"]
+    assert quarantine("discard", "--all", "--yes", "--reason", "test").code == 0
+    assert reasons() == []
+
+
+def test_an_event_of_another_source_is_found_there(home: Path) -> None:
+    contracts = home / "contracts"
+    [file] = contracts.glob("*.json")
+    other = json.loads(file.read_text())
+    other["x-cdc"] |= {"source": "elsewhere", "name": "other_notes"}
+    (contracts / "other.json").write_text(json.dumps(other))
+    event, *_ = ids("--source", SOURCE)
+    done = quarantine("show", event, "--source", "elsewhere")
+    assert done.code == 1 and f"It is in quarantine of {SOURCE}: add --source {SOURCE}" in done.err
+
+
+def test_a_table_that_is_none_is_no_table_without_events(home: Path) -> None:
+    done = quarantine("list", "--table", "nope")
+    assert done.code == 2 and "'nope' is the name of no table" in done.err
+    assert quarantine("list", "--table", "notes", "--reason", "too_late_arrival").code == 0

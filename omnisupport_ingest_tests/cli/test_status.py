@@ -14,6 +14,7 @@ import pytest
 
 from omnisupport_ingest.cli.errors import HomeMissing
 from omnisupport_ingest.cli.status import status
+from omnisupport_ingest.cli.status_text import _freshness_facts
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
@@ -264,3 +265,8 @@ def test_the_ui_is_named_while_its_process_lives_and_answers(tmp_path: Path) -> 
         (tmp_path / "dagster-webserver.pid").write_text(f"{os.getpid()}\n")
         assert ui_port(tmp_path) == port
     assert ui_port(tmp_path) is None
+
+
+def test_nobody_is_said_to_read_a_table_that_is_not_there() -> None:
+    table = {"table": "dim_notes", "there": False, "complete_to": "2026-01-01T12:00:00+00:00"}
+    assert list(_freshness_facts(SOURCE, [table])) == []

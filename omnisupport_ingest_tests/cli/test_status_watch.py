@@ -37,7 +37,13 @@ WELL: dict[str, Any] = {
     },
     "disk": {"free": 10**12, "days": 900.0, "settled": True},
     "sources": [
-        {"source": "desk", "landing": {"problem": None, "gap": None}, "quarantine": {}, "left_out": []}
+        {
+            "source": "desk",
+            "landing": {"problem": None, "gap": None},
+            "quarantine": {},
+            "discarded": 0,
+            "left_out": [],
+        }
     ],
 }
 
