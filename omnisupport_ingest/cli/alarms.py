@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_settings
+from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_home, open_settings
 from omnisupport_ingest.cli.render import echo_json, say_err
 from omnisupport_ingest.cli.status_health import CHECK, LEFT_OUT, SLOT, Problem, problems
 from omnisupport_ingest.cli.stopping import stop_on_signal
@@ -93,7 +93,8 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
         _require_way(send_alarm(settings, _test_document(str(settings.home))))
         click.echo("Sent. Did it reach you?")
         return
-    home = existing_home(settings)
+    # A service may be the first on a new machine. A look at a wrong path would find that all is well.
+    home = open_home(settings) if watch else existing_home(settings)
     watched = Watch(settings, home, lambda: _seen(home, settings, expect_running=expect_running or watch))
     if watch:
         _look_until_stopped(watched, every, somebody=has_receiver(settings))
