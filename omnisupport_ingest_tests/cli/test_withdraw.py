@@ -181,7 +181,14 @@ def test_a_contract_withdrawn_again_under_its_name_leaves_the_earlier_one(folder
     ("members", "place"),
     [
         ({}, None),
-        ({"tables": {"other": {"mode": "cdc"}, "notes": {"mode": "cdc"}}}, "tables.other"),
+        (
+            {
+                "kind": "kafka",
+                "kafka": {"topics": ["o"], "settings": {"bootstrap.servers": "127.0.0.1:1"}},
+                "tables": {"other": {"mode": "cdc"}, "notes": {"mode": "cdc"}},
+            },
+            "tables.other",
+        ),
         (
             {"events": {"tables": [{"pattern": "o*", "schema": "public", "table": "other"}]}},
             "events.tables, public.other",
