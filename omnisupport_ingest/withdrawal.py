@@ -20,7 +20,7 @@ from omnisupport_ingest.contracts.in_force import contracts_in_force, in_force, 
 from omnisupport_ingest.contracts.model import TableContract, UnknownTable, table_named, tables_named
 from omnisupport_ingest.contracts.protection import needs_protection
 from omnisupport_ingest.contracts.sources import load_source, sources_folder
-from omnisupport_ingest.contracts.withdrawn import free_path, withdrawn_contracts, withdrawn_folder
+from omnisupport_ingest.contracts.withdrawn import free_path, readable_withdrawn, withdrawn_folder
 from omnisupport_ingest.durable import sync_folder
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
@@ -76,7 +76,7 @@ def contract_to_withdraw(settings: Settings, name: str, source: str | None) -> T
     """
     in_use = contracts_in_force(settings)
     there = [each for each in in_use if source in (None, each.source)]
-    gone = [each for each in withdrawn_contracts(settings, in_use) if source in (None, each.source)]
+    gone = [each for each in readable_withdrawn(settings, in_use) if source in (None, each.source)]
     found = tables_named(name, [*there, *gone])
     if not found:
         _refuse_without_file(settings, name, source)
@@ -173,7 +173,8 @@ def stays_published(
     return (
         f"Publication {publication} {how}: {contract.full_name} stays published, as it cannot be taken "
         "out alone. If nobody else reads the publication, have it publish only the tables "
-        f"that stay: {only_statement(published, stay)}"
+        f"that stay; row filters and column lists that they have now, have to be added to this: "
+        f"{only_statement(published, stay)}"
     )
 
 

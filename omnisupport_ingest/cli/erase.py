@@ -124,10 +124,10 @@ def erase(
 def _refuse_withdrawn(workspace: Workspace, source: str, table: str) -> None:
     """``ErasureRefused`` if ``table`` is the name of one whose contract was withdrawn."""
     from omnisupport_ingest.contracts.model import tables_named
-    from omnisupport_ingest.contracts.withdrawn import withdrawn_contracts
+    from omnisupport_ingest.contracts.withdrawn import readable_withdrawn
     from omnisupport_ingest.review.erasing import ErasureRefused
 
-    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts)
+    withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
     for each in tables_named(table, [each for each in withdrawn if each.source == source]):
         raise ErasureRefused(
             f"The contract of {each.full_name} of {source} is withdrawn, so no run would erase from its "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -240,14 +240,17 @@ def inlet_of(workspace: Workspace, source: str, handling: dict[str, str]) -> Inl
         grid=workspace.grid,
         contracts=workspace.contracts,
         captured=captured,
-        handling=replace(found, value_column=_has_column("value", tables)),
+        handling=replace(found, keys=_keys_of(tables)),
         max_clock_skew=timedelta(seconds=workspace.settings.max_clock_skew_seconds),
         learned=LearnedColumns(workspace.home.path, source),
     )
 
 
-def _has_column(name: str, tables: Iterable[TableContract]) -> bool:
-    return any(column.name == name for each in tables for column in each.source_columns)
+def _keys_of(tables: Sequence[TableContract]) -> frozenset[frozenset[str]]:
+    """The key columns of each table; none if a table has a column of the name of a tombstone's ``value``."""
+    if any(column.name == "value" for each in tables for column in each.source_columns):
+        return frozenset()
+    return frozenset(frozenset(each.key) for each in tables)
 
 
 def _refuse_other_positions(definition: SourceDefinition) -> None:

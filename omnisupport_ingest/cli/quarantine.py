@@ -89,7 +89,7 @@ def list_events(
     Exit code: 0 done, 2 usage or settings, 3 no home or its ledger is damaged.
     """
     leave_out_pandas()
-    from omnisupport_ingest.contracts.model import table_named
+    from omnisupport_ingest.contracts.model import table_named, tables_named
     from omnisupport_ingest.layers.reviews import ReviewLedger
     from omnisupport_ingest.review.quarantined import Filter, quarantined
 
@@ -102,7 +102,9 @@ def list_events(
     }
     if table is not None and not any(of_source.values()):
         # No news of a table that is none would be taken for good news.
-        table_named(table, workspace.contracts.all)
+        known = [each for name in sources for each in workspace.contracts.of_source(name)]
+        if not tables_named(table, known):
+            table_named(table, known)
     if as_json:
         listed = [
             {

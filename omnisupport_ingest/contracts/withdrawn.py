@@ -22,17 +22,22 @@ def withdrawn_folder(settings: Settings) -> Path:
     return in_force(settings).contracts.parent / "withdrawn"
 
 
-def withdrawn_contracts(settings: Settings, there: Iterable[TableContract]) -> tuple[TableContract, ...]:
-    """Return the newest withdrawn contract of each source and name that none of ``there`` has.
+def withdrawn_contracts(
+    settings: Settings, there: Iterable[TableContract], source: str
+) -> tuple[TableContract, ...]:
+    """Return the newest withdrawn contract of each name of ``source`` that none of ``there`` has.
 
-    ``there``: the contracts in force. ``ContractError`` if a file is not a contract.
+    ``there``: the contracts in force. ``ContractError`` if a file of the source is not a contract.
     """
+    files = [path for path in _files(settings) if path.name.startswith(f"{source}.")]
     with closing_after():
-        return _newest([load_contract(path) for path in _files(settings)], there)
+        return _newest([load_contract(path) for path in files], there)
 
 
 def readable_withdrawn(settings: Settings, there: Iterable[TableContract]) -> tuple[TableContract, ...]:
-    """The same without files that are not contracts: for what must go on whatever is in that folder."""
+    """The same of all sources, without files that are not contracts: for what must go on whatever is in that
+    folder.
+    """
     found = []
     with closing_after():
         for path in _files(settings):

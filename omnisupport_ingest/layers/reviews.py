@@ -76,13 +76,15 @@ class ReviewLedger:
 
         The same decisions have the same digest, whoever made them, when, and after what others.
         """
-        decided = sorted(self.of_window(window).items())
-        if not decided:
+        if window not in self._by_window:
             return None
-        lines = [
-            f"{epoch}:{lsn}:{ordinal}:{hashed}={what}" for (epoch, lsn, ordinal, hashed), what in decided
-        ]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        if window not in self._digests:
+            lines = [
+                f"{epoch}:{lsn}:{ordinal}:{hashed}={what}"
+                for (epoch, lsn, ordinal, hashed), what in sorted(self.of_window(window).items())
+            ]
+            self._digests[window] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return self._digests[window]
 
     def latest(self, event: EventRef) -> Review | None:
         """The decision that counts for ``event``; None if nobody decided."""
@@ -103,6 +105,11 @@ class ReviewLedger:
     @cached_property
     def _latest(self) -> dict[EventRef, Review]:
         return {review.event: review for review in self.reviews}
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        # Asked for each event in quarantine.
+        return {}
 
     @cached_property
     def _by_window(self) -> dict[str, list[Review]]:

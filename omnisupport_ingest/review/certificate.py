@@ -156,8 +156,8 @@ def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]
     """Return the withdrawn contracts of ``source`` with personal values; ``ContractError`` for a file that is
     none.
     """
-    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts)
-    return [each for each in withdrawn if each.source == source and (each.subject or each.personal)]
+    withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts, source)
+    return [each for each in withdrawn if each.subject or each.personal]
 
 
 def with_data(workspace: Workspace, contract: TableContract) -> list[str]:

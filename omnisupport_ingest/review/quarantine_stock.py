@@ -66,7 +66,10 @@ def discarded_of(workspace: Workspace, source: str) -> int:
     ledger = ReviewLedger.open(workspace, source)
     if not ledger.reviews:
         return 0
-    return len(quarantined(workspace, source, ledger, Filter(state=DISCARDED)))
+    standing = standing_of_windows(workspace, source)
+    windows = (Filter(window=window, state=DISCARDED) for window in standing.unapplied)
+    waiting = sum(len(quarantined(workspace, source, ledger, each)) for each in windows)
+    return sum(standing.discarded.values()) + waiting
 
 
 def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:

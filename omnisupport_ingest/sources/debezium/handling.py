@@ -42,8 +42,8 @@ class Handling:
     the row or among the headers. ``prefix``: its ``add.fields.prefix``. ``bare_rows``: a row may come without
     a word about it. ``time_columns``: where an event has no commit time, the first of them that is not null.
     ``order``: ``BY_POSITION`` or ``BY_ARRIVAL``. ``tombstones``: ``DROP`` or ``DELETE``. ``odd_lines``:
-    ``QUARANTINE`` or ``REFUSE``. ``value_column``: whether a table of the source may have a column ``value``,
-    so that a bare row may look like the tombstone ``{"id": 1, "value": null}``.
+    ``QUARANTINE`` or ``REFUSE``. ``keys``: the names of the key columns of each table, by which a bare row is
+    told from the tombstone ``{"id": 1, "value": null}``; empty where one has a column ``value``.
     """
 
     decimals: str = "precise"
@@ -56,7 +56,7 @@ class Handling:
     order: str = BY_POSITION
     tombstones: str = DROP
     odd_lines: str = QUARANTINE
-    value_column: bool = True
+    keys: frozenset[frozenset[str]] = frozenset()
 
     def table_of(self, name: str) -> NamedTable | None:
         """Return the table whose events come in the file or topic ``name``; None if the definition names

@@ -167,8 +167,9 @@ def is_record(document: Any, handling: Handling) -> bool:
     if "topic" in document or "key" in document:
         # A bare row may have columns of these names.
         return not handling.bare_rows or value is None or value == "" or isinstance(value, dict)
-    if handling.bare_rows and (handling.tombstones != DELETE or handling.value_column):
-        return False
+    if handling.bare_rows:
+        is_key = document.keys() - {"value"} in handling.keys
+        return value is None and handling.tombstones == DELETE and is_key
     return value is None
 
 

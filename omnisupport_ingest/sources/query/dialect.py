@@ -82,7 +82,7 @@ class DialectReader:
                 f"There is no database file at {Path(file).absolute()}.",
                 fix=f"Correct the path after sqlite:/// in {self._named}.",
             )
-        with _refusals(f"the database of {self._named}"):
+        with refusals(f"the database of {self._named}"):
             self._connection = self._engine.connect()
             if not self.lite:
                 self._connection = self._connection.execution_options(isolation_level="REPEATABLE READ")
@@ -90,7 +90,7 @@ class DialectReader:
         return Moment(clock, None)
 
     def cursor_type(self, table: TableContract, cursor: CursorColumn, /) -> str:
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
         for column in columns:
             if column["name"] == cursor.name:
@@ -109,7 +109,7 @@ class DialectReader:
         for table in tables:
             was = known.get(table.name)
             try:
-                with _refusals(table.full_name), suppress(sa.exc.NoSuchTableError):
+                with refusals(table.full_name), suppress(sa.exc.NoSuchTableError):
                     columns = [
                         ShownColumn(each["name"], pg_type_of(each["type"]), not each.get("nullable", True))
                         for each in inspector.get_columns(table.table, schema=table.schema)
@@ -126,7 +126,7 @@ class DialectReader:
         pass
 
     def columns(self, table: TableContract, /) -> str:
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             columns = sa.inspect(self._open).get_columns(table.table, schema=table.schema)
         # The contract's type says in which form a value is written.
         kinds = {each.name: each.type.kind.name for each in table.source_columns}
@@ -134,7 +134,7 @@ class DialectReader:
         return json.dumps(found, ensure_ascii=False)
 
     def indexes(self, table: TableContract, /) -> tuple[tuple[str, ...], ...]:
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             found = sa.inspect(self._open).get_indexes(table.table, schema=table.schema)
         return tuple(tuple(str(name) for name in each["column_names"]) for each in found)
 
@@ -149,7 +149,7 @@ class DialectReader:
 
     def newest(self, table: TableContract, cursor: CursorColumn, /) -> str | None:
         column: sa.ColumnClause[Any] = sa.column(cursor.name)
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             found = self._open.execute(sa.select(sa.func.max(column)).select_from(_table(table))).scalar()
         return None if found is None else self._raw(found)
 
@@ -162,7 +162,7 @@ class DialectReader:
         self, table: TableContract, cursor: CursorColumn, query: sa.Select[Any], take: Callable[[Rows], None]
     ) -> int:
         count = 0
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             # No failpoint: a SELECT, put together elsewhere.
             found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
             names = list(found.keys())
@@ -191,7 +191,7 @@ class DialectReader:
                 behind = _behind(order, [_key_value(table, name, text) for name, text in places])
                 query = query.where(behind if after else sa.not_(behind))
         writes = [_writer(table, name) for name in table.key]
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             # No failpoint: a SELECT, put together elsewhere.
             found = self._open.execution_options(yield_per=_BLOCK_ROWS).execute(query)
             for block in found.partitions(_BLOCK_ROWS):
@@ -287,7 +287,7 @@ class DialectReader:
         In SQLite any value may stand in any column, in the order NULL, numbers, texts, other bytes: where the
         lowest and the highest are of one class, all between them are.
         """
-        kind = _declared_kind(declared, sure=not self.lite)
+        kind = None if self.lite else _declared_kind(declared)
         if kind is not None and kind is not cursor.kind:
             raise QueryRefused(
                 f"The cursor column {cursor.name} of {table.full_name} is declared as {declared}, and "
@@ -301,7 +301,7 @@ class DialectReader:
         column: sa.ColumnClause[Any] = sa.column(cursor.name)
         # Each by itself is the first or last entry of an index.
         ends = (sa.select(of(column)).select_from(_table(table)) for of in (sa.func.min, sa.func.max))
-        with _refusals(table.full_name):
+        with refusals(table.full_name):
             # No failpoint: SELECTs, put together above.
             found = [self._open.execute(query).scalar() for query in ends]
         values = [each for each in found if each is not None]
@@ -325,11 +325,13 @@ class DialectReader:
         what = "whole number of at most 57 bits"
         if cursor.kind is CursorKind.TIME:
             what = "ISO text of a time" if self.lite else "time"
+        counts = cursor.kind is CursorKind.TIME and any(isinstance(each, int) for each in values)
+        hint = f" {_AS_NUMBER.format(cursor.name)}" if counts else ""
         raise QueryRefused(
             f"The cursor column {cursor.name} of {table.full_name} has a value that is no {what}, and "
             f"{table.path} says {cursor.pg_type}: in the order of such values rows would be missed.",
             fix=f"{self._find(table, cursor)} Then correct these rows at the source, or name another column "
-            "as x-cdc.cursor.field of the contract.",
+            f"as x-cdc.cursor.field of the contract.{hint}",
         )
 
     def _find(self, table: TableContract, cursor: CursorColumn) -> str:
@@ -412,14 +414,11 @@ _AS_TIME = "Correct x-pg-type of {} in the contract, or name another column as x
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-def _declared_kind(declared: sa.types.TypeEngine[Any], *, sure: bool) -> CursorKind | None:
-    """Return the kind of values that a column ``declared`` so has; None if it may have any.
-
-    ``sure``: a numeric type is one. SQLite calls each type numeric that it does not know.
-    """
+def _declared_kind(declared: sa.types.TypeEngine[Any]) -> CursorKind | None:
+    """Return the kind of values that a column ``declared`` so has; None if it may have any."""
     if isinstance(declared, sa.DateTime | sa.Date):
         return CursorKind.TIME
-    if isinstance(declared, sa.Integer | sa.Float) or (sure and isinstance(declared, sa.Numeric)):
+    if isinstance(declared, sa.Integer | sa.Float | sa.Numeric):
         return CursorKind.NUMBER
     return None
 
@@ -468,7 +467,7 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN")
 
 
-class _refusals:
+class refusals:
     """Turns errors of the driver into ``QueryRefused``, without lines that may quote a row."""
 
     def __init__(self, what: str) -> None:

@@ -33,7 +33,7 @@ from omnisupport_ingest.sources.postgres.catalog.live_table import (
 )
 from omnisupport_ingest.sources.postgres.catalog.new_contract import Draft, NoKey, draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
-from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of
+from omnisupport_ingest.sources.query.dialect import DialectReader, pg_type_of, refusals
 from omnisupport_ingest.sources.query.run import postgres_dsn
 
 
@@ -57,9 +57,10 @@ def shown_tables(connection: str) -> ShownTables:
     found = ShownTables()
     with closing(DialectReader(connection)) as reader:
         reader.begin()
-        for shown in _tables(reader.inspect(), lite=reader.lite):
-            name = (shown.live.schema, shown.live.table)
-            found.live[name], found.candidates[name] = shown.live, shown.candidates
+        with refusals("the source"):
+            for shown in _tables(reader.inspect(), lite=reader.lite):
+                name = (shown.live.schema, shown.live.table)
+                found.live[name], found.candidates[name] = shown.live, shown.candidates
     return found
 
 

@@ -141,6 +141,9 @@ def rewind(table: TableContract, state: QueryState, cursor: str | None) -> bool:
     progress = state.progress(table.full_name)
     if progress is None or progress.cursor is None:
         return False
+    if table.cursor is None:
+        # The reading says so.
+        return False
     column = CursorColumn.of(table)
     if cursor is not None:
         try:

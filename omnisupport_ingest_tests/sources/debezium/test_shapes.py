@@ -260,13 +260,17 @@ def test_a_tombstone_may_be_all_that_tells_of_a_delete() -> None:
     assert read(None, handling, context) is TOMBSTONE
 
 
-def test_among_bare_rows_a_key_with_a_null_value_is_a_tombstone_where_no_table_has_such_a_column() -> None:
+def test_among_bare_rows_the_columns_of_a_key_with_a_null_value_are_a_tombstone() -> None:
     handling = replace(MAPPED, tombstones=DELETE, order=BY_ARRIVAL, bare_rows=True)
     context = LineContext("customers.jsonl", datetime(2026, 11, 20, 16, tzinfo=UTC))
     line = {"id": 1, "value": None}
     assert change(line, handling, context).op == "u"
-    told = change(line, replace(handling, value_column=False), context)
+    handling = replace(handling, keys=frozenset({frozenset({"id"}), frozenset({"a", "b"})}))
+    told = change(line, handling, context)
     assert (told.op, told.key) == ("d", {"id": 1})
+    for more in ({"name": "Ada"}, {"a": 1}):
+        # A row of a table that has got a column of this name.
+        assert change(line | more, handling, context).op == "u"
 
 
 @pytest.mark.parametrize("value", [None, ""])
