@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, leave_out_pandas, open_settings, open_workspace
+from omnisupport_ingest.cli.opening import home_of_landed, leave_out_pandas, open_settings, open_workspace
 from omnisupport_ingest.cli.out import Out, out_option
 from omnisupport_ingest.cli.render import Commands, clock, counted, echo_json, heading
 from omnisupport_ingest.cli.render import table as show_table
@@ -153,7 +153,7 @@ def _rebuild(settings: Settings) -> int:
     """Report what the lake has to the Dagster instance of the home; returns how many partitions were new."""
     import os
 
-    home = existing_home(settings)
+    home = home_of_landed(settings)
     from omnisupport_ingest.runtime.dagster_home import dagster_environment, write_dagster_home
 
     write_dagster_home(settings, home)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from omnisupport_ingest.cli.opening import existing_home, open_settings
+from omnisupport_ingest.cli.opening import existing_home, home_of_landed, open_settings
 from omnisupport_ingest.cli.render import counted, echo_json
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
@@ -60,7 +60,7 @@ def materialize(as_json: bool) -> None:
     from omnisupport_ingest.layers.workspace import Workspace
 
     settings = open_settings()
-    home = existing_home(settings)
+    home = home_of_landed(settings)
     workspace = Workspace.open(settings)
     with (
         interrupt_on_terminate(),

@@ -71,6 +71,15 @@ def open_home(settings: Settings) -> Home:
     return home
 
 
+def home_of_landed(settings: Settings) -> Home:
+    """As ``open_home``, for a command that works on what has landed: a home is made only where a bucket may hold
+    that. In a folder of a wrong name nothing would be pending.
+    """
+    if settings.storage is None:
+        existing_home(settings)
+    return open_home(settings)
+
+
 def existing_home(settings: Settings, *, earlier: bool = False) -> Home:
     """The home of ``settings`` for a command that makes none; ``HomeMissing`` if it is not there.
 
