@@ -72,8 +72,8 @@ def open_home(settings: Settings) -> Home:
 
 
 def home_of_landed(settings: Settings) -> Home:
-    """As ``open_home``, for a command that works on what has landed: a home is made only where a bucket may hold
-    that. In a folder of a wrong name nothing would be pending.
+    """As ``open_home``, for a command that works on what has landed: a home is made only where a bucket may
+    hold that. In a folder of a wrong name nothing would be pending.
     """
     if settings.storage is None:
         existing_home(settings)
