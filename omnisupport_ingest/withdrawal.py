@@ -173,7 +173,7 @@ def stays_published(
     return (
         f"Publication {publication} {how}: {contract.full_name} stays published, as it cannot be taken "
         "out alone. If nobody else reads the publication, have it publish only the tables "
-        f"that stay; row filters and column lists that they have now, have to be added to this: "
+        "that stay (add the row filters and column lists that they have now): "
         f"{only_statement(published, stay)}"
     )
 

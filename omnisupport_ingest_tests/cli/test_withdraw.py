@@ -314,7 +314,7 @@ def test_a_table_that_cannot_leave_its_publication_alone_is_told_before_anything
     assert done.out.index("public.goes stays published") < done.out.index("The contract is in")
     assert "is not in publication" not in done.out
     (sql,) = (
-        line.partition("the tables that stay: ")[2] for line in done.out.splitlines() if "stay: " in line
+        line.partition("that they have now): ")[2] for line in done.out.splitlines() if "now): " in line
     )
     captured.sql(*sql.split("; ")) if sql.startswith("BEGIN") else captured.sql(sql)
     with captured.connected() as connection:
