@@ -58,7 +58,7 @@ class Data:
 class Withdrawal:
     """What is to be withdrawn. ``contracts``: those that are in force still; ``definition``: the file of a
     source that goes with them, None for a table; ``to``: where each of these files goes; ``data``: what is
-    dropped if that is asked for; ``windows``: of the source, judged again for the tables that stay."""
+    dropped with ``--drop-data``; ``windows``: of the source, judged again for the tables that stay."""
 
     source: str
     contracts: tuple[TableContract, ...]
@@ -264,9 +264,9 @@ def _refuse_while_referenced(going: Sequence[TableContract], stay: Sequence[Tabl
         if reference.table in names
     ]
     if places:
-        told = ", ".join(f"{Path(each.path).name} ({place})" for each, place in places)
+        listed = ", ".join(f"{Path(each.path).name} ({place})" for each, place in places)
         raise WithdrawalRefused(
-            f"{going[0].name} is referenced by the contracts of tables that stay: {told}.",
+            f"{going[0].name} is referenced by the contracts of tables that stay: {listed}.",
             fix=f"Take these references out, in {Path(places[0][0].path).parent}: a reference names a table "
             "that has a contract.",
         )

@@ -72,9 +72,9 @@ def alarms(watch: bool, every: float, expect_running: bool, test: bool, as_json:
     """Send an alarm when something is wrong, by OMNISUPPORT_ALARM_COMMAND and OMNISUPPORT_ALARM_WEBHOOK.
 
     Each change is sent: red checks, failed runs and sensors, broken service levels, a capture that failed, a
-    gap, each schema change that asks for something, contracts whose file is gone, events in quarantine, the
-    disk. A problem in which only a number has changed is not sent again. When all is well again, that is
-    sent. What could not be sent is tried again by the next look.
+    gap, each schema change that asks for something, contracts whose file is gone, events in quarantine that
+    were not discarded, the disk. A problem in which only a number has changed is not sent again. When all is
+    well again, that is sent. What could not be sent is tried again by the next look.
 
     `up` looks by itself if one of the two settings is there. It requests OMNISUPPORT_HEARTBEAT_URL after each
     look that left nothing unsent, so a service that expects this notices when the machine is gone. A timer of

@@ -136,7 +136,7 @@ def rebuild(as_json: bool) -> None:
     Example:
       omnisupport-ingest checkpoint rebuild
 
-    Exit code: 0 done, 2 usage or settings.
+    Exit code: 0 done, 2 usage or settings, 3 no home.
     """
     partitions = _rebuild(open_settings())
     if as_json:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import key_named, leave_out_pandas, open_workspace, table_of
+from omnisupport_ingest.cli.opening import (
+    SOURCE_OF_TABLE,
+    key_named,
+    leave_out_pandas,
+    open_workspace,
+    table_of,
+)
 from omnisupport_ingest.cli.views import operation_name, review_document
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ _WHY = {
 @click.argument("table")
 @click.option("--key", "key", metavar="KEY", multiple=True, required=True, help="The row's key; see below.")
 @click.option("--column", metavar="COLUMN", help="Explain this column, event by event.")
-@click.option("--source", metavar="NAME", help="The source of the table.  [default: OMNISUPPORT_SOURCE]")
+@click.option("--source", metavar="NAME", help=SOURCE_OF_TABLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(table: str, key: tuple[str, ...], column: str | None, source: str | None, as_json: bool) -> None:
     """Explain why a row of TABLE, or one cell of it, has the value that the dimension shows.

@@ -230,6 +230,10 @@ def tables_named(workspace: Workspace, names: Sequence[str]) -> list[TableContra
     return list(dict.fromkeys(table_named(each, workspace.contracts.all) for each in names))
 
 
+SOURCE_OF_TABLE = "The source of the table.  [default: OMNISUPPORT_SOURCE, else the one that has it]"
+"""The help of ``--source`` where ``table_of`` finds the table."""
+
+
 def table_of(workspace: Workspace, name: str, source: str | None) -> TableContract:
     """The contract of the table called ``name``, of ``source``; None: of the source of the settings, else of
     any other that has it alone. ``UnknownTable`` lists the known tables.

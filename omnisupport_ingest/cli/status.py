@@ -68,8 +68,8 @@ def status(
 
     \b
     health    broken: capture has failed, landing cannot be read, or a gap holds batches back
-              WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, or events
-              are in quarantine; else healthy
+              WARNING: a check, a sensor or the last run of a job failed, a slot is in danger, a table
+              is left out, or events in quarantine were not discarded; else healthy
     windows   open, closed, and late ones, which wait for a replay
     source    every log, and every source that is read by cursors or from topics, with how far it is behind
     changed   schema changes that need an action; contracts whose file is gone; files of a log that its

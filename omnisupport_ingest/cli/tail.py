@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 
 from omnisupport_ingest.cli import render
-from omnisupport_ingest.cli.opening import leave_out_pandas, open_workspace, table_of
+from omnisupport_ingest.cli.opening import SOURCE_OF_TABLE, leave_out_pandas, open_workspace, table_of
 from omnisupport_ingest.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _NULL, _UNRESOLVED, _NOT_SHOWN = "NULL", "(unresolved)", "(not shown)"
     metavar="SECONDS",
     help="How often --follow looks.",
 )
-@click.option("--source", metavar="NAME", help="The source of the table.  [default: OMNISUPPORT_SOURCE]")
+@click.option("--source", metavar="NAME", help=SOURCE_OF_TABLE)
 @click.option("--json", "as_json", is_flag=True, help="Print each change as one line of JSON.")
 def tail(table: str, count: int, follow: bool, every: float, source: str | None, as_json: bool) -> None:
     """Print the rows of TABLE's dimension as they change: inserts, updates, deletes.

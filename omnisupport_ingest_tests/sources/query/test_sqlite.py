@@ -198,7 +198,8 @@ def test_numbers_under_a_cursor_of_times_are_refused(lite: Lite):
     assert "SELECT" in refused.value.fix and "bigint" in refused.value.fix
 
 
-def test_times_under_a_cursor_of_numbers_are_refused(lite: Lite):
+def with_numbers_as_cursor(lite: Lite, *, declared: str) -> None:
+    """Read tickets by a number, whose column is ``declared`` so."""
     number = {"type": ["integer", "null"], "x-pg-type": "bigint", "description": "Version."}
     moment = {"type": "string", "x-pg-type": "timestamp with time zone", "description": "When."}
     cursor = {"field": "updated_at", "lookback": 5, "event_time": "moment"}
@@ -206,7 +207,13 @@ def test_times_under_a_cursor_of_numbers_are_refused(lite: Lite):
     document["required"] = ["id", "moment"]
     lite.desk.table = contract_of(document, Path("tickets.json"))
     lite.base.execute("DROP TABLE tickets")
-    lite.base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject, updated_at, moment)")
+    lite.base.execute(
+        f"CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject, updated_at {declared}, moment)"
+    )
+
+
+def test_times_under_a_cursor_of_numbers_are_refused(lite: Lite):
+    with_numbers_as_cursor(lite, declared="")
     lite.base.execute("INSERT INTO tickets VALUES (1, 's', 7, '2026-11-20 10:00:00')")
     assert lite.sync().landed == 1
     for wrong in ("8.5", "'9'", "x'00'", str(1 << 60)):
@@ -217,14 +224,7 @@ def test_times_under_a_cursor_of_numbers_are_refused(lite: Lite):
 
 
 def test_numbers_in_a_column_that_is_declared_a_time_are_read_as_the_contract_says(lite: Lite):
-    number = {"type": ["integer", "null"], "x-pg-type": "bigint", "description": "Seconds since 1970."}
-    moment = {"type": "string", "x-pg-type": "timestamp with time zone", "description": "When."}
-    cursor = {"field": "updated_at", "lookback": 5, "event_time": "moment"}
-    document = contract_document(cursor, schema="main", updated_at=number, moment=moment)
-    document["required"] = ["id", "moment"]
-    lite.desk.table = contract_of(document, Path("tickets.json"))
-    lite.base.execute("DROP TABLE tickets")
-    lite.base.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject, updated_at TIMESTAMP, moment)")
+    with_numbers_as_cursor(lite, declared="TIMESTAMP")
     lite.base.execute("INSERT INTO tickets VALUES (1, 's', 1700000000, '2026-11-20 10:00:00')")
     assert lite.sync().landed == 1
 
