@@ -126,18 +126,19 @@ def _folded_rows(workspace: Workspace, contract: TableContract) -> Rows:
     if not table.exists:
         return []
     snapshot = table.open()
+    whole: list[LakeFile] = []
     found: Rows = []
     for window in snapshot.windows():
         files, state = snapshot.files(window), snapshot.state(window)
         if len(files) < 2 or state is None or state.closed:
-            found += _read(files)
+            whole += files
             continue
         parts = pa.concat_tables(pq.read_table(file.uri, partitioning=None) for file in files)
         parts = parts.append_column(WINDOW, pa.repeat(window, parts.num_rows))
         parts = parts.cast(pa.schema([field.with_nullable(True) for field in parts.schema]))
         for merged in merge_groups(parts.to_batches(), table_columns_of(contract)):
             found += merged.to_pylist(maps_as_pydicts="strict")
-    return found
+    return [*_read(whole), *found]
 
 
 def _raw(workspace: Workspace, expected: Expected) -> Iterator[Difference]:
