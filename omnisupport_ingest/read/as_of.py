@@ -197,6 +197,13 @@ def _below_which(
                 fix="Ask for a time, or for the position of an event.",
             )
         chosen = _epoch_at(batches, at) if epoch is None else epoch
+        landed_epochs = sorted({batch.epoch for batch in batches})
+        if chosen not in landed_epochs:
+            raise CannotRead(
+                f"Nothing has landed from {source} in epoch {chosen}.",
+                fix=f"Name one that has landed ({', '.join(map(str, landed_epochs))}), or leave it out: "
+                "the newest whose stream reached the LSN is taken.",
+            )
         return Position(chosen, Lsn(min(at.value + 1, _HIGHEST_LSN.value)), 0)
     if at.tzinfo is None:
         raise CannotRead(f"{at.isoformat()} has no time zone.", fix="Add one: Z for UTC, or +02:00.")

@@ -304,6 +304,11 @@ class TestReadingAsOf:
         with pytest.raises(error, match=words):
             open_reading(story.workspace, [story.contract], at)
 
+    def test_an_epoch_from_which_nothing_has_landed_is_refused(self, story: Story) -> None:
+        with pytest.raises(CannotRead, match=r"Nothing has landed from desk in epoch 9") as refused:
+            open_reading(story.workspace, [story.contract], Lsn(10), epoch=9)
+        assert "(1)" in refused.value.fix
+
     @pytest.mark.slow
     def test_a_commit_whose_time_runs_against_the_log_is_not_taken_out_of_its_order(
         self, spark: SparkSession, tmp_path: Path
