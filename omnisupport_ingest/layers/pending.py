@@ -10,7 +10,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -65,8 +65,8 @@ class Pending:
     closed since their last commit, and those that a run left half done which made them again.
     ``late_windows``: those to be replayed because events landed
     in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
-    how many batches wait in all. ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest
-    landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
+    how many batches wait in all, and ``batch_ids`` which. ``last_batch_id``, ``last_lsn`` and ``watermark``:
+    of the newest landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
     ``stream_end``: up to where the WAL stream has landed. ``gap``: what holds back
     later batches. ``tables``: the names of the contracts whose tables have news in ``windows``; a run over
     these need visit no other (``table_news``).
@@ -84,6 +84,7 @@ class Pending:
     late_windows: tuple[str, ...] = ()
     late: tuple[LateArrival, ...] = ()
     tables: tuple[str, ...] = ()
+    batch_ids: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def nothing(self) -> bool:
@@ -415,6 +416,7 @@ def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now
         late_windows=() if held_up else tuple(sorted(late_windows)),
         late=() if held_up else tuple(late),
         tables=tuple(sorted(news)) if windows and not held_up else (),
+        batch_ids=frozenset(untaken),
     )
 
 

@@ -173,7 +173,7 @@ def prove(
                 expected.append(_Expected(contract, path, rows))
         progress.reached(f"waiting until the lake is at LSN {lsn}")
         # The slot of the snapshot is dropped by now, so waiting retains no WAL.
-        _wait_until(workspace, lsn, advance or (lambda _lsn: time.sleep(0.5)), seconds)
+        _Wait(workspace, contracts, lsn).until_over(advance or (lambda _lsn: time.sleep(0.5)), seconds)
         _require_complete(workspace, source, contracts, lsn)
         _merge_what_waits(workspace, spark, contracts)
         compared = {
@@ -205,25 +205,77 @@ def _remove_left_behind(folder: Path) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _wait_until(workspace: Workspace, lsn: Lsn, advance: Callable[[Lsn], None], seconds: float) -> None:
-    """Wait until everything below ``lsn`` has landed and gone through every layer."""
-    from omnisupport_ingest.layers.pending import pending_windows
+class _Wait:
+    """Waits until everything below ``lsn`` has landed, and the tables of ``contracts`` hold it.
 
-    source = workspace.settings.source
-    store, deadline = workspace.landing(source), time.monotonic() + seconds
-    while True:
+    Batches that land later are not waited for: while the source has traffic, there are always some.
+    """
+
+    def __init__(self, workspace: Workspace, contracts: Sequence[TableContract], lsn: Lsn) -> None:
+        self._workspace, self._contracts, self._lsn = workspace, contracts, lsn
+        self._source = workspace.settings.source
+        self._awaited: frozenset[str] | None = None
+
+    def until_over(self, advance: Callable[[Lsn], None], seconds: float) -> None:
+        """Call ``advance`` until it is over; ``ProofNotReached`` after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while not self._is_over():
+            if time.monotonic() > deadline:
+                raise self._not_reached(seconds)
+            advance(self._lsn)
+
+    def _is_over(self) -> bool:
+        from omnisupport_ingest.layers.pending import pending_windows
+
+        landed = self._landed()
+        if landed is None or landed < self._lsn:
+            return False
+        pending = pending_windows(self._workspace, self._source)
+        if pending.nothing:
+            return True
+        lacking = pending.batch_ids | self._unshown()
+        self._awaited = lacking if self._awaited is None else self._awaited & lacking
+        return not self._awaited
+
+    def _landed(self) -> Lsn | None:
+        store = self._workspace.landing(self._source)
         epoch = store.current_epoch()
         last = store.last_stream(epoch.number) if epoch else None
-        landed = last.stream.end_lsn if last and last.stream else None
-        if landed is not None and landed >= lsn and pending_windows(workspace, source).nothing:
-            return
-        if time.monotonic() > deadline:
-            raise ProofNotReached(
-                f"After {seconds:.0f} s the lake is not at {lsn} of the source; "
-                f"landing is at {landed or 'nothing'}.",
-                fix="Start capture and the pipeline (omnisupport-ingest up), or look at their logs.",
+        return last.stream.end_lsn if last and last.stream else None
+
+    def _unshown(self) -> set[str]:
+        """Batches that net changes hold and their dimension does not, as a run is between the two."""
+        from omnisupport_ingest.layers.retyping import waiting
+        from omnisupport_ingest.layers.shown import Shown
+
+        found: set[str] = set()
+        for contract in self._contracts:
+            # The dimension first: what it names of the net changes is there by then.
+            dimension = self._workspace.dimension(contract).look()
+            net_changes = self._workspace.net_changes(contract).look()
+            held = [each for each in (net_changes, dimension) if each is not None]
+            parked = any(waiting(self._workspace, contract, each) for each in held)
+            # What waits for a delayed merge is merged before it is compared.
+            if net_changes is None or parked or contract.delayed_merge is not None:
+                continue
+            shown = Shown.of(net_changes, dimension)
+            for window in shown.newer:
+                state = net_changes.state(window)
+                found |= set(state.batches if state is not None else ()) - shown.in_window(window)
+        return found
+
+    def _not_reached(self, seconds: float) -> ProofNotReached:
+        landed = self._landed()
+        where = f"After {seconds:.0f} s the lake is not at {self._lsn} of the source"
+        if self._awaited is None:
+            return ProofNotReached(
+                f"{where}; landing is at {landed or 'nothing'}.",
+                fix="Start capture (omnisupport-ingest up), or look at its log.",
             )
-        advance(lsn)
+        return ProofNotReached(
+            f"{where}: {len(self._awaited)} batches that have landed below it are not in every layer.",
+            fix="Start the pipeline (omnisupport-ingest up), or look at its runs and logs.",
+        )
 
 
 def _merge_what_waits(

@@ -91,6 +91,19 @@ def test_verify_under_traffic_finds_a_wrong_row_and_nothing_else(
         return found
 
     take_in()
+    asked = 0
+
+    def never_idle(_lsn: Lsn) -> None:
+        """Take in what has landed; then more lands, as always while the source has traffic."""
+        nonlocal asked
+        asked += 1
+        assert asked <= 4, "the proof waits for what lands after the LSN"
+        take_in()
+        source.sql(f"UPDATE notes SET title = 'more {asked}' WHERE id = 100")
+        source.catch_up()
+
+    assert prove(workspace, lambda: spark, advance=never_idle).holds
+    assert not pending_windows(workspace, SOURCE).nothing
     for _ in range(4):
         proof = proved()
         assert proof.holds, proof
