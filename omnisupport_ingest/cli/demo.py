@@ -32,7 +32,7 @@ from omnisupport_ingest.contracts.load import default_contracts_dir
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.home import Home, HomeMismatch
-from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
+from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui, stop_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.spark_connect import stop_spark_connect
 from omnisupport_ingest.runtime.supervisor import Supervisor
@@ -218,6 +218,7 @@ def run(demo: Demo) -> int:
         finish_the_replay(demo, replay)
         result = prove_the_result(demo)
     finally:
+        stop_dagster(demo.supervisor)
         stop_spark_connect(demo.supervisor, demo.home)
     show_proof(result)
     same = demo.workers is None or compare_with_one_machine(demo)

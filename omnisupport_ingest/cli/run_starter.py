@@ -99,14 +99,19 @@ def main() -> int:
     # Before anything is imported: what changes meanwhile is noticed at the first request.
     imported = stamp()
     from omnisupport_ingest import definitions
-    from omnisupport_ingest.defs.run_launcher import end_lost, execute_run
+    from omnisupport_ingest.defs.run_launcher import end_lost, execute_run, interrupt_runs
 
     import_everything()
     definitions.keep_definitions()
     if threads := threads_in_the_way():
         sys.stderr.write(f"Error: not to be forked, as threads run in it: {', '.join(threads)}.\n")
         return 1
-    duties = Duties(is_current=lambda: stamp() == imported, work=execute_run, after_failure=end_lost)
+    duties = Duties(
+        is_current=lambda: stamp() == imported,
+        work=execute_run,
+        after_failure=end_lost,
+        interrupt=interrupt_runs,
+    )
     if ForkServer(Path(socket), duties).serve():
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from omnisupport_ingest.cli.render import say_err
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate, stop_on_signal
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.home import Home
-from omnisupport_ingest.runtime.dagster_services import start_dagster
+from omnisupport_ingest.runtime.dagster_services import start_dagster, stop_dagster
 from omnisupport_ingest.runtime.home_lock import EMBEDDED_SERVER, HomeInUse, HomeLock, holder
 from omnisupport_ingest.runtime.ports import LOOPBACK, require_port
 from omnisupport_ingest.runtime.running import Beat
@@ -104,10 +105,32 @@ def up(rate: float | None) -> None:
 
                 supervisor.run(look)
             except KeyboardInterrupt:
-                click.echo("\nStopping …")
+                click.echo("\nStopping; runs in progress have 10 seconds to end …")
             finally:
+                stopped_at = datetime.now(UTC)
+                stop_dagster(supervisor)
                 stop_spark_connect(supervisor, home)
+    _say_what_was_cancelled(settings, home, stopped_at)
     click.echo("Stopped. Nothing is lost; `omnisupport-ingest up` goes on from here.")
+
+
+def _say_what_was_cancelled(settings: Settings, home: Home, since: datetime) -> None:
+    from omnisupport_ingest.runtime.recorded_runs import recorded
+
+    seen = recorded(home.dagster, settings.dagster_pg_url, most=100)
+    jobs = [
+        each.job
+        for each in (seen.runs if seen is not None else ())
+        if each.status == "CANCELED" and each.ended is not None and each.ended >= since
+    ]
+    if not jobs:
+        return
+    click.echo(f"Runs that this has cancelled: {', '.join(sorted(jobs))}.")
+    if "replay" in jobs:
+        click.echo(
+            "Their backfill has ended with them. Next time run it again: in the UI, on its page under "
+            "Re-execute → From failure, or by `omnisupport-ingest replay`."
+        )
 
 
 _Files = tuple[tuple[str, int], ...]

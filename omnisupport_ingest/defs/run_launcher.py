@@ -76,13 +76,10 @@ class ReadyRunLauncher(dg.DefaultRunLauncher):
         if is_elsewhere(process):
             # The machine that runs it can end it; if it is gone, the daemon finds that.
             return False
-        # No failpoint: Dagster's own call, which requests, launches or ends a run.
-        self._instance.report_run_canceling(run)
+        _interrupt(self._instance, run, process)
         if not process.lives():
             end_lost_runs(self._instance)
             return False
-        # As Dagster's own launcher does: the run treats the signal as an interrupt of its step.
-        os.kill(process.pid, signal.SIGINT)
         return True
 
     @property
@@ -139,6 +136,25 @@ def execute_run(run_id: str) -> int:
     """Execute a launched run in this process, as `dagster api execute_run` does; return its exit code."""
     with capture_interrupts(), dg.DagsterInstance.get() as instance:
         return _execute_run_command_body(run_id, instance, lambda _: None, set_exit_code_on_failure=False)
+
+
+def interrupt_runs() -> None:
+    """Cancel the runs in progress on this machine, on the instance of this process."""
+    with dg.DagsterInstance.get() as instance:
+        for run in instance.get_runs(dg.RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES)):
+            process = ProcessIdentity.parse(run.tags.get(PROCESS_TAG, ""))
+            if process is not None and not is_elsewhere(process) and process.lives():
+                _interrupt(instance, run, process, "The platform is being stopped.")
+
+
+def _interrupt(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, process: ProcessIdentity, reason: str | None = None
+) -> None:
+    # No failpoint: Dagster's own call, which requests, launches or ends a run.
+    instance.report_run_canceling(run, message=reason)
+    if process.lives():
+        # As Dagster's own launcher does: the run treats the signal as an interrupt of its step.
+        os.kill(process.pid, signal.SIGINT)
 
 
 def end_lost() -> None:

@@ -85,6 +85,13 @@ def start_dagster_without_ui(supervisor: Supervisor, settings: Settings, home: H
     supervisor.start(daemon(settings, home))
 
 
+def stop_dagster(supervisor: Supervisor) -> None:
+    """Stop all of Dagster before what its runs work on. Runs in progress have a few seconds to end; then they
+    are cancelled."""
+    for name in (WEBSERVER, DAEMON, RUN_STARTER, CODE_SERVER):
+        supervisor.stop(name)
+
+
 def prepare_dagster(settings: Settings, home: Home) -> None:
     """Write the files that Dagster's services of ``home`` begin with; as often as one of them starts."""
     write_dagster_home(settings, home)

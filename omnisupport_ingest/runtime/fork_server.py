@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,12 +51,15 @@ class Duties:
 
     ``is_current``: whether what this process has imported is still what a new process would import;
     ``work``: what a child does about a request, its exit code returned; ``after_failure``: what a further
-    child does when one has ended by a signal or with another code than 0.
+    child does when one has ended by a signal or with another code than 0; ``interrupt``: what a further child
+    does to end those that still run ``patience`` seconds after the server was stopped.
     """
 
     is_current: Callable[[], bool]
     work: Callable[[str], int]
     after_failure: Callable[[], None]
+    interrupt: Callable[[], None]
+    patience: float = 10.0
 
 
 def threads_in_the_way() -> list[str]:
@@ -84,8 +88,8 @@ class ForkServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def serve(self) -> bool:
-        """Until SIGTERM or SIGINT, and then until no child runs: returns False. True, at once, if it is no
-        longer current: its children go on, and stay this process's."""
+        """Until SIGTERM or SIGINT, and then until no child runs (``Duties.interrupt``): returns False. True, at
+        once, if it is no longer current: its children go on, and stay this process's."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stopping", True))
@@ -111,13 +115,24 @@ class ForkServer:
             selector.unregister(self._listener)
             self._path.unlink(missing_ok=True)
             self._listener.close()
-            while current and (self._children or self._cleaners):
-                selector.select()
-                os.read(self._wake, 65536)
-                self._reap()
+            if current:
+                self._wait_for_children(selector)
         signal.set_wakeup_fd(-1)
         gc.unfreeze()
         return not current
+
+    def _wait_for_children(self, selector: selectors.BaseSelector) -> None:
+        """Until no child runs; those that run longer than ``patience`` are interrupted, once."""
+        patience: float | None = self._duties.patience
+        since = time.monotonic()
+        while self._children or self._cleaners:
+            left = None if patience is None else max(0.0, since + patience - time.monotonic())
+            if selector.select(left):
+                os.read(self._wake, 65536)
+            self._reap()
+            if left == 0.0 and patience is not None and self._children:
+                patience = None
+                self._cleaners.add(self._fork(lambda: self._clean(self._duties.interrupt)))
 
     def _answer(self) -> bool:
         """Fork a child for the next client; False if this process is not to be forked any more."""
@@ -174,10 +189,10 @@ class ForkServer:
                 self._children.discard(child)
                 self._cleaners.discard(child)
                 if os.waitstatus_to_exitcode(status) and not is_cleaner:
-                    self._cleaners.add(self._fork(self._clean))
+                    self._cleaners.add(self._fork(lambda: self._clean(self._duties.after_failure)))
 
-    def _clean(self) -> int:
-        self._duties.after_failure()
+    def _clean(self, duty: Callable[[], None]) -> int:
+        duty()
         return 0
 
 

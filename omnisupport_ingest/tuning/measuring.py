@@ -35,7 +35,7 @@ from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.report import figures
 from omnisupport_ingest.report.facts import source_facts
-from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui
+from omnisupport_ingest.runtime.dagster_services import start_dagster_without_ui, stop_dagster
 from omnisupport_ingest.runtime.home_lock import HomeLock
 from omnisupport_ingest.runtime.private_folders import remove_socket_folder
 from omnisupport_ingest.runtime.running import running_services
@@ -155,6 +155,7 @@ def _running(settings: Settings, home: Home, load: Load, say: Say) -> Iterator[M
                 start_dagster_without_ui(supervisor, settings, home)
             yield Measured(settings, home, supervisor, load)
         finally:
+            stop_dagster(supervisor)
             stop_spark_connect(supervisor, home)
 
 

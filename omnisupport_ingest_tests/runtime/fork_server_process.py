@@ -2,7 +2,7 @@
 
 ``python -m … FOLDER``: listens at ``FOLDER/server.sock`` while ``FOLDER/stale`` is not there. A child appends
 to ``FOLDER/told`` who it is and what it was asked; asked to ``wait`` it then waits for ``FOLDER/go``, asked
-to ``fail`` it raises.
+to ``fail`` it raises. Stopped with ``FOLDER/hurry`` there at its start, it soon interrupts what still runs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ def main(folder: Path) -> int:
             raise RuntimeError("as asked")
         return 0
 
+    def interrupt() -> None:
+        tell(folder, "interrupted")
+        (folder / "go").touch()
+
     duties = Duties(
         is_current=lambda: not (folder / "stale").exists(),
         work=work,
         after_failure=lambda: tell(folder, "cleaned"),
+        interrupt=interrupt,
+        patience=0.2 if (folder / "hurry").exists() else 600,
     )
     return 3 if ForkServer(folder / "server.sock", duties).serve() else 0
 

@@ -149,6 +149,16 @@ def test_told_to_stop_it_takes_no_request_and_waits_for_its_children(tmp_path: P
         assert told(tmp_path)[1:] == ["waited"]
 
 
+def test_told_to_stop_it_interrupts_children_that_run_on(tmp_path: Path) -> None:
+    (tmp_path / "hurry").touch()
+    with standing(tmp_path) as server:
+        assert asked(tmp_path, "wait")
+        until(lambda: told(tmp_path))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE) == 0
+        assert told(tmp_path)[1:] == ["interrupted", "waited"]
+
+
 def test_a_thread_that_a_fork_would_lose_is_named() -> None:
     before = threads_in_the_way()
     done = threading.Event()
