@@ -290,6 +290,12 @@ def _mirror(
         if partition is not None and _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
         entries[partition] = {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}
+    of_run = context.partition_keys if context.has_partition_key_range or context.has_partition_key else ()
+    for partition in entries.keys() - {None, *of_run}:
+        # Of an earlier run, which failed after it had folded the window.
+        context.log_event(
+            dg.AssetMaterialization(context.asset_key, partition=partition, metadata=entries.pop(partition))
+        )
     add_to_materializations(context, entries)
 
 

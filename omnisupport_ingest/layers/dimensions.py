@@ -65,6 +65,7 @@ from omnisupport_ingest.layers.shown import (
     shown_since,
     versions_of,
 )
+from omnisupport_ingest.layers.table_news import TableLayer
 from omnisupport_ingest.layers.updating_files import FilesUpdated, Sent, update_files
 from omnisupport_ingest.layers.updating_ranges import REFOLDED, FilesToUpdate, Way
 from omnisupport_ingest.layers.versions import of_contract
@@ -95,17 +96,20 @@ def materialize(
     Two commits; who dies between them leaves net changes that are ahead, and the next call merges them, or
     lets them wait as the contract allows. With ``replay`` the windows are folded again, and what that changes
     is merged at once; where they are all that can be, so are all rows of the dimension. Returns the
-    checkpoint of each window's net changes, in order.
+    checkpoint of each window's net changes, in order; then those of other windows that an earlier run had
+    folded and not merged, as it failed.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
-    if not replay:
-        update(workspace, spark, contract, run_id)
-        return done
-    held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
-    # Of these only net changes are left, which a whole table is made from.
-    held -= Removed.open(workspace, contract.source).sealed
-    update(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
-    return done
+    if replay:
+        held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
+        # Of these only net changes are left, which a whole table is made from.
+        held -= Removed.open(workspace, contract.source).sealed
+        merged = _merge(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
+    else:
+        merged = _merge(workspace, spark, contract, run_id)
+    # A window that waited for a delayed merge was reported when it was folded.
+    others = merged - {*windows, OUT_OF_RANGE} if contract.delayed_merge is None else ()
+    return [*done, *report(workspace.net_changes(contract), sorted(others))]
 
 
 def update(
@@ -116,16 +120,45 @@ def update(
     Nothing is written while the table shows what the net changes hold, or what it does not show may wait by
     the contract. With ``whole`` all its rows are made again.
     """
-    table = workspace.dimension(contract)
+    _merge(workspace, spark, contract, run_id, whole=whole)
+    return report(workspace.dimension(contract), [WHOLE_TABLE])[0]
+
+
+def _merge(
+    workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, whole: bool = False
+) -> frozenset[str]:
+    """As ``update``; return the windows whose net changes were merged, as far as that is known.
+
+    Rows that break the contract close the gate, unless they may come from a window that is yet to be judged
+    by this contract. The dimension stays as it was then, until that has been done.
+    """
+    table, folded = workspace.dimension(contract), workspace.net_changes(contract)
+    merged = frozenset[str]()
 
     def attempt(snapshot: TableSnapshot) -> None:
+        nonlocal merged
         require_types(workspace, contract, snapshot)
-        update = _Update(spark, contract, snapshot, workspace.net_changes(contract).open(), whole=whole)
-        if update.is_due and not update.may_wait(datetime.now(UTC)):
+        held = folded.open()
+        update = _Update(spark, contract, snapshot, held, whole=whole)
+        if not update.is_due or update.may_wait(datetime.now(UTC)):
+            return
+        try:
             update.commit(Identity(LAYER, contract.source, run_id))
+        except GateClosed:
+            if not _judges_again(workspace, contract, held):
+                raise
+            return
+        merged = update.windows
 
     retrying(attempt, table)
-    return report(table, [WHOLE_TABLE])[0]
+    return merged
+
+
+def _judges_again(workspace: Workspace, contract: TableContract, net_changes: TableSnapshot) -> bool:
+    """Whether windows of ``net_changes`` were judged by another contract, and wait to be judged again."""
+    layer = TableLayer(contract, net_changes, workspace.decisions)
+    sealed = Removed.open(workspace, contract.source).sealed
+    return any(layer.is_stale(window) for window in net_changes.windows() if window not in sealed)
 
 
 class _Update(KeyedUpdate):
@@ -165,6 +198,13 @@ class _Update(KeyedUpdate):
             stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
         self._whole = stale or changes is None
         self._changes = changes
+
+    @property
+    def windows(self) -> frozenset[str]:
+        """The windows whose net changes the dimension did not show before; none if that is not known."""
+        if self._before is None:
+            return frozenset(self._net_changes.windows())
+        return frozenset() if self._changes is None else self._changes.windows
 
     @property
     def is_due(self) -> bool:

@@ -88,8 +88,10 @@ class ForkServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def serve(self) -> bool:
-        """Until SIGTERM or SIGINT, and then until no child runs (``Duties.interrupt``): returns False. True, at
-        once, if it is no longer current: its children go on, and stay this process's."""
+        """Until SIGTERM or SIGINT, and then until no child runs (``Duties.interrupt``): returns False.
+
+        True, at once, if it is no longer current: its children go on, and stay this process's.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "_stopping", True))

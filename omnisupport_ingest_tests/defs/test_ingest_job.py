@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
 
 from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.defs.checkpoints import rebuild_materializations
 from omnisupport_ingest.defs.metadata import CONCEPTS
+from omnisupport_ingest.layers import deduped, net_changes, raw
 from omnisupport_ingest.windows import KEY_FORMAT
 from omnisupport_ingest_tests.layers.story import SOURCE, Change, Commit, Story
 
@@ -73,3 +75,23 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
         assert empty.get_materialized_partitions(DIMENSION) == {first, second}
         event = empty.get_latest_materialization_event(DIMENSION)
         assert {*CONCEPTS, "complete_to"} <= set(event.asset_materialization.metadata)
+
+
+def test_a_window_that_a_failed_run_had_folded_is_not_missing_once_the_next_run_has_merged_it(
+    recent_story: Story, spark: SparkSession
+) -> None:
+    story = recent_story
+    story.land_chunk(EMPTY)
+    story.land_boundary(EMPTY)
+    batch = story.land(Commit(10, 1, [Change("c", 1, {"title": "one", "body": None})]))
+    (first,) = batch.windows
+    second = story.workspace.grid.end_of(first).strftime(KEY_FORMAT)
+    arguments = (story.workspace, spark)
+    for layer in (raw, deduped):
+        layer.materialize(*arguments, SOURCE, [first], "one that fails now")
+    net_changes.materialize(*arguments, story.contract, [first], "one that fails now")
+    tags = {"dagster/asset_partition_range_start": second, "dagster/asset_partition_range_end": second}
+    job = build_definitions(story.workspace).resolve_job_def(f"ingest_{SOURCE}")
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert job.execute_in_process(instance=instance, tags=tags).success
+        assert instance.get_materialized_partitions(DIMENSION) == {first, second}

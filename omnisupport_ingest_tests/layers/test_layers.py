@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnisupport_ingest.cdc import ordinary
-from omnisupport_ingest.contracts.decision_table import DUPLICATE_WRITE
+from omnisupport_ingest.contracts.decision_table import CONTRACT_CHANGE, DUPLICATE_WRITE, WAIT
 from omnisupport_ingest.lake import file_tasks, staged_frames, standing_task
 from omnisupport_ingest.landing.errors import DamagedBatch
 from omnisupport_ingest.landing.lost_changes import LostChanges
@@ -368,6 +368,25 @@ def test_rows_that_do_not_meet_the_contract_are_not_shown(story, spark):
     columns = tuple(title if each.name == "title" else each for each in story.contract.columns)
     # The net changes were made by another contract, so its row rules have let these rows through.
     stricter = replace(story.contract, columns=columns, fingerprint="stricter")
-    with pytest.raises(GateClosed, match="title:max_length"):
-        dimensions.update(story.workspace, spark, stricter, "run")
+    # They wait to be judged by this one, and the dimension waits with them.
+    dimensions.update(story.workspace, spark, stricter, "run")
     assert state(story, spark) == before
+    table = story.workspace.decisions
+    waits = replace(table.decisions[CONTRACT_CHANGE], action=WAIT)
+    never = replace(table, decisions={**table.decisions, CONTRACT_CHANGE: waits})
+    with pytest.raises(GateClosed, match="title:max_length"):
+        dimensions.update(replace(story.workspace, decisions=never), spark, stricter, "run")
+    assert state(story, spark) == before
+
+
+def test_a_run_reports_the_windows_that_one_before_it_had_folded_and_not_merged(story, spark):
+    story.land(INSERT)
+    story.land(MOVE)
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, (FIRST, SECOND), "run")
+    arguments = (story.workspace, spark, story.contract)
+    net_changes.materialize(*arguments, [FIRST], "one that fails now")
+    done = dimensions.materialize(*arguments, [SECOND], "run")
+    assert [each.window for each in done] == [SECOND, FIRST]
+    assert state(story, spark).keys() == {1, 2, 9}
+    assert [each.window for each in dimensions.materialize(*arguments, [SECOND], "again")] == [SECOND]
