@@ -256,9 +256,9 @@ _FORM = ["epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names]
 def duplicates_in_other_forms(
     files: Sequence[str], contracts: tuple[TableContract, ...], keys: SubjectKeys, spill: Path
 ) -> dict[str, int]:
-    """How many events of each table in raw ``files`` are duplicates though their hashes differ: one copy
-    landed plain, another one encrypted, or by the key of a subject that was erased since. ``spill``: a folder
-    for what does not fit into memory."""
+    """How many events of each table (``schema.table``) in raw ``files`` are duplicates though their hashes
+    differ: one copy landed plain, another one encrypted, or by the key of a subject that was erased since.
+    ``spill``: a folder for what does not fit into memory."""
     if not files:
         return {}
     contents = Contents(contracts, keys)
@@ -277,7 +277,7 @@ def duplicates_in_other_forms(
         return dict(connection.execute(_IN_OTHER_FORMS).fetchall())
 
 
-_COUNTED = ("source_table", "epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names)
+_COUNTED = ("source_schema", "source_table", *_FORM)
 _FORMS = """
 SELECT {columns} FROM read_parquet($files, hive_partitioning = false)
 WINDOW row AS (PARTITION BY epoch, commit_lsn, ordinal, source_schema, source_table, key)
@@ -287,9 +287,9 @@ QUALIFY min(event_hash) OVER row <> max(event_hash) OVER row
 _IN_OTHER_FORMS = f"""
 WITH compared AS (SELECT *, CASE max({ERASED}) OVER (PARTITION BY epoch, commit_lsn, ordinal, {PLACE})
     WHEN {BY_BARE} THEN {BARE} WHEN {BY_SHOWN} THEN {SHOWN} ELSE {CONTENT} END AS same FROM forms)
-SELECT source_table, count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))
+SELECT source_schema || '.' || source_table, count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))
     - count(DISTINCT (epoch, commit_lsn, ordinal, {PLACE}, same))
-FROM compared GROUP BY source_table
+FROM compared GROUP BY 1
 """
 
 

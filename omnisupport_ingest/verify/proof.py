@@ -20,6 +20,7 @@ import duckdb
 
 from omnisupport_ingest import progress
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.checkpoints import Counts
 from omnisupport_ingest.layers.event_copies import duplicates_in_other_forms
 from omnisupport_ingest.layers.event_files import EventFiles
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 
 def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
-    """The counts of each source table that has events; a message without a table counts as ``""``.
+    """The counts of each source table (``schema.table``) that has events; a message without a table counts
+    as ``""``.
 
     Of raw, the events that were judged: those that landed since are not of this version. Sealed windows
     (``layers.removed``) are left out.
@@ -55,7 +57,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     ]
     distinct = "count(DISTINCT (epoch, commit_lsn, ordinal, event_hash))"
     counts: dict[str, Counts] = {}
-    for table, events, different in _ask(f"source_table, count(*), {distinct}", taken):
+    for table, events, different in _ask(f"{_TABLE}, count(*), {distinct}", taken):
         counts[table] = counts.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
     if workspace.subjects.made:
         contracts = tuple(workspace.contracts.of_source(source))
@@ -64,15 +66,23 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
         for table, more in more_of.items():
             counts[table] = counts.get(table, Counts()) + Counts(duplicates=more)
     for table, events in _ask(
-        "source_table, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
+        f"{_TABLE}, count(*)", [file.uri for file in judged.withheld if file.window not in sealed]
     ):
         counts[table] = counts.get(table, Counts()) + Counts(quarantined=events)
+    accepted: dict[str, list[LakeFile]] = {}
     for file in judged.deduped.all_files():
-        if file.window in sealed:
-            continue
-        table = dict(file.partition)["source_table"] or ""
-        counts[table] = counts.get(table, Counts()) + Counts(deduped=file.rows)
+        if file.window not in sealed:
+            accepted.setdefault(dict(file.partition)["source_table"] or "", []).append(file)
+    for name, files in accepted.items():
+        alike = [table for table in counts if table.rpartition(".")[2] == name]
+        # Their rows are counted by their schema only where tables of two schemas share the name.
+        rows = [(alike[0], sum(file.rows for file in files))] if len(alike) == 1 else None
+        for table, events in rows or _ask(f"{_TABLE}, count(*)", [file.uri for file in files]):
+            counts[table] = counts.get(table, Counts()) + Counts(deduped=events)
     return counts
+
+
+_TABLE = "coalesce(source_schema || '.' || source_table, '')"
 
 
 def _ask(columns: str, files: Iterable[str]) -> list[tuple[Any, ...]]:
@@ -184,7 +194,7 @@ def prove(
         return Proof(lsn, {}, compared, sample)
     progress.reached("counting the events of every layer")
     counted = events_per_table(workspace, source)
-    return Proof(lsn, {each.name: counted.get(each.table, Counts()) for each in contracts}, compared)
+    return Proof(lsn, {each.name: counted.get(each.full_name, Counts()) for each in contracts}, compared)
 
 
 @contextmanager

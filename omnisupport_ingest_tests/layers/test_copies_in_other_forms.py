@@ -34,16 +34,16 @@ def test_an_event_that_landed_plain_and_encrypted_is_one(tmp_path: Path, keys: S
     rows = raw_events(keys, [("plain", ADA), ("encrypted", ADA), ("reordered", ADA), ("encrypted", ADA)])
     hashes = len(set(rows["event_hash"].to_pylist()))
     assert hashes > 1
-    assert counted(tmp_path, keys, rows) == {"people": hashes - 1}
+    assert counted(tmp_path, keys, rows) == {"public.people": hashes - 1}
     keys.destroy(keys.ids_of([("desk", "person", "1")]))
-    assert counted(tmp_path, keys, rows) == {"people": hashes - 1}, "what is readable is the same"
+    assert counted(tmp_path, keys, rows) == {"public.people": hashes - 1}, "what is readable is the same"
 
 
 def test_two_contents_are_two_and_equal_hashes_are_counted_elsewhere(
     tmp_path: Path, keys: SubjectKeys
 ) -> None:
     other = ADA | {"name": json.dumps("Eve")}
-    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", other)])) == {"people": 0}
+    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", other)])) == {"public.people": 0}
     assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("plain", ADA)])) == {}
     assert duplicates_in_other_forms([], (PEOPLE,), keys, tmp_path) == {}
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_into_memory_goes_where_it_may(
         return made
 
     monkeypatch.setattr(duckdb, "connect", watched)
-    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", ADA)])) == {"people": 1}
+    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", ADA)])) == {"public.people": 1}
     assert places == [str(tmp_path / "spill")]
 
 

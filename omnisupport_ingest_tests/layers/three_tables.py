@@ -18,6 +18,7 @@ from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.lake.state import WindowState
 from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.landing.manifest import Manifest, StreamSpan
+from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.layers import raw
 from omnisupport_ingest.layers.versions import RulesVersions, of_contract
 from omnisupport_ingest.layers.workspace import Workspace
@@ -54,12 +55,13 @@ class ThreeTables(Story):
         return next(each for each in self.workspace.contracts.of_source(SOURCE) if each.name == table)
 
     def land_of(self, second: float, *tables: str, op: str = "c", title: str | None = "new") -> Manifest:
-        """Land one transaction of ``second``: an event of each of ``tables``, as one batch."""
+        """Land one transaction of ``second``: an event of each of ``tables``, as one batch. Tables of another
+        schema than ``public`` have it before a dot."""
         self._last += 10
         key = None if op == "t" else self._last
         change = Change(op, key, {} if op == "t" else {"title": title, "body": None})
         found = [
-            event._replace(source_table=table, ordinal=2 * number)
+            _of(event, table)._replace(ordinal=2 * number)
             for number, table in enumerate(tables)
             for event in events(Commit(self._last, second, [change]))
         ]
@@ -117,3 +119,8 @@ class ThreeTables(Story):
 def commit(table: LakeTable, states: list[WindowState]) -> None:
     snapshot = table.open()
     snapshot.commit([WindowChange(each.checkpoint.window, (), (), each, replaces=True) for each in states])
+
+
+def _of(event: LandedEvent, table: str) -> LandedEvent:
+    schema, _, name = table.rpartition(".")
+    return event._replace(source_schema=schema or event.source_schema, source_table=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from omnisupport_ingest.read.compare import Comparison
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import WrittenRows
 from omnisupport_ingest.verify.proof import _compare, _Expected, events_per_table
 from omnisupport_ingest_tests.layers.story import FIRST, SECOND, SOURCE, START, Change, Commit, Story
+from omnisupport_ingest_tests.layers.three_tables import ThreeTables
 from omnisupport_ingest_tests.recovery.pipeline import run_layers
 
 EMPTY = Commit(5, 0, [])
@@ -167,12 +169,29 @@ def test_events_that_landed_and_are_not_judged_yet_do_not_unbalance_the_counts(
     story: Story, spark: SparkSession
 ) -> None:
     publish(story, spark, SINCE[0])
-    before = events_per_table(story.workspace, SOURCE)["notes"]
+    before = events_per_table(story.workspace, SOURCE)["public.notes"]
     assert before.raw == before.deduped + before.duplicates + before.quarantined == 8
     story.land(*SINCE[1:])
     raw.materialize(story.workspace, spark, SOURCE, [FIRST, SECOND], "run")
-    assert events_per_table(story.workspace, SOURCE)["notes"] == before
+    assert events_per_table(story.workspace, SOURCE)["public.notes"] == before
     # Where values may have landed encrypted, copies are compared by more than their hashes.
     story.workspace.subjects.keys_of([(SOURCE, "customer", "1")])
-    assert events_per_table(story.workspace, SOURCE)["notes"] == before
+    assert events_per_table(story.workspace, SOURCE)["public.notes"] == before
     assert not [*story.workspace.home.run.glob("proof-*")]
+
+
+def test_events_of_tables_of_one_name_in_two_schemas_are_counted_apart(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    story = ThreeTables(tmp_path)
+    document = json.loads((story.contracts / "notes.json").read_text())
+    document["x-cdc"] |= {"schema": "hr", "name": "hr_notes"}
+    (story.contracts / "hr_notes.json").write_text(json.dumps(document))
+    story.reopen()
+    story.land_of(1, "notes", "hr.notes")
+    story.land_of(2, "hr.notes")
+    for layer in (raw, deduped):
+        layer.materialize(story.workspace, spark, SOURCE, [FIRST], "run")
+    counted = events_per_table(story.workspace, SOURCE)
+    assert (counted["public.notes"].raw, counted["public.notes"].deduped) == (1, 1)
+    assert (counted["hr.notes"].raw, counted["hr.notes"].deduped) == (2, 2)
