@@ -76,8 +76,12 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
     for name, files in accepted.items():
         alike = [table for table in counts if table.rpartition(".")[2] == name]
         # Their rows are counted by their schema only where tables of two schemas share the name.
-        rows = [(alike[0], sum(file.rows for file in files))] if len(alike) == 1 else None
-        for table, events in rows or _ask(f"{_TABLE}, count(*)", [file.uri for file in files]):
+        if len(alike) == 1:
+            rows = {alike[0]: sum(file.rows for file in files)}
+        else:
+            by_schema = _ask("source_schema, count(*)", [file.uri for file in files])
+            rows = {name if schema is None else f"{schema}.{name}": events for schema, events in by_schema}
+        for table, events in rows.items():
             counts[table] = counts.get(table, Counts()) + Counts(deduped=events)
     return counts
 

@@ -70,7 +70,8 @@ def in_words(change: SchemaChange) -> str:
     if change.kind == "column_added":
         return f"{KINDS[change.kind]}:{column} {change.after}"
     parts = " → ".join(each for each in (change.before, change.after) if each is not None)
-    return f"{KINDS[change.kind]}:{column}{f', {parts}' if parts else ''}"
+    about = ", ".join(each for each in (change.column, parts) if each)
+    return f"{KINDS[change.kind]}: {about}" if about else KINDS[change.kind]
 
 
 class LiveSchema:
