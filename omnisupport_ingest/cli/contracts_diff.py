@@ -22,7 +22,7 @@ from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Seve
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.dsn import source_dsn
 
-_WORDS = {Severity.BLOCKS: "stops capture", Severity.WARNS: "matters", Severity.NOTES: "note"}
+_WORDS = {Severity.BLOCKS: "is left out of capture", Severity.WARNS: "matters", Severity.NOTES: "note"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ def _not_published(contract: TableContract, publication: Publication) -> list[Fi
     return [
         Finding(
             "publication",
-            f"Publication {publication.name} does not cover {contract.full_name} yet; capture adds it.",
+            f"Publication {publication.name} does not cover {contract.full_name}; capture adds it if its "
+            "role may.",
             "",
             Severity.NOTES,
         )

@@ -67,7 +67,7 @@ def preflight(name: str | None, as_json: bool) -> int:
     else:
         counted = render.counted(len(tables), "table")
         click.echo(f"Checked {where}, for {counted} of {settings.source}.\n")
-        _print(findings)
+        _print(findings, "capture", len(tables))
     return FINDINGS if blocked else 0
 
 
@@ -95,7 +95,7 @@ def _preflight_other(settings: Settings, name: str, *, as_json: bool) -> int:
         render.echo_json(_document(name, findings, ready=not blocked))
     else:
         click.echo(f"Checked {name} ({definition.connection}).\n")
-        _print(findings)
+        _print(findings, "reading")
     return FINDINGS if blocked else 0
 
 
@@ -110,16 +110,23 @@ def _document(source: str, findings: tuple[Finding, ...], *, ready: bool) -> dic
     }
 
 
-def _print(findings: tuple[Finding, ...]) -> None:
+def _print(findings: tuple[Finding, ...], work: str, tables: int = 0) -> None:
+    """Print ``findings`` and what they come to. ``work``: what they may block; ``tables``: how many there
+    are, of which those with a problem of their own are left out."""
     from omnisupport_ingest.sources.postgres.preflight import Severity
 
     for each in findings:
         render.finding(each.problem, each.fix, kind=each.severity.value, width=7)
     if findings:
         click.echo()
-    blocking = sum(each.severity is Severity.BLOCKS for each in findings)
-    if blocking:
-        verb = "finding blocks" if blocking == 1 else "findings block"
-        click.echo(f"{blocking} {verb} the capture. Run the fixes, then this command again.")
+    blocking = [each for each in findings if each.severity is Severity.BLOCKS]
+    left_out = {each.table for each in blocking}
+    if not blocking:
+        click.echo(f"Nothing blocks the {work}.")
+        return
+    if None not in left_out and len(left_out) < tables:
+        verdict = f"The {work} leaves out {render.counted(len(left_out), 'table')}; the others go on."
     else:
-        click.echo("Nothing blocks the capture.")
+        verb = "finding blocks" if len(blocking) == 1 else "findings block"
+        verdict = f"{len(blocking)} {verb} the {work}."
+    click.echo(f"{verdict} Run the fixes, then this command again.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -196,6 +196,8 @@ def snapshot(
             raise click.UsageError(f"{chosen[0].name} has never been read. Request all of it first.")
         scope = _key_range(settings, home, chosen[0], start, end)
     _require_ready(settings, home, store, new)
+    if running:
+        _require_there(settings, home, chosen)
     requests = SnapshotRequests(store.folder)
     for name in (each.name for each in chosen):
         is_new = requests.write(name, reason, scope)
@@ -225,6 +227,19 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
     for each in findings:
         if each.severity is Severity.WARNS:
             say_err(f"Warning: {each.problem}\nFix: {each.fix}")
+
+
+def _require_there(settings: Settings, home: Home, tables: Sequence[TableContract]) -> None:
+    """Raise what names those of ``tables`` that the source does not have, if it answers."""
+    from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
+    from omnisupport_ingest.sources.postgres.preflight import require_ready
+    from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
+    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
+
+    with suppress(SourceUnavailable), _connected(settings, home) as connection:
+        live = read_live_tables(connection, [each.table_name for each in tables])
+        gone = [each for each in tables if each.table_name not in live]
+        require_ready([finding for each in gone for finding in contract_findings(each, None)])
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_a_table_that_has_moved_on_is_a_difference(source: SourceUnderTest, fold
     source.sql("ALTER TABLE a ALTER v TYPE text", "ALTER TABLE b ADD extra int")
     done = command("contracts", "diff")
     assert done.code == 1
-    assert "stops capture: Column v of public.a is text" in done.out
+    assert "is left out of capture: Column v of public.a is text" in done.out
     assert "note:" in done.out and "extra of public.b" in done.out
     assert "2 contracts of shop compared with their tables: 1 with a difference" in done.out
     answer = asked("diff", "--table", "public.b")

@@ -130,8 +130,8 @@ def unpark_fix(name: str) -> str:
     return (
         "Correct the table at the source or its contract, as `omnisupport-ingest preflight` and `omnisupport-"
         "ingest contracts diff` say, or the setting that is named. Then have it read again, and capture "
-        "takes it back: "
-        f'omnisupport-ingest source snapshot {name} --reason "what happened"'
+        f'takes it back: omnisupport-ingest source snapshot {name} --reason "what happened". If a table is '
+        "gone for good, take its contract out: omnisupport-ingest contracts withdraw TABLE"
     )
 
 
@@ -185,7 +185,9 @@ def left_out(parked: Mapping[str, ParkedTable]) -> TableMissedChanges:
         f"{name}, since {parked[name].since:%Y-%m-%d %H:%M} UTC: {parked[name].reason}" for name in names
     )
     return TableMissedChanges(
-        f"Capture leaves out what it cannot follow: {listed}", fix=unpark_fix(" ".join(names)), tables=names
+        f"Capture leaves out what it cannot follow: {listed}",
+        fix=unpark_fix(" ".join(names)),
+        reasons={name: parked[name].reason for name in names},
     )
 
 
@@ -290,7 +292,7 @@ def _reasons(fault: TableFault, known: Sequence[TableContract]) -> dict[str, str
     """Return name → problem of the known tables that ``fault`` concerns."""
     if isinstance(fault, TableMissedChanges):
         names = {each.name for each in known}
-        return {name: fault.problem for name in fault.tables if name in names}
+        return {name: reason for name, reason in fault.reasons.items() if name in names}
     if isinstance(fault, SchemaChangeBlocked):
         return fault.reasons
     table = ".".join(fault.table) if isinstance(fault, KeyNotSent) else fault.table

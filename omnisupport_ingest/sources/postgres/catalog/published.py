@@ -371,7 +371,9 @@ def _missed(changed: Mapping[str, str]) -> TableMissedChanges:
         fix="Find out what happened at the source. Then have them read again, which makes their current "
         "state right, and capture goes on: "
         f'omnisupport-ingest source snapshot {" ".join(sorted(changed))} --reason "what happened"',
-        tables=tuple(sorted(changed)),
+        reasons={
+            name: f"Its changes may not have been sent: {name} {change}." for name, change in changed.items()
+        },
     )
 
 

@@ -25,7 +25,8 @@ def contract_findings(contract: TableContract, table: LiveTable | None) -> Itera
         yield Finding(
             "table",
             f"Table {contract.full_name} does not exist in this database ({contract.path}).",
-            f"Create table {contract.full_name}, correct the contract, or connect to the right database.",
+            f"Create table {contract.full_name}, correct the contract, or connect to the right database. If "
+            f"the table is gone for good: omnisupport-ingest contracts withdraw {contract.name}",
         )
         return
     if not table.is_logged:

@@ -156,12 +156,12 @@ class TableMissedChanges(GapInSource):
     Fix: Correct what the message names, then ``omnisupport-ingest source snapshot TABLE --reason "what
     happened"``.
 
-    ``tables``: the names of their contracts.
+    ``reasons``: by the name of its contract, what is wrong with each table.
     """
 
-    def __init__(self, problem: str, *, fix: str, tables: tuple[str, ...]) -> None:
+    def __init__(self, problem: str, *, fix: str, reasons: Mapping[str, str]) -> None:
         super().__init__(problem, fix=fix)
-        self.tables = tables
+        self.reasons = dict(reasons)
 
 
 class SchemaChangeBlocked(IngestError):

@@ -10,6 +10,7 @@ import pytest
 
 from omnisupport_ingest.settings import SnapshotMode
 from omnisupport_ingest.sources.postgres.capture.parked import ParkedTables
+from omnisupport_ingest.sources.postgres.catalog.published import _missed
 from omnisupport_ingest.sources.postgres.preflight.source_check import published_findings
 from omnisupport_ingest.sources.postgres.session.errors import (
     GapInSource,
@@ -144,6 +145,14 @@ def statements(source: SourceUnderTest, story: tuple[str, ...]) -> list[str]:
 
 
 STORIES = {"taken out": OUT_AND_BACK, "row filter": OTHER_ROWS, "column list": OTHER_COLUMNS}
+
+
+def test_the_reason_of_one_table_is_not_given_to_another() -> None:
+    fault = _missed({"orders": "is gone", "tickets": "is not in the publication any more"})
+    assert fault.reasons == {
+        "orders": "Its changes may not have been sent: orders is gone.",
+        "tickets": "Its changes may not have been sent: tickets is not in the publication any more.",
+    }
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())

@@ -51,6 +51,10 @@ def test_capture_that_follows_reads_the_table_again_and_goes_on(shop: Shop) -> N
         until(lambda: boundaries(shop) == 2)
         assert status(shop)["snapshots"] == [] and status(shop)["snapshots_asked_for"] == []
         assert status(shop)["state"] == "RUNNING"
+        shop.sql("ALTER TABLE orders RENAME TO elsewhere")
+        gone = shop.run("source", "snapshot", "orders")
+        assert gone.code == 5 and "Table public.orders does not exist" in gone.err
+        assert "contracts withdraw orders" in gone.err
     finally:
         assert capture.stop() == 0
 
