@@ -58,6 +58,12 @@ _KNOWN = (
         "capture needs the server's own replication protocol and session.",
     ),
     _Known(
+        ("invalid sslmode", "invalid channel_binding", "invalid gssencmode", "invalid target_session_attrs")
+        + ('for connection option "',),
+        f"Give this option in {_DSN} a value that it has: "
+        "https://www.postgresql.org/docs/current/libpq-connect.html",
+    ),
+    _Known(
         ("server does not support SSL",),
         f"Turn TLS on at the server: ALTER SYSTEM SET ssl = on;  -- with its certificate in place. Or, on a "
         f"network that you trust, set sslmode=prefer in {_DSN}.",

@@ -47,6 +47,13 @@ def test_server_that_is_not_there() -> None:
     assert "OMNISUPPORT_SOURCE_DSN" in refused.value.fix
 
 
+@pytest.mark.parametrize("option", ["sslmode=some", "connect_timeout=long", "target_session_attrs=any-one"])
+def test_an_option_with_a_wrong_value_is_refused_as_that(option: str) -> None:
+    with pytest.raises(SourceRefused) as refused:
+        connect(f"host=127.0.0.1 port=1 {option}")
+    assert option.partition("=")[0] in refused.value.problem and "Give this option" in refused.value.fix
+
+
 def test_database_that_does_not_exist(source: SourceUnderTest) -> None:
     with pytest.raises(SourceRefused) as refused:
         connect(source.dsn.replace(source.slot, "no_such_database"))
