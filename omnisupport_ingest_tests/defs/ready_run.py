@@ -11,14 +11,14 @@ from pathlib import Path
 
 import dagster as dg
 
-from omnisupport_ingest.defs.run_launcher import end_lost, execute_run
+from omnisupport_ingest.defs.run_launcher import end_lost, execute_run, interrupt_runs
 from omnisupport_ingest.runtime.fork_server import Duties, ForkServer
 from omnisupport_ingest_tests.defs import waiting_job  # noqa: F401 - what a run of it would import
 
 
 def main(what: str, of: str) -> None:
     if what == "serve":
-        duties = Duties(is_current=lambda: True, work=execute_run, after_failure=end_lost)
+        duties = Duties(lambda: True, execute_run, end_lost, interrupt_runs, patience=0.5)
         ForkServer(Path(of), duties).serve()
     else:
         with dg.DagsterInstance.get() as instance:

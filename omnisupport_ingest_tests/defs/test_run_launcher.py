@@ -141,6 +141,19 @@ def test_a_run_is_a_fork_that_is_named_before_its_first_step_and_ended_as_an_int
         assert f"Started process for run (pid: {process.pid})." in told
 
 
+def test_a_run_in_progress_as_the_platform_stops_is_cancelled_and_says_so(launching: Launching) -> None:
+    run = launching.made()
+    with launching.standing() as ready:
+        launching.instance.launch_run(run.run_id, None)
+        until(lambda: launching.reached)
+        ready.send_signal(signal.SIGTERM)
+        assert ready.wait(PATIENCE) == 0
+        assert launching.run(run.run_id).status is Status.CANCELED and launching.pool_is_free
+        assert "The platform is being stopped." in [
+            entry.message for entry in launching.instance.all_logs(run.run_id)
+        ]
+
+
 def test_a_run_whose_process_is_killed_is_marked_failed_and_its_pool_is_free(launching: Launching) -> None:
     """By what stands ready, which is told of the end: no daemon and no sensor looks here."""
     run = launching.made()
