@@ -6,6 +6,7 @@ import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -14,9 +15,11 @@ from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query import sync as query_sync
 from omnisupport_ingest.sources.query.cursor import GENERATIONS, MOST_SCHEMAS, corrected, ordinals
 from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
+from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.state import FILE, QueryState
-from omnisupport_ingest.sources.query.sync import rewind
-from omnisupport_ingest_tests.sources.query.tickets import TABLE, Desk, contract
+from omnisupport_ingest.sources.query.sync import rewind, sync
+from omnisupport_ingest.windows import KEY_FORMAT
+from omnisupport_ingest_tests.sources.query.tickets import GRID, TABLE, Desk, contract
 
 NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
 
@@ -367,3 +370,41 @@ def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_with_a_delete_b
         found += [ordinal, corrected(ordinal)]
     assert found == list(range(7 * GENERATIONS, 8 * GENERATIONS))
     assert ordinals(pa.array([7]), 3 * GENERATIONS).to_pylist() == found[-2:-1]
+
+
+def window_of_time(text: str) -> str:
+    moment = datetime.fromisoformat(text)
+    return GRID.truncate(max(moment, GRID.first)).strftime(KEY_FORMAT)
+
+
+@pytest.mark.parametrize("later", ["2126-01-01 00:00:00+00", "infinity"])
+def test_a_row_far_ahead_of_the_clock_is_in_the_first_window_and_moves_no_watermark(desk: Desk, later: str):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', '2026-11-20 10:00+00')")
+    desk.run(f"INSERT INTO tickets VALUES (2, 'from far ahead', '{later}')")
+    landed_from = datetime.now(UTC)
+    desk.sync()
+    windows = {each["key"]: each["window"] for each in desk.events() if each["op"] == "r"}
+    assert windows == {
+        '["1"]': window_of_time("2026-11-20 10:00+00"),
+        '["2"]': GRID.first.strftime(KEY_FORMAT),
+    }
+    for batch in desk.store.manifests():
+        highest = batch.arrival.highest_commit_ts
+        assert highest is None or highest < landed_from
+
+
+def test_a_row_that_was_far_ahead_stays_in_the_first_window_when_its_time_has_come(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'ahead', now() + interval '2 days')")
+    desk.sync()
+    with QueryState(desk.store.folder) as state:
+        state.forget_all()
+    desk.run("INSERT INTO tickets VALUES (2, 'beside it', now() + interval '2 days')")
+    in_two_days = replace(desk.inlet(), clock=lambda: datetime.now(UTC) + timedelta(days=2))
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        sync(in_two_days, reader, state)
+    windows: dict[str, set[str]] = {}
+    for each in desk.events():
+        if each["op"] == "r":
+            windows.setdefault(each["key"], set()).add(each["window"])
+    assert windows['["1"]'] == {GRID.first.strftime(KEY_FORMAT)}
+    assert windows['["2"]'] != windows['["1"]']
