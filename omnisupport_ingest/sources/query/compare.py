@@ -24,9 +24,10 @@ from omnisupport_ingest.sources.query.batches import Batches, Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
+from omnisupport_ingest.sources.query.null_rows import NullRows
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Reader, Rows
 from omnisupport_ingest.sources.query.schemas import CursorSchemas
-from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.state import NullRow, QueryState
 
 LEAF_ROWS = 20_000
 """Keys of a range that is not cut further."""
@@ -110,7 +111,8 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)
             events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
-            one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock)
+            nulls = NullRows(events, inlet.store, state)
+            one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock, nulls)
             found.tables.append(one.compare())
         return found
     finally:
@@ -135,6 +137,7 @@ class _OneTable:
     events: RowEvents
     batches: Batches
     noticed: datetime
+    nulls: NullRows
 
     def compare(self) -> TableComparison:
         table = self.events.table
@@ -193,12 +196,20 @@ class _OneTable:
     def _read(self, keys: Sequence[str]) -> None:
         table, cursor = self.events.table, self.events.cursor
         parts = self.batches.parts()
+        null_rows: list[NullRow] = []
 
         def take(rows: Rows) -> None:
-            parts.add(self.events.of(rows, {}, Known(), 1 << 62))
+            changed = self.nulls.changed(self.events.of(rows, {}, Known(), 1 << 62), missing=True)
+            parts.add(changed.events)
+            null_rows.extend(changed.rows)
 
         for start in range(0, len(keys), LEAF_ROWS):
             self.reader.rows_of(table, cursor, keys[start : start + LEAF_ROWS], take)
+            if null_rows:
+                self.nulls.state.expect_null_rows(table.full_name)
             if parts.tables:
                 self.batches.land(table, parts, free_windows=cursor.event_time is not None)
+            if null_rows:
+                self.nulls.state.remember_null_rows(table.full_name, null_rows)
             parts = self.batches.parts()
+            null_rows.clear()

@@ -39,6 +39,10 @@ HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 NO_CURSOR = -HIGHEST - 2
 """The number of a NULL cursor: below every value."""
 
+NULL_ORDINALS = range(NO_CURSOR << _GENERATION_BITS, -HIGHEST << _GENERATION_BITS)
+"""The ordinals of rows without a cursor. The first ones are even for each schema, as of any cursor; a changed
+row takes the next even one of its key (``null_rows``)."""
+
 END_ORDINAL = (NO_CURSOR << _GENERATION_BITS) - 1
 """The ordinal of the end of a full reading: below every row of its epoch."""
 

@@ -33,9 +33,10 @@ from omnisupport_ingest.sources.query.cursor import (
 )
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
+from omnisupport_ingest.sources.query.null_rows import NullRows
 from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
 from omnisupport_ingest.sources.query.schemas import CursorSchemas
-from omnisupport_ingest.sources.query.state import Progress, QueryState, UnfinishedReading
+from omnisupport_ingest.sources.query.state import NullRow, Progress, QueryState, UnfinishedReading
 
 FIRST_EPOCH = "first reading by cursor"
 
@@ -344,6 +345,8 @@ class _Page:
         self._makes = RowEvents(
             table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed, schema
         )
+        self._nulls = NullRows(self._makes, one._inlet.store, one._state)
+        self._null_rows: list[NullRow] = []
         self._parts = one.parts()
         self._known = Known()
         self._last: KeysetPosition | None = None
@@ -355,7 +358,10 @@ class _Page:
     def take(self, rows: Rows) -> None:
         """Take one block of rows; it lands with the next ``land_all``, or earlier if much has been taken."""
         before = self._one._state.versions(self._table.full_name, self._possibly_seen(rows))
-        events = self._makes.of(rows, before, self._known, self._remember)
+        changed = self._nulls.changed(self._makes.of(rows, before, self._known, self._remember))
+        events = changed.events
+        self._known.again += changed.again
+        self._null_rows += changed.rows
         self._told.read += len(rows)
         self._told.landed += events.num_rows
         if events.num_rows:
@@ -391,9 +397,11 @@ class _Page:
         self._landed()
         if self._last is None:
             return
+        if self._null_rows:
+            self._one._state.expect_null_rows(self._table.full_name)
         done = self._one.land(self._table, self._cursor, self._parts) if self._parts.tables else None
-        self._landing = _Landing(done, self._last, self._known)
-        self._parts, self._known, self._last = self._one.parts(), Known(), None
+        self._landing = _Landing(done, self._last, self._known, self._null_rows)
+        self._parts, self._known, self._last, self._null_rows = self._one.parts(), Known(), None, []
 
     def _landed(self) -> None:
         """Wait for the rows that are landing, then save the position of the reading."""
@@ -404,6 +412,8 @@ class _Page:
             landing.done.result()
         self._told.again += landing.known.again
         self._told.behind += landing.known.behind
+        if landing.null_rows:
+            self._one._state.remember_null_rows(self._table.full_name, landing.null_rows)
         self._save(replace(self.reading, after=landing.last), landing.known)
 
     def _save(self, reading: UnfinishedReading, known: Known) -> None:
@@ -415,11 +425,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Rows up to ``last`` that are landing. ``done``: None if all of them had landed before."""
+    """Rows up to ``last`` that are landing. ``done``: None if all of them had landed before. ``null_rows``:
+    those without a cursor."""
 
     done: Future[None] | None
     last: KeysetPosition
     known: Known
+    null_rows: list[NullRow]
 
 
 _BATCH_BYTES = 32 * 1024 * 1024
