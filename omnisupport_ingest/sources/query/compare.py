@@ -20,6 +20,7 @@ from typing import Protocol
 
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.columns import events_table
+from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.batches import Batches, Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
@@ -93,12 +94,12 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
     if epoch is None:
         raise QueryRefused(
             f"Nothing of {inlet.store.source} has landed, so there is nothing to compare.",
-            fix="Read it first: omnisupport-ingest sync NAME",
+            fix=f"Read it first: omnisupport-ingest sync {inlet.store.source}",
         )
     moment = reader.begin()
     try:
         state.claim(moment.database)
-        _require_reached(moment, state)
+        _require_reached(moment, state, inlet.store.source)
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
         found = Comparison(inlet.store.source, moment.clock)
@@ -119,14 +120,14 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
         reader.end()
 
 
-def _require_reached(moment: Moment, state: QueryState) -> None:
+def _require_reached(moment: Moment, state: QueryState, source: str) -> None:
     reached = state.reached()
     if reached is not None and moment.low is not None and moment.low < reached:
         raise QueryRefused(
             "The server shows an earlier state than the one that was read: a standby that lags behind, or a "
             "restored backup. Rows that it does not have would count as deleted.",
             fix="Name one server in the connection, and compare when it has caught up. If it was restored, "
-            "read all of it anew: sync NAME --full-refresh REASON",
+            f"read all of it anew: {read_anew(source, 'restored from a backup')}",
         )
 
 
@@ -181,10 +182,8 @@ class _OneTable:
                 result.more_missed = True
         gone = sorted(set(known) - there)
         if gone:
-            deletes = [
-                self.events.delete(key, corrected(known[key]), max(self.noticed, self.events.grid.first))
-                for key in gone
-            ]
+            at = max(self.noticed, self.events.grid.first)
+            deletes = [self.events.delete(key, corrected(known[key], table), at) for key in gone]
             # The window of a delete is that of the time at which it was found, not of its position.
             parts = self.batches.parts()
             parts.add(events_table(deletes))

@@ -24,6 +24,7 @@ from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.position import Lsn, Position
+from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.cursor import NULL_ORDINALS
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import RowEvents, image_hash
@@ -88,8 +89,7 @@ class NullRows:
             raise QueryRefused(
                 f"A row of {table.full_name} without a cursor has changed so often that no position is left.",
                 fix=f"Set {self.makes.cursor.name} in every row, by a trigger and NOT NULL, then read the "
-                f"table anew: omnisupport-ingest sync {table.source} --full-refresh REASON --table "
-                f"{table.name}",
+                f"table anew: {read_anew(table.source, 'no position was left', table)}",
             )
         return ordinal
 
@@ -112,8 +112,8 @@ class NullRows:
                 raise QueryRefused(
                     f"{file.path} of landing cannot be read ({type(error).__name__}). It may hold versions "
                     f"of rows of {name} without a cursor.",
-                    fix="Restore the file, or read the table anew: omnisupport-ingest sync "
-                    f"{self.makes.table.source} --full-refresh REASON --table {self.makes.table.name}",
+                    fix="Restore the file, or read the table anew: "
+                    + read_anew(self.makes.table.source, "landing was trimmed", self.makes.table),
                 ) from None
             for block in _rows_of(landed):
                 self._merge(name, block)

@@ -20,6 +20,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.records import encode_line
+from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.cursor import KeysetPosition
 from omnisupport_ingest.sources.query.errors import AnotherDatabase
 
@@ -93,6 +94,8 @@ class QueryState:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
+        # Landing has a folder for each source.
+        self._source = folder.name
         try:
             with failpoint("query.state"):
                 self._base = sqlite3.connect(self.path, isolation_level=None)
@@ -148,7 +151,7 @@ class QueryState:
                 f"The connection leads to the database {database}; the cursors are of {found[0]}. What "
                 "committed in the one says nothing of the other.",
                 fix="Correct the connection. If the database was moved there or restored from a backup, read "
-                'all of it anew: sync NAME --full-refresh "restored from a backup"',
+                f"all of it anew: {read_anew(self._source, 'restored from a backup')}",
             )
         with failpoint("query.state"):
             self._base.execute("INSERT INTO source VALUES (1, ?)", (database,))
@@ -323,5 +326,5 @@ class QueryState:
             f"{self.path} cannot be read: {type(error).__name__}.",
             fix="Move it away, then sync: every table is read once from its beginning, and what has landed "
             "before is dropped as duplicates. Where columns of a table have changed since it was last read "
-            "whole, its older rows would be collisions: sync NAME --full-refresh REASON",
+            f"whole, its older rows would be collisions: {read_anew(self._source, 'REASON')}",
         )

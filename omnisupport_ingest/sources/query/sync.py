@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
@@ -260,17 +261,12 @@ class _Sync:
             raise QueryRefused(
                 f"The cursor of {table.full_name} was {progress.column} and is now {cursor.name}. How far "
                 "one was read says nothing of the other, and rows that landed stand by the first.",
-                fix='Read the table anew: sync NAME --full-refresh "another cursor"; or give the contract '
-                "its former cursor back.",
+                fix=f"Read the table anew: {read_anew(table.source, 'another cursor', table)}. Or give the "
+                "contract its former cursor back.",
             )
         progress = replace(progress, column=cursor.name)
         if progress.type != kind:
-            raise QueryRefused(
-                f"The cursor column {cursor.name} of {table.full_name} was {progress.type} and is now {kind}:"
-                " its values have another order or another text than those that landed.",
-                fix="Correct x-pg-type in the contract, then read the table anew: sync NAME --full-refresh "
-                '"type of the cursor changed"',
-            )
+            raise type_changed(table, cursor, progress.type, kind)
         if progress.reading is not None:
             return progress
         newest = self._reader.newest(table, cursor)
@@ -326,6 +322,18 @@ class _Sync:
 
     def _epoch_of(self, progress: Progress) -> int:
         return self._epoch.number if progress.reading and progress.reading.full else progress.epoch
+
+
+def type_changed(table: TableContract, cursor: CursorColumn, was: str, now: str) -> QueryRefused:
+    """Return the refusal of a reading by ``cursor`` whose column was of another type when ``table`` was last
+    read whole."""
+    return QueryRefused(
+        f"The cursor column {cursor.name} of {table.full_name} was {was} and is now {now}: its values have "
+        "another order or another text than those that landed.",
+        fix=f"Read the table anew: {read_anew(table.source, 'type of the cursor changed', table)}. Before "
+        f"that, see whether the contract has to follow; often its type takes these values too: "
+        f"{propose(table)}",
+    )
 
 
 class _StoppedWithin(Exception):

@@ -291,10 +291,10 @@ def test_nothing_is_compared_before_anything_has_landed(desk: Desk):
 def test_a_version_can_be_corrected_a_number_of_times():
     ordinal = 7 * GENERATIONS
     for _ in range(GENERATIONS - 1):
-        ordinal = corrected(ordinal)
+        ordinal = corrected(ordinal, contract())
     assert ordinal < 8 * GENERATIONS
     with pytest.raises(QueryRefused, match="corrected"):
-        corrected(ordinal)
+        corrected(ordinal, contract())
 
 
 def test_a_composite_key_is_compared_by_all_its_columns(desk: Desk, tmp_path: Path):

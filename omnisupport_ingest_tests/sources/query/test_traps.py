@@ -375,7 +375,7 @@ def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_with_a_delete_b
     found: list[int] = []
     for number in range(MOST_SCHEMAS):
         (ordinal,) = ordinals(pa.array([7]), number).to_pylist()
-        found += [ordinal, corrected(ordinal)]
+        found += [ordinal, corrected(ordinal, contract())]
     assert found == list(range(7 * GENERATIONS, 8 * GENERATIONS))
     assert ordinals(pa.array([7]), 3 * GENERATIONS).to_pylist() == found[-2:-1]
 
