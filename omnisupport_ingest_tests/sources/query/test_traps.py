@@ -514,7 +514,7 @@ def test_a_row_without_a_cursor_that_has_changed_too_often_is_refused_until_it_i
     set_null(desk, "one too many")
     with pytest.raises(QueryRefused, match="no position is left") as refused:
         desk.sync()
-    assert "omnisupport-ingest sync desk --full-refresh" in refused.value.fix
+    assert "omnisupport-ingest sync desk --table tickets --full-refresh" in refused.value.fix
     desk.refresh("no position is left")
     desk.sync()
     assert desk.subjects() == {1: "one too many"}
