@@ -17,10 +17,11 @@ def say_waiting(workspace: Workspace, source: str) -> None:
     from omnisupport_ingest.review.quarantine_stock import discarded_of, stock_of
 
     try:
-        waiting = sum(stock_of(workspace, source).values()) - discarded_of(workspace, source)
+        discarded = discarded_of(workspace, source)
     except IngestError:
-        # The pass itself is done. What cannot be read here `status` and `doctor` name.
-        return
+        # A damaged ledger is a finding of `doctor`; nothing counts as discarded.
+        discarded = 0
+    waiting = sum(stock_of(workspace, source).values()) - discarded
     if waiting > 0:
         verb = "waits" if waiting == 1 else "wait"
         say_err(

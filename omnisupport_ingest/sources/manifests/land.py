@@ -244,7 +244,7 @@ class _Unit:
 
     def _add(self, writer: BatchWriter, event: LandedEvent, window: str | None = None) -> None:
         if self._cursor is not None:
-            # As in a reading by cursor: older rows than the home's, and times far ahead, are in its first window.
+            # As in a reading by cursor: times before the home, or far ahead, are in its first window.
             grid, now = self._inlet.grid, self._inlet.clock()
             if window is None and self._by_cursor:
                 window = window_of(event.source_ts, grid, now)
