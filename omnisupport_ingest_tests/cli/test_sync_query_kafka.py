@@ -72,11 +72,14 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
 
     # Rows whose cursors are odd are in the dimension, with their values and their changes.
     base.execute("INSERT INTO tickets VALUES (401, 'far ahead', '2126-01-01 00:00:00'), (402, 'first', NULL)")
+    base.execute("UPDATE tickets SET updated_at = datetime('now') WHERE id = 8")
     third = pgbench.command("sync", "desk", folder=tmp_path, variables=given)
     assert third.returncode == 0 and "quarantine" not in third.stderr, third.stderr
     base.execute("UPDATE tickets SET subject = 'changed' WHERE id = 402")
     # An older clock wrote this one.
-    base.execute("UPDATE tickets SET subject = 'x', updated_at = datetime('now', '-1 minute') WHERE id = 7")
+    base.execute(
+        "UPDATE tickets SET subject = 'x', updated_at = datetime(updated_at, '-1 minute') WHERE id = 8"
+    )
     fourth = pgbench.command("sync", "desk", folder=tmp_path, variables=given)
     assert fourth.returncode == 0, fourth.stderr
     assert "1 event of desk waits in quarantine" in fourth.stderr
