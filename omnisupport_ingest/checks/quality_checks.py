@@ -356,7 +356,6 @@ def schemas_as_contracted(
             for each in open_ones[:_CHANGES_NAMED]
         )
         more = f"; and {len(open_ones) - _CHANGES_NAMED} more" if len(open_ones) > _CHANGES_NAMED else ""
-        found[contract.name] = CheckFinding(
-            False, f"{named}{more}. See: omnisupport-ingest contracts propose {contract.name}", numbers
-        )
+        propose = f"omnisupport-ingest contracts propose {contract.source}.{contract.name}"
+        found[contract.name] = CheckFinding(False, f"{named}{more}. See: {propose}", numbers)
     return found

@@ -253,7 +253,7 @@ def query_findings(settings: Settings, definition: SourceDefinition) -> tuple[An
     from omnisupport_ingest.sources.query.preflight import preflight
 
     tables = definition.tables(contracts_so_far(settings))
-    found = preflight(definition, tables)
+    found = preflight(definition, tables, settings.home.expanduser() / "landing" / definition.name)
     if not tables:
         none = f"No contract names {definition.name} as x-cdc.source, so no table is read."
         found = (*found, Finding("contracts", none, definition.first_contracts))

@@ -18,6 +18,7 @@ from omnisupport_ingest.cli.render import counted, echo_json, size
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.sync_query_kafka import sync_kafka, sync_query
 from omnisupport_ingest.cli.views import pass_progress, proof_document, show_proof
+from omnisupport_ingest.cli.waiting_events import say_waiting
 from omnisupport_ingest.verify.one_pass import FULL, IN_SAMPLE, NONE, Synced, one_pass, sync_log
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ def sync(name: str | None, as_json: bool, options: _Options) -> int:
     of the server that has written, in any database; after some seconds standard error names them. By then the
     lake has what has landed, and Ctrl-C ends the wait.
 
+    Events of the source that wait in quarantine do not change the exit code. Standard error says how many
+    there are, and with which command to look at them.
+
     \b
     Example:
       OMNISUPPORT_SOURCE_DSN=postgresql://me@db.example/shop omnisupport-ingest sync --verify full
@@ -181,6 +185,7 @@ def _sync_log(workspace: Workspace, name: str, verify: str | None, *, as_json: b
         echo_json(_log_document(done, slot))
     else:
         _show_log(done, slot)
+    say_waiting(workspace, done.source)
     if the_pass.left_out is not None:
         # Raised at the end, as all the other tables are in the lake by now.
         raise the_pass.left_out

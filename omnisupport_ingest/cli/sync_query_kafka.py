@@ -14,6 +14,7 @@ import click
 from omnisupport_ingest.cli.render import clock, counted, echo_json, say_err
 from omnisupport_ingest.cli.stopping import interrupt_on_terminate
 from omnisupport_ingest.cli.views import pass_progress
+from omnisupport_ingest.cli.waiting_events import say_waiting
 from omnisupport_ingest.verify.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def sync_query(
         _show_query(report, runs)
         if compared is not None:
             _show_comparison(compared)
+    say_waiting(workspace, definition.name)
     for fault in report.faults[1:]:
         say_err(str(fault))
     if report.faults:
@@ -171,6 +173,7 @@ def sync_kafka(
         echo_json(_kafka_document(report, runs))
     else:
         _show_kafka(report, runs)
+    say_waiting(workspace, definition.name)
     for fault in report.faults[1:]:
         say_err(str(fault))
     if report.faults:

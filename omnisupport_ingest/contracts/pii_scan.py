@@ -252,7 +252,9 @@ def _by_type(column: Column) -> Proposal | None:
 
 
 def _by_name(column: Column) -> Proposal | None:
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.name).lower()
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.name).lower()
+    # Whatever is neither a letter nor a digit stands between words.
+    name = re.sub(r"[\W_]+", "_", words)
     if column.type.kind in (Kind.BOOLEAN, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         # Whether or when something about an address happened, not the address.
         return None

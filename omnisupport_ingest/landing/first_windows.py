@@ -130,10 +130,12 @@ class FirstWindows:
             first, last = min(each.first for each in groups), max(each.last for each in groups)
             block = pa.concat_tables(map(_event_positions, groups))
             for other in near:
+                windows = part.window, other.window
                 if other.meets(first, last):
                     for group in _groups(other):
                         if group.meets(first, last):
-                            self._note(_shared(block, _event_positions(group)), part, other)
+                            shared = _shared(block, _event_positions(group), OUT_OF_RANGE in windows)
+                            self._note(shared, part, other)
 
     def _note(self, shared: pa.Table, part: _Part, other: _Part) -> None:
         """Keep the window that each of the ``shared`` positions landed in first."""
@@ -220,14 +222,16 @@ def _event_positions(group: _Part) -> pa.Table:
     return table.set_column(2, "identity", pc.fill_null(identity, ""))
 
 
-def _shared(block: pa.Table, other: pa.Table) -> pa.Table:
-    """Return the positions that both have with different commit times.
+def _shared(block: pa.Table, other: pa.Table, in_sentinel: bool) -> pa.Table:
+    """Return the positions that both have. ``in_sentinel``: one of them is in the sentinel; then only those
+    with different commit times.
 
     With the same time it is the same event: it had no window of its own while the clock that landed it was
     wrong.
     """
     both = block.join(other, _EVENT_IDENTITY, join_type="inner", right_suffix="_there")
-    both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
+    if in_sentinel:
+        both = both.filter(pc.not_equal(both["source_ts"], both["source_ts_there"]))
     return both.select(_EVENT_IDENTITY).group_by(_EVENT_IDENTITY).aggregate([])
 
 

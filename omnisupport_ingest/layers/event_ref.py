@@ -9,8 +9,10 @@ from omnisupport_ingest.cdc.judging import EventId
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.position import Lsn, Position
 
-_TEXT = re.compile(r"(\d{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}):(-?\d{1,18})#([0-9A-Fa-f]{16})")
+_TEXT = re.compile(r"(\d{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}):(-?\d{1,19})#([0-9A-Fa-f]{16})")
 _MODULUS = 1 << 64
+_ORDINALS = range(-(1 << 63), 1 << 63)
+"""What the column of ordinals holds: signed 64-bit numbers. Rows without a cursor have 19 digits."""
 
 
 class EventRefRefused(IngestError):
@@ -40,7 +42,7 @@ class EventRef:
     def parse(cls, text: str) -> EventRef:
         """Read the form that ``str`` writes; ``EventRefRefused`` for anything else."""
         found = _TEXT.fullmatch(text.strip())
-        if found is None:
+        if found is None or int(found[3]) not in _ORDINALS:
             raise EventRefRefused(
                 f"{text!r} is not the id of an event.",
                 fix="Copy it from `omnisupport-ingest quarantine list`; it looks like "

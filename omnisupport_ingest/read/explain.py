@@ -6,6 +6,7 @@ policies for personal data, and absent where a row was erased.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def explain(workspace: Workspace, contract: TableContract, key: str) -> Explanat
             f"The lake has no event of that key in {contract.full_name} of {contract.source}.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it. What has landed and is "
             "not taken in yet is known after the next run (omnisupport-ingest status); what the source sent: "
-            f"omnisupport-ingest landing tail --table {contract.table}",
+            f"omnisupport-ingest landing tail --table {shlex.quote(contract.table)}",
         )
     of_row = [each for each in events if each.key is not None]
     reviews = ReviewLedger.open(workspace, contract.source)

@@ -70,6 +70,23 @@ def test_a_table_of_sqlite_is_in_the_lake_after_a_sync_and_deletes_after_a_compa
     assert found[7] == ("new", False)
     assert {number for number, (_, gone) in found.items() if gone} == {3, 150}
 
+    # Rows whose cursors are odd are in the dimension, with their values and their changes.
+    base.execute("INSERT INTO tickets VALUES (401, 'far ahead', '2126-01-01 00:00:00'), (402, 'first', NULL)")
+    base.execute("UPDATE tickets SET updated_at = datetime('now') WHERE id = 8")
+    third = pgbench.command("sync", "desk", folder=tmp_path, variables=given)
+    assert third.returncode == 0 and "quarantine" not in third.stderr, third.stderr
+    base.execute("UPDATE tickets SET subject = 'changed' WHERE id = 402")
+    # An older clock wrote this one.
+    base.execute(
+        "UPDATE tickets SET subject = 'x', updated_at = datetime(updated_at, '-1 minute') WHERE id = 8"
+    )
+    fourth = pgbench.command("sync", "desk", folder=tmp_path, variables=given)
+    assert fourth.returncode == 0, fourth.stderr
+    assert "1 event of desk waits in quarantine" in fourth.stderr
+    assert "omnisupport-ingest quarantine list --source desk" in fourth.stderr
+    found = shown(tmp_path)
+    assert (found[401], found[402]) == (("far ahead", False), ("changed", False))
+
     # A table that is refused is the error of the sync, after what was read of the others.
     base.execute("INSERT INTO tickets (id, updated_at) VALUES (999, 'unknown')")
     refused = pgbench.command("sync", "desk", folder=tmp_path, variables=given)

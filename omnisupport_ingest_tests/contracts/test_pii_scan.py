@@ -133,6 +133,11 @@ def test_a_text_with_addresses_in_it_is_free_text() -> None:
     [
         (Column("email", "text"), "mask (email)"),
         (Column("contactEmail", "text"), "mask (email)"),
+        (Column("E-Mail", "text"), "mask (email)"),
+        (Column("E-Mail (privat)", "text"), "mask (email)"),
+        (Column("Kunde.Phone", "text"), "mask (phone)"),
+        (Column("mail–neu", "text"), "mask (email)"),
+        (Column("größemail", "text"), None),
         (Column("customer_phone", "bigint"), "hash"),
         (Column("full_name", "text"), "mask (name)"),
         (Column("client", "inet"), "hash"),

@@ -45,7 +45,7 @@ from omnisupport_ingest.sources.query.cursor import (
     micros,
     micros_of,
 )
-from omnisupport_ingest.sources.query.events import Known, RowEvents, identity_start
+from omnisupport_ingest.sources.query.events import Known, RowEvents, identity_start, window_of
 from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.sources.shown_columns import Recorder, ShownColumn, Sighting
 from omnisupport_ingest.windows import OUT_OF_RANGE, WindowGrid
@@ -244,10 +244,11 @@ class _Unit:
 
     def _add(self, writer: BatchWriter, event: LandedEvent, window: str | None = None) -> None:
         if self._cursor is not None:
-            # As in a reading by cursor: what is older than the home stands in its first window.
-            grid = self._inlet.grid
-            at = max(event.source_ts, grid.first)
-            writer.add_to(window or grid.key_of(at, self._inlet.clock()), event)
+            # As in a reading by cursor: times before the home, or far ahead, are in its first window.
+            grid, now = self._inlet.grid, self._inlet.clock()
+            if window is None and self._by_cursor:
+                window = window_of(event.source_ts, grid, now)
+            writer.add_to(window or grid.key_of(max(event.source_ts, grid.first), now), event)
         else:
             writer.add(event)
 

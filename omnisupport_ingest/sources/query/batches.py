@@ -14,14 +14,20 @@ import pyarrow as pa
 from omnisupport_ingest.contracts.learned import LearnedColumns
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.first_windows import FirstWindows
-from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest, RelationVersion
+from omnisupport_ingest.landing.manifest import (
+    CURSOR_ORDER,
+    DataFile,
+    FileSpan,
+    Manifest,
+    RelationVersion,
+)
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.rows import LandedEvent
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.landing.writer import BatchWriter
 from omnisupport_ingest.sources.contracted_relation import contracted_relation
-from omnisupport_ingest.sources.query.events import ContentHash, blocks
-from omnisupport_ingest.windows import WindowGrid
+from omnisupport_ingest.sources.query.events import ContentHash, blocks, window_of
+from omnisupport_ingest.windows import KEY_FORMAT, WindowGrid
 
 PAGE_ROWS = 500_000
 """Default number of rows of a page."""
@@ -79,7 +85,8 @@ class Batches:
         """Land ``parts``, events of ``table``, as one batch, unless the same have landed.
 
         ``free_windows``: the window of an event does not follow from its position. Then an event gets the
-        window in which its position landed first.
+        window in which its position landed first. So does a row that was far ahead of the clock when it
+        landed, and is in the first window for that.
         """
         inlet = self.inlet
         content = parts.content.hexdigest()
@@ -91,7 +98,7 @@ class Batches:
         with self._writer(batch_id) as writer:
             for block in blocks(pa.concat_tables(parts.tables), inlet.grid, inlet.clock()):
                 writer.add_block(block)
-            if not free_windows:
+            if not free_windows and not self._meets_the_first_window(writer.finish()):
                 self._seal(writer, span, relations)
                 return
             with FirstWindows.of(inlet.store, self.epoch, writer.finish()) as first_windows:
@@ -102,8 +109,22 @@ class Batches:
                 with self._writer(batch_id) as second:
                     for event in (event for part in parts.tables for event in _events(part)):
                         window = first_windows.window_of(event)
-                        second.add_to(window or _window(inlet.grid, event, inlet.clock()), event)
+                        window = window or window_of(event.source_ts, inlet.grid, inlet.clock())
+                        second.add_to(window, event)
                     self._seal(second, span, relations)
+
+    def _meets_the_first_window(self, files: Sequence[DataFile]) -> bool:
+        """Whether an event of ``files`` may have landed in the first window, though its own is a later one.
+
+        Windows rise with the positions but for rows that were too far ahead of the clock.
+        """
+        first_window = self.inlet.grid.first.strftime(KEY_FORMAT)
+        later = [each for each in files if each.window != first_window]
+        if not later:
+            return False
+        lowest, highest = min(each.first for each in later), max(each.last for each in later)
+        landed = self.inlet.store.reaching(self.epoch, lowest, highest)
+        return any(each.window == first_window for each in landed)
 
     def land_end(self, events: Sequence[LandedEvent], complete: datetime | None) -> None:
         """Land the end of a sync: ends of full readings, and up to when the source is complete (None:
@@ -137,7 +158,3 @@ class Batches:
 
 def _events(part: pa.Table) -> list[LandedEvent]:
     return [LandedEvent(*row.values()) for row in part.to_pylist()]
-
-
-def _window(grid: WindowGrid, event: LandedEvent, landed_at: datetime) -> str:
-    return grid.key_of(max(event.source_ts, grid.first), landed_at)

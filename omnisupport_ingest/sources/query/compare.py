@@ -20,13 +20,15 @@ from typing import Protocol
 
 from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.columns import events_table
+from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.batches import Batches, Inlet
 from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
+from omnisupport_ingest.sources.query.null_rows import NullRows
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Reader, Rows
 from omnisupport_ingest.sources.query.schemas import CursorSchemas
-from omnisupport_ingest.sources.query.state import QueryState
+from omnisupport_ingest.sources.query.state import NullRow, QueryState
 
 LEAF_ROWS = 20_000
 """Keys of a range that is not cut further."""
@@ -92,12 +94,12 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
     if epoch is None:
         raise QueryRefused(
             f"Nothing of {inlet.store.source} has landed, so there is nothing to compare.",
-            fix="Read it first: omnisupport-ingest sync NAME",
+            fix=f"Read it first: omnisupport-ingest sync {inlet.store.source}",
         )
     moment = reader.begin()
     try:
         state.claim(moment.database)
-        _require_reached(moment, state)
+        _require_reached(moment, state, inlet.store.source)
         schemas = CursorSchemas(inlet.store, inlet.tables, inlet.learned)
         schemas.look(reader, moment, epoch.number)
         found = Comparison(inlet.store.source, moment.clock)
@@ -110,21 +112,22 @@ def compare(inlet: Inlet, reader: Reader, state: QueryState, lake: Mapping[str, 
             schema = state.schema_number(table.full_name, reader.columns(table))
             cursor = CursorColumn.of(table)
             events = RowEvents(table, cursor, inlet.grid, epoch.number, inlet.as_landed, schema)
-            one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock)
+            nulls = NullRows(events, inlet.store, state)
+            one = _OneTable(reader, lake[table.full_name], events, batches, moment.clock, nulls)
             found.tables.append(one.compare())
         return found
     finally:
         reader.end()
 
 
-def _require_reached(moment: Moment, state: QueryState) -> None:
+def _require_reached(moment: Moment, state: QueryState, source: str) -> None:
     reached = state.reached()
     if reached is not None and moment.low is not None and moment.low < reached:
         raise QueryRefused(
             "The server shows an earlier state than the one that was read: a standby that lags behind, or a "
             "restored backup. Rows that it does not have would count as deleted.",
             fix="Name one server in the connection, and compare when it has caught up. If it was restored, "
-            "read all of it anew: sync NAME --full-refresh REASON",
+            f"read all of it anew: {read_anew(source, 'restored from a backup')}",
         )
 
 
@@ -135,6 +138,7 @@ class _OneTable:
     events: RowEvents
     batches: Batches
     noticed: datetime
+    nulls: NullRows
 
     def compare(self) -> TableComparison:
         table = self.events.table
@@ -178,10 +182,8 @@ class _OneTable:
                 result.more_missed = True
         gone = sorted(set(known) - there)
         if gone:
-            deletes = [
-                self.events.delete(key, corrected(known[key]), max(self.noticed, self.events.grid.first))
-                for key in gone
-            ]
+            at = max(self.noticed, self.events.grid.first)
+            deletes = [self.events.delete(key, corrected(known[key], table), at) for key in gone]
             # The window of a delete is that of the time at which it was found, not of its position.
             parts = self.batches.parts()
             parts.add(events_table(deletes))
@@ -193,12 +195,20 @@ class _OneTable:
     def _read(self, keys: Sequence[str]) -> None:
         table, cursor = self.events.table, self.events.cursor
         parts = self.batches.parts()
+        null_rows: list[NullRow] = []
 
         def take(rows: Rows) -> None:
-            parts.add(self.events.of(rows, {}, Known(), 1 << 62))
+            changed = self.nulls.changed(self.events.of(rows, {}, Known(), 1 << 62), missing=True)
+            parts.add(changed.events)
+            null_rows.extend(changed.rows)
 
         for start in range(0, len(keys), LEAF_ROWS):
             self.reader.rows_of(table, cursor, keys[start : start + LEAF_ROWS], take)
+            if null_rows:
+                self.nulls.state.expect_null_rows(table.full_name)
             if parts.tables:
                 self.batches.land(table, parts, free_windows=cursor.event_time is not None)
+            if null_rows:
+                self.nulls.state.remember_null_rows(table.full_name, null_rows)
             parts = self.batches.parts()
+            null_rows.clear()

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
+from omnisupport_ingest.sources.query.advice import new_contract, read_anew
 from omnisupport_ingest.sources.query.errors import QueryRefused
 
 _GENERATION_BITS = 6
@@ -38,6 +39,10 @@ HIGHEST = (1 << (62 - _GENERATION_BITS)) - 1
 
 NO_CURSOR = -HIGHEST - 2
 """The number of a NULL cursor: below every value."""
+
+NULL_ORDINALS = range(NO_CURSOR << _GENERATION_BITS, -HIGHEST << _GENERATION_BITS)
+"""The ordinals of rows without a cursor. The first ones are even for each schema, as of any cursor; a changed
+row takes the next even one of its key (``null_rows``)."""
 
 END_ORDINAL = (NO_CURSOR << _GENERATION_BITS) - 1
 """The ordinal of the end of a full reading: below every row of its epoch."""
@@ -87,8 +92,7 @@ class CursorColumn:
             raise QueryRefused(
                 f"{contract.path} names no cursor, so {contract.full_name} cannot be read by one.",
                 fix="Add x-cdc.cursor with the field. This proposes columns for it, with reasons: "
-                f"omnisupport-ingest contracts new --table {contract.full_name} --source {contract.source} "
-                "--out FOLDER",
+                + new_contract(contract),
             )
         column = next(each for each in contract.source_columns if each.name == policy.field)
         kind = cursor_kind(column.type.kind)
@@ -154,13 +158,15 @@ def ordinals(numbers: pa.Int64Array, schema_number: int = 0) -> pa.Int64Array:
     return pc.add(first, 2 * min(schema_number, MOST_SCHEMAS - 1))
 
 
-def corrected(ordinal: int) -> int:
-    """Return the next ordinal for the version at ``ordinal``; ``QueryRefused`` if none is left."""
+def corrected(ordinal: int, table: TableContract) -> int:
+    """Return the next ordinal for the version of a row of ``table`` at ``ordinal``; ``QueryRefused`` if none
+    is left."""
     if (ordinal + 1) % GENERATIONS == 0:
         raise QueryRefused(
-            "One version of a row has been corrected so often by comparisons that no position is left: its "
-            "cursor column does not change when the row does.",
-            fix="Have the column set by a trigger, or read the tables anew: sync NAME --full-refresh REASON",
+            f"One version of a row of {table.full_name} has been corrected so often by comparisons that no "
+            "position is left: its cursor column does not change when the row does.",
+            fix="Have the column set by a trigger, or read the table anew: "
+            + read_anew(table.source, "REASON", table),
         )
     return ordinal + 1
 

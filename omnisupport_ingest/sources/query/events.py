@@ -2,8 +2,9 @@
 
 A row lands as ``r``, which carries the whole version and not the operation that made it. Its window is that
 of the contract's event-time column, else of its cursor. This depends on the row alone, so a version that is
-read again has the same window. A row older than the home's first window, or without a time, is in the first
-window.
+read again has the same window. A row older than the home's first window, without a time, or further ahead of
+the clock than any clock error explains, is in the first window: its values are right, only its time says
+nothing. (Once its time has come it is read with a window of its own: ``Batches`` leaves it in the first.)
 """
 
 from __future__ import annotations
@@ -34,16 +35,12 @@ from omnisupport_ingest.sources.query.cursor import (
 )
 from omnisupport_ingest.sources.query.reader import Rows
 from omnisupport_ingest.sources.query.state import Seen
-from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, OUT_OF_RANGE, WindowGrid
+from omnisupport_ingest.windows import KEY_FORMAT, MAX_AHEAD, WindowGrid
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _TIME = EVENT_SCHEMA.field("source_ts").type
-_OUT_OF_RANGE = np.iinfo(np.int64).max
-"""Stands for the window of times that are too far ahead."""
-
-
 _EARLIEST, _LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 """Times are cut to this range, which every reader of the lake supports."""
 
@@ -204,15 +201,28 @@ class _Hashed(io.RawIOBase):
         return size
 
 
+def window_of(moment: datetime, grid: WindowGrid, landed_at: datetime) -> str:
+    """Return the window of a row with the time ``moment``; ``blocks`` has the same for many at once."""
+    ahead = moment > landed_at + MAX_AHEAD
+    return grid.truncate(grid.first if ahead else max(moment, grid.first)).strftime(KEY_FORMAT)
+
+
 def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[EventBlock]:
-    """Yield ``events`` as blocks of one window each, in the order of the windows; in each the order stays."""
+    """Yield ``events`` as blocks of one window each, in the order of the windows; in each the order stays.
+
+    The highest time of a block says how far the source has come: never after ``landed_at``, and a time that
+    is too far ahead says nothing of it.
+    """
     if not events.num_rows:
         return
     size = int(grid.size.length.total_seconds() * 1_000_000)
     times = np.asarray(events.column("source_ts").combine_chunks().cast(pa.int64()))
     # A window begins at a multiple of its size: sizes divide the hour, or are a day, and all is UTC.
-    numbers = np.maximum(times // size, micros(grid.first) // size)
-    numbers[times > micros(landed_at + MAX_AHEAD)] = _OUT_OF_RANGE
+    first_window = micros(grid.first) // size
+    numbers = np.maximum(times // size, first_window)
+    ahead = times > micros(landed_at + MAX_AHEAD)
+    numbers[ahead] = first_window
+    times = np.where(ahead, micros(grid.first), times)
     if (numbers[1:] < numbers[:-1]).any():
         # Windows by the cursor rise with the rows; those by another column do not.
         order = np.argsort(numbers, kind="stable")
@@ -221,7 +231,7 @@ def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[
     bounds = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     for first, last in zip([0, *bounds.tolist()], [*bounds.tolist(), len(numbers)], strict=True):
         number = int(numbers[first])
-        window = OUT_OF_RANGE if number == _OUT_OF_RANGE else moment_of(number * size).strftime(KEY_FORMAT)
+        window = moment_of(number * size).strftime(KEY_FORMAT)
         for start in range(first, last, most):
             stop = min(start + most, last)
             rows = stop - start
@@ -229,6 +239,6 @@ def blocks(events: pa.Table, grid: WindowGrid, landed_at: datetime) -> Iterator[
                 window,
                 rows,
                 events.nbytes * rows // events.num_rows,
-                moment_of(int(times[start:stop].max())),
+                min(moment_of(int(times[start:stop].max())), landed_at),
                 partial(events.slice, start, rows),
             )

@@ -18,6 +18,7 @@ from queue import Full, Queue
 
 import psycopg2
 import pyarrow as pa
+from psycopg2.extensions import connection as Connection
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.pg_types import INTEGERS, PgType
@@ -31,6 +32,7 @@ from omnisupport_ingest.sources.postgres.protocol.text_columns import keep_freed
 from omnisupport_ingest.sources.postgres.session.connection import connect, source_errors
 from omnisupport_ingest.sources.postgres.session.quoting import identifier, literal, qualified
 from omnisupport_ingest.sources.postgres.snapshot.comparison_rows import server_checksum
+from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.cursor import CursorColumn, KeysetPosition, cursor_kind, micros_of
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import KeyBounds, Moment, Rows, Span
@@ -123,8 +125,9 @@ class PostgresReader:
             raise QueryRefused(
                 f"The cursor column {cursor.name} of {table.full_name} is {found} now, not {cursor.pg_type}: "
                 "its values have another order.",
-                fix="Correct the contract (x-pg-type, or another cursor), then read the table anew: sync "
-                'NAME --full-refresh "type of the cursor changed"',
+                fix=f"See what the contract has to say: {propose(table)}. A column of this type may not be a "
+                "cursor: then name another one (x-cdc.cursor.field). Then read the table anew: "
+                + read_anew(table.source, "type of the cursor changed", table),
             )
         return found
 
@@ -182,8 +185,21 @@ class PostgresReader:
         return tuple(tuple(each) for each in json.loads(str(found)))
 
     def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
-        # The table is written to meanwhile.
         listed = ", ".join(map(identifier, columns))
+        kind = self._value(
+            table, f"SELECT relkind::text FROM pg_class WHERE oid = {literal(_name(table))}::regclass"
+        )
+        if kind in ("v", "f"):
+            what = "a view" if kind == "v" else "a foreign table"
+            return f"{table.full_name} is {what}: give the tables that it reads an index on ({listed})."
+        if kind == "p":
+            # The server refuses CONCURRENTLY for all partitions at once.
+            return (
+                f"CREATE INDEX {identifier(name)} ON {_name(table)} ({listed}); -- Writes to the table wait "
+                "while it is built. Without that: CREATE INDEX … ON ONLY the table, CREATE INDEX "
+                "CONCURRENTLY on each partition, then ALTER INDEX … ATTACH PARTITION for each."
+            )
+        # The table is written to meanwhile.
         return f"CREATE INDEX CONCURRENTLY {identifier(name)} ON {_name(table)} ({listed});"
 
     def not_null_fix(self, table: TableContract, column: str, /) -> str:
@@ -218,7 +234,7 @@ class PostgresReader:
                 lines=give,
             )
 
-        with _refusals(table), read_ahead(copy) as blocks:
+        with _refusals(table, self._connection), read_ahead(copy) as blocks:
             for lines in blocks:
                 rows = _rows(lines, columns, key, at, time, cursor)
                 count += len(rows)
@@ -227,7 +243,7 @@ class PostgresReader:
 
     def key_checksum(self, table: TableContract, bounds: KeyBounds, /) -> RowChecksum | None:
         keyed = replace(table, columns=tuple(table.column(name) for name in table.key), unprotected=())
-        with _refusals(table), source_errors(f"comparing the keys of {table.full_name}"):
+        with _refusals(table, self._connection), source_errors(f"comparing the keys of {table.full_name}"):
             return server_checksum(self._connection, keyed, f"{_name(table)} WHERE {_within(table, bounds)}")
 
     def keys(self, table: TableContract, bounds: KeyBounds, /) -> Iterator[list[str]]:
@@ -236,7 +252,7 @@ class PostgresReader:
         after = bounds
         while True:
             with (
-                _refusals(table),
+                _refusals(table, self._connection),
                 source_errors(f"reading the keys of {table.full_name}"),
                 self._connection.cursor() as cursor,
             ):
@@ -306,7 +322,7 @@ class PostgresReader:
     def _columns_of(self, table: TableContract) -> tuple[str, ...]:
         if table.full_name not in self._columns:
             with (
-                _refusals(table),
+                _refusals(table, self._connection),
                 source_errors(f"reading {table.full_name}"),
                 self._connection.cursor() as cursor,
             ):
@@ -322,7 +338,7 @@ class PostgresReader:
                 raise QueryRefused(
                     f"{table.full_name} has no column {missing[0]!r}, which {table.path} names.",
                     fix="Correct the contract, or give the column back. This shows the corrected contract: "
-                    f"omnisupport-ingest contracts propose {table.name}",
+                    + propose(table),
                 )
             self._columns[table.full_name] = found
             self._types[table.full_name] = types
@@ -344,7 +360,7 @@ class PostgresReader:
 
     def _value(self, table: TableContract, query: str) -> object:
         with (
-            _refusals(table),
+            _refusals(table, self._connection),
             source_errors(f"reading {table.full_name}"),
             self._connection.cursor() as cursor,
         ):
@@ -449,14 +465,32 @@ def _name(table: TableContract) -> str:
     return qualified(table.schema, table.table)
 
 
+def _grants(connection: Connection, table: TableContract) -> str:
+    """Return the statements that let the role of ``connection``, which was refused, read ``table``."""
+    with suppress(psycopg2.Error), connection.cursor() as cursor:
+        # The refusal has ended the transaction but for what came before the savepoint.
+        cursor.execute("ROLLBACK TO tables")
+    with source_errors("asking who may read"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_user, coalesce((SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace"
+            " WHERE nspname = %s), true)",
+            (table.schema,),
+        )
+        role, enters = cursor.fetchone()
+    select = f"GRANT SELECT ON {_name(table)} TO {identifier(role)};"
+    if enters:
+        return select
+    return f"GRANT USAGE ON SCHEMA {identifier(table.schema)} TO {identifier(role)}; {select}"
+
+
 _NOT_UTF8 = (psycopg2.errors.CharacterNotInRepertoire, psycopg2.errors.UntranslatableCharacter)
 
 
 class _refusals:
     """Turns the server's refusal to read one table into ``QueryRefused``."""
 
-    def __init__(self, table: TableContract) -> None:
-        self._table = table
+    def __init__(self, table: TableContract, connection: Connection) -> None:
+        self._table, self._connection = table, connection
 
     def __enter__(self) -> None:
         pass
@@ -465,7 +499,7 @@ class _refusals:
         if isinstance(error, psycopg2.errors.InsufficientPrivilege):
             raise QueryRefused(
                 f"The role may not read {self._table.full_name}.",
-                fix=f"GRANT SELECT ON {_name(self._table)} TO the role of the connection.",
+                fix=_grants(self._connection, self._table),
             ) from None
         if isinstance(error, _NOT_UTF8):
             raise QueryRefused(
@@ -477,6 +511,7 @@ class _refusals:
             raise QueryRefused(
                 f"{self._table.full_name} cannot be read by its cursor: {type(error).__name__} "
                 f"({error.pgcode}).",
-                fix="Compare the contract with the table, that of the cursor above all; if its type has "
-                "changed, correct the contract, then: sync NAME --full-refresh REASON",
+                fix="Compare the contract with the table, that of the cursor above all: "
+                f"{propose(self._table)}. If the type of the cursor has changed, then: "
+                + read_anew(self._table.source, "type of the cursor changed", self._table),
             ) from None

@@ -7,33 +7,48 @@ columns that are not there, the cursor column (NULLs, a type without a time zone
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.sources.postgres.preflight.findings import Finding, Severity
+from omnisupport_ingest.sources.query.advice import propose
 from omnisupport_ingest.sources.query.cursor import CursorColumn, CursorKind
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.reader import Reader
 from omnisupport_ingest.sources.query.run import open_reader
+from omnisupport_ingest.sources.query.state import FILE, CursorsUnreadable, Progress, QueryState
+from omnisupport_ingest.sources.query.sync import type_changed
 
 
-def preflight(definition: SourceDefinition, tables: Sequence[TableContract]) -> tuple[Finding, ...]:
-    """Return every finding about the source, the worst first; a single one if it cannot be reached."""
+def preflight(
+    definition: SourceDefinition, tables: Sequence[TableContract], landing: Path | None = None
+) -> tuple[Finding, ...]:
+    """Return every finding about the source, the worst first; a single one if it cannot be reached.
+
+    ``landing``: the folder in which its rows have landed, if any have.
+    """
+    read = _read_so_far(landing, tables)
     try:
         with closing(open_reader(definition.connection_text())) as reader:
             reader.begin()
-            found = [each for table in tables for each in table_findings(reader, definition, table)]
+            found = [each for table in tables for each in table_findings(reader, definition, table, read)]
     except IngestError as error:
         return (Finding("connection", error.problem, error.fix),)
     order = list(Severity)
     return tuple(sorted(found, key=lambda each: order.index(each.severity)))
 
 
-def table_findings(reader: Reader, definition: SourceDefinition, table: TableContract) -> Iterator[Finding]:
-    """Yield the findings about one table."""
+def table_findings(
+    reader: Reader,
+    definition: SourceDefinition,
+    table: TableContract,
+    read: Mapping[str, Progress],
+) -> Iterator[Finding]:
+    """Yield the findings about one table. ``read``: how far tables were read, by ``schema.table``."""
     try:
         cursor = CursorColumn.of(table)
         lacks = _lacks(reader, table)
@@ -48,7 +63,11 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
         reader.step_over()
         yield Finding("table", error.problem, error.fix, table=table.name)
         return
-    wanted = (cursor.name, *table.key)
+    progress = read.get(table.full_name)
+    if progress is not None and progress.column in (None, cursor.name) and progress.type != found:
+        refused = type_changed(table, cursor, progress.type, found)
+        yield Finding("cursor_type", refused.problem, refused.fix, table=table.name)
+    wanted = (cursor.name, *(each for each in table.key if each != cursor.name))
     if wanted not in {each[: len(wanted)] for each in indexes}:
         yield Finding(
             "cursor_index",
@@ -84,6 +103,19 @@ def table_findings(reader: Reader, definition: SourceDefinition, table: TableCon
         )
 
 
+def _read_so_far(landing: Path | None, tables: Sequence[TableContract]) -> dict[str, Progress]:
+    """Return how far each of ``tables`` was read; those that were not, or if nobody knows, are left out."""
+    if landing is None or not (landing / FILE).exists():
+        return {}
+    try:
+        with QueryState(landing) as state:
+            found = {each.full_name: state.progress(each.full_name) for each in tables}
+    except CursorsUnreadable:
+        # The next sync says so.
+        return {}
+    return {name: progress for name, progress in found.items() if progress is not None}
+
+
 def _lacks(reader: Reader, table: TableContract) -> list[str]:
     """Return the columns of the contract that the table does not have; none if there is no such table."""
     schema = (reader.schemas([table], {}) or {}).get(table.name)
@@ -109,7 +141,7 @@ def _without(reader: Reader, table: TableContract, lacks: Sequence[str]) -> Find
         "columns",
         f"{table.full_name} has no {columns} {', '.join(lacks)}, which {table.path} names: {end}",
         f"Correct the contract, or give the table the {columns}. This shows the corrected contract: "
-        f"omnisupport-ingest contracts propose {table.name}",
+        + propose(table),
         severity,
         table=table.name,
     )

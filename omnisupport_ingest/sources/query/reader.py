@@ -108,7 +108,8 @@ class Reader(Protocol):
         """Return the columns of each index by which rows can be read in order."""
 
     def index_sql(self, table: TableContract, name: str, columns: Sequence[str], /) -> str:
-        """Return the statement that adds an index called ``name`` on ``columns``."""
+        """Return the statement that adds an index called ``name`` on ``columns``; a sentence where the table
+        itself can have none."""
 
     def not_null_fix(self, table: TableContract, column: str, /) -> str:
         """Return how to make ``column`` refuse NULL: a statement, or a sentence; ends with a semicolon."""

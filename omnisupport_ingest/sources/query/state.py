@@ -1,4 +1,5 @@
-"""How far each table of a source has been read, and the row versions within the lookback.
+"""How far each table of a source has been read, the row versions within the lookback, and the last versions
+of rows without a cursor.
 
 A small SQLite file in the landing folder. How far a table was read is written only after the rows have
 landed. A process that dies in between reads and lands those rows again, and the copies are dropped as
@@ -19,6 +20,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable, parse_json
 from omnisupport_ingest.json_values import from_note
 from omnisupport_ingest.records import encode_line
+from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.cursor import KeysetPosition
 from omnisupport_ingest.sources.query.errors import AnotherDatabase
 
@@ -77,11 +79,23 @@ class Seen:
     image: int
 
 
+@dataclass(frozen=True, slots=True)
+class NullRow:
+    """The last landed version of a row without a cursor: key (JSON), ordinal, hash of its image (None: a
+    delete, or unknown)."""
+
+    key: str
+    ordinal: int
+    image: int | None
+
+
 class QueryState:
     """The state in ``folder``; a context manager that closes it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
+        # Landing has a folder for each source.
+        self._source = folder.name
         try:
             with failpoint("query.state"):
                 self._base = sqlite3.connect(self.path, isolation_level=None)
@@ -96,6 +110,11 @@ class QueryState:
                     "CREATE TABLE IF NOT EXISTS seen (name TEXT, key TEXT, cursor INTEGER, image INTEGER,"
                     " PRIMARY KEY (name, key, cursor, image)) WITHOUT ROWID"
                 )
+                self._base.execute(
+                    "CREATE TABLE IF NOT EXISTS null_rows (name TEXT, key TEXT, ordinal INTEGER NOT NULL,"
+                    " image INTEGER, PRIMARY KEY (name, key)) WITHOUT ROWID"
+                )
+                self._base.execute("CREATE TABLE IF NOT EXISTS null_rows_known (name TEXT PRIMARY KEY)")
                 self._base.execute(
                     "CREATE TABLE IF NOT EXISTS source"
                     " (one INTEGER PRIMARY KEY CHECK (one = 1), database TEXT)"
@@ -132,7 +151,7 @@ class QueryState:
                 f"The connection leads to the database {database}; the cursors are of {found[0]}. What "
                 "committed in the one says nothing of the other.",
                 fix="Correct the connection. If the database was moved there or restored from a backup, read "
-                'all of it anew: sync NAME --full-refresh "restored from a backup"',
+                f"all of it anew: {read_anew(self._source, 'restored from a backup')}",
             )
         with failpoint("query.state"):
             self._base.execute("INSERT INTO source VALUES (1, ?)", (database,))
@@ -213,6 +232,56 @@ class QueryState:
                 found[key] = [Seen(*row) for row in rows]
         return found
 
+    def knows_null_rows(self, table: str) -> bool:
+        """Whether the last versions of all rows of ``table`` without a cursor are remembered."""
+        found = self._base.execute("SELECT 1 FROM null_rows_known WHERE name = ?", (table,)).fetchone()
+        return found is not None
+
+    def has_null_rows(self, table: str) -> bool:
+        """Whether any row of ``table`` without a cursor is remembered."""
+        found = self._base.execute("SELECT 1 FROM null_rows WHERE name = ? LIMIT 1", (table,)).fetchone()
+        return found is not None
+
+    def null_rows(self, table: str, keys: Sequence[str]) -> dict[str, NullRow]:
+        """Return the remembered rows without a cursor that have one of ``keys``, by key."""
+        found = {}
+        for key in keys:
+            row = self._base.execute(
+                "SELECT key, ordinal, image FROM null_rows WHERE name = ? AND key = ?", (table, key)
+            ).fetchone()
+            if row is not None:
+                found[key] = NullRow(*row)
+        return found
+
+    def expect_null_rows(self, table: str) -> None:
+        """Note that rows of ``table`` without a cursor begin to land: until they are remembered, landing
+        alone knows which did."""
+        with failpoint("query.state", table):
+            self._base.execute("DELETE FROM null_rows_known WHERE name = ?", (table,))
+
+    def remember_null_rows(self, table: str, rows: Sequence[NullRow]) -> None:
+        """Remember the last of the rows of ``table`` without a cursor that landed; now all are known."""
+        self._add_null_rows(table, rows, known=True)
+
+    def add_null_rows(self, table: str, rows: Sequence[NullRow]) -> None:
+        """Remember ``rows`` of ``table``; there may be others that landed."""
+        self._add_null_rows(table, rows, known=False)
+
+    def _add_null_rows(self, table: str, rows: Sequence[NullRow], *, known: bool) -> None:
+        with failpoint("query.state", table):
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                self._base.executemany(
+                    "INSERT OR REPLACE INTO null_rows VALUES (?, ?, ?, ?)",
+                    ((table, each.key, each.ordinal, each.image) for each in rows),
+                )
+                if known:
+                    self._base.execute("INSERT OR IGNORE INTO null_rows_known VALUES (?)", (table,))
+                self._base.execute("COMMIT")
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+
     def highest_seen(self, table: str) -> int | None:
         """Return the highest cursor of the remembered versions of ``table``; None if there are none."""
         found = self._base.execute("SELECT max(cursor) FROM seen WHERE name = ?", (table,)).fetchone()
@@ -225,13 +294,15 @@ class QueryState:
             self._base.execute("DELETE FROM progress WHERE name = ?", (table,))
             self._base.execute("DELETE FROM seen WHERE name = ?", (table,))
             self._base.execute("DELETE FROM schemas WHERE name = ?", (table,))
+            self._base.execute("DELETE FROM null_rows WHERE name = ?", (table,))
+            self._base.execute("DELETE FROM null_rows_known WHERE name = ?", (table,))
             self._base.execute("COMMIT")
 
     def forget_all(self) -> None:
         """Make the next reading of every table its first, of whatever database."""
         with failpoint("query.state"):
             self._base.execute("BEGIN IMMEDIATE")
-            for name in ("progress", "seen", "schemas", "source", "reached"):
+            for name in ("progress", "seen", "schemas", "null_rows", "null_rows_known", "source", "reached"):
                 self._base.execute(f"DELETE FROM {name}")
             self._base.execute("COMMIT")
 
@@ -255,5 +326,5 @@ class QueryState:
             f"{self.path} cannot be read: {type(error).__name__}.",
             fix="Move it away, then sync: every table is read once from its beginning, and what has landed "
             "before is dropped as duplicates. Where columns of a table have changed since it was last read "
-            "whole, its older rows would be collisions: sync NAME --full-refresh REASON",
+            f"whole, its older rows would be collisions: {read_anew(self._source, 'REASON')}",
         )

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.landing.epochs import EpochRecord
 from omnisupport_ingest.landing.schema_changes import SchemaChanges
+from omnisupport_ingest.sources.query.advice import propose, read_anew
 from omnisupport_ingest.sources.query.batches import Batches, EventParts, Inlet
 from omnisupport_ingest.sources.query.cursor import (
     NO_CURSOR,
@@ -33,9 +34,10 @@ from omnisupport_ingest.sources.query.cursor import (
 )
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
+from omnisupport_ingest.sources.query.null_rows import NullRows
 from omnisupport_ingest.sources.query.reader import Moment, Reader, Rows, Span
 from omnisupport_ingest.sources.query.schemas import CursorSchemas
-from omnisupport_ingest.sources.query.state import Progress, QueryState, UnfinishedReading
+from omnisupport_ingest.sources.query.state import NullRow, Progress, QueryState, UnfinishedReading
 
 FIRST_EPOCH = "first reading by cursor"
 
@@ -259,17 +261,12 @@ class _Sync:
             raise QueryRefused(
                 f"The cursor of {table.full_name} was {progress.column} and is now {cursor.name}. How far "
                 "one was read says nothing of the other, and rows that landed stand by the first.",
-                fix='Read the table anew: sync NAME --full-refresh "another cursor"; or give the contract '
-                "its former cursor back.",
+                fix=f"Read the table anew: {read_anew(table.source, 'another cursor', table)}. Or give the "
+                "contract its former cursor back.",
             )
         progress = replace(progress, column=cursor.name)
         if progress.type != kind:
-            raise QueryRefused(
-                f"The cursor column {cursor.name} of {table.full_name} was {progress.type} and is now {kind}:"
-                " its values have another order or another text than those that landed.",
-                fix="Correct x-pg-type in the contract, then read the table anew: sync NAME --full-refresh "
-                '"type of the cursor changed"',
-            )
+            raise type_changed(table, cursor, progress.type, kind)
         if progress.reading is not None:
             return progress
         newest = self._reader.newest(table, cursor)
@@ -327,6 +324,18 @@ class _Sync:
         return self._epoch.number if progress.reading and progress.reading.full else progress.epoch
 
 
+def type_changed(table: TableContract, cursor: CursorColumn, was: str, now: str) -> QueryRefused:
+    """Return the refusal of a reading by ``cursor`` whose column was of another type when ``table`` was last
+    read whole."""
+    return QueryRefused(
+        f"The cursor column {cursor.name} of {table.full_name} was {was} and is now {now}: its values have "
+        "another order or another text than those that landed.",
+        fix=f"Read the table anew: {read_anew(table.source, 'type of the cursor changed', table)}. Before "
+        f"that, see whether the contract has to follow; often its type takes these values too: "
+        f"{propose(table)}",
+    )
+
+
 class _StoppedWithin(Exception):
     """Raised to end a page in the middle; its rows so far have landed."""
 
@@ -344,6 +353,8 @@ class _Page:
         self._makes = RowEvents(
             table, cursor, one._inlet.grid, one._epoch.number, one._inlet.as_landed, schema
         )
+        self._nulls = NullRows(self._makes, one._inlet.store, one._state)
+        self._null_rows: list[NullRow] = []
         self._parts = one.parts()
         self._known = Known()
         self._last: KeysetPosition | None = None
@@ -355,7 +366,10 @@ class _Page:
     def take(self, rows: Rows) -> None:
         """Take one block of rows; it lands with the next ``land_all``, or earlier if much has been taken."""
         before = self._one._state.versions(self._table.full_name, self._possibly_seen(rows))
-        events = self._makes.of(rows, before, self._known, self._remember)
+        changed = self._nulls.changed(self._makes.of(rows, before, self._known, self._remember))
+        events = changed.events
+        self._known.again += changed.again
+        self._null_rows += changed.rows
         self._told.read += len(rows)
         self._told.landed += events.num_rows
         if events.num_rows:
@@ -391,9 +405,11 @@ class _Page:
         self._landed()
         if self._last is None:
             return
+        if self._null_rows:
+            self._one._state.expect_null_rows(self._table.full_name)
         done = self._one.land(self._table, self._cursor, self._parts) if self._parts.tables else None
-        self._landing = _Landing(done, self._last, self._known)
-        self._parts, self._known, self._last = self._one.parts(), Known(), None
+        self._landing = _Landing(done, self._last, self._known, self._null_rows)
+        self._parts, self._known, self._last, self._null_rows = self._one.parts(), Known(), None, []
 
     def _landed(self) -> None:
         """Wait for the rows that are landing, then save the position of the reading."""
@@ -404,6 +420,8 @@ class _Page:
             landing.done.result()
         self._told.again += landing.known.again
         self._told.behind += landing.known.behind
+        if landing.null_rows:
+            self._one._state.remember_null_rows(self._table.full_name, landing.null_rows)
         self._save(replace(self.reading, after=landing.last), landing.known)
 
     def _save(self, reading: UnfinishedReading, known: Known) -> None:
@@ -415,11 +433,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Rows up to ``last`` that are landing. ``done``: None if all of them had landed before."""
+    """Rows up to ``last`` that are landing. ``done``: None if all of them had landed before. ``null_rows``:
+    those without a cursor."""
 
     done: Future[None] | None
     last: KeysetPosition
     known: Known
+    null_rows: list[NullRow]
 
 
 _BATCH_BYTES = 32 * 1024 * 1024

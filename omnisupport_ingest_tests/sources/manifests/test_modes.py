@@ -21,6 +21,7 @@ from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.manifests.examine import SeedRefused
 from omnisupport_ingest.sources.manifests.land import Inlet, land
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest, load_manifest
+from omnisupport_ingest.windows import KEY_FORMAT
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     GRID,
@@ -85,6 +86,14 @@ def test_only_an_incremental_delivery_moves_the_watermark(tmp_path: Path) -> Non
     ).batches
     assert late.arrival.watermark == late.arrival.watermark_before == first.arrival.watermark
     assert late.windows == ("2026-04-17T0900",)
+
+
+def test_a_row_far_ahead_of_the_clock_is_in_the_first_window_and_moves_no_watermark(tmp_path: Path) -> None:
+    into = inlet(tmp_path)
+    rows = [ticket(1), ticket(2, "2126-01-01 00:00:00+00")]
+    (batch,) = land(delivery(tmp_path, "incremental_cursor", rows, as_of=AS_OF), into).batches
+    assert [each["window"] for each in events(into)][-1] == GRID.first.strftime(KEY_FORMAT)
+    assert batch.arrival.watermark == datetime.fromisoformat(AS_OF)
 
 
 def test_a_table_that_is_again_what_it_was_lands_again_if_it_says_when(tmp_path: Path) -> None:

@@ -169,6 +169,21 @@ def test_a_row_made_again_with_the_cursor_that_it_had_is_alive_after_its_table_w
     assert [op for _, op in events] == ["r", "d", "r"] and len({ordinal for ordinal, _ in events}) == 3
 
 
+def test_a_row_without_a_cursor_that_is_made_again_as_it_was_is_alive_by_a_comparison(
+    desk: Desk, tmp_path: Path
+):
+    row = "INSERT INTO tickets VALUES (1, 'one', NULL)"
+    desk.run(row)
+    desk.sync()
+    desk.run("DELETE FROM tickets")
+    assert compared(desk, tmp_path).deleted == 1
+    desk.run(row)
+    assert desk.sync().tables[0].landed == 0
+    assert compared(desk, tmp_path).missed == 1
+    assert alive(desk) == {"1"}
+    assert desk.sync().tables[0].landed == 0
+
+
 REWRITE = "ALTER TABLE {} ALTER subject TYPE text USING subject || ''"
 RELOAD = "CREATE TABLE kept AS TABLE {0}; TRUNCATE {0}; INSERT INTO {0} TABLE kept; DROP TABLE kept"
 VIEW = "ALTER TABLE tickets RENAME TO base; CREATE VIEW tickets AS SELECT * FROM base"
@@ -276,10 +291,10 @@ def test_nothing_is_compared_before_anything_has_landed(desk: Desk):
 def test_a_version_can_be_corrected_a_number_of_times():
     ordinal = 7 * GENERATIONS
     for _ in range(GENERATIONS - 1):
-        ordinal = corrected(ordinal)
+        ordinal = corrected(ordinal, contract())
     assert ordinal < 8 * GENERATIONS
     with pytest.raises(QueryRefused, match="corrected"):
-        corrected(ordinal)
+        corrected(ordinal, contract())
 
 
 def test_a_composite_key_is_compared_by_all_its_columns(desk: Desk, tmp_path: Path):

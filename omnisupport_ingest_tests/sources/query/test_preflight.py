@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -9,12 +10,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from psycopg2.extensions import make_dsn
 
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind
 from omnisupport_ingest.sources.postgres.catalog.cursor_candidates import cursor_candidates
 from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
 from omnisupport_ingest.sources.postgres.catalog.new_contract import draft
 from omnisupport_ingest.sources.postgres.session.connection import connect
+from omnisupport_ingest.sources.query.cursor import CursorColumn
+from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.preflight import preflight
 from omnisupport_ingest_tests.sources.query.tickets import SOURCE, Desk, contract, lite_contract
 
@@ -145,7 +149,7 @@ def test_a_column_that_sqlite_lacks_is_told(lacks: str, tmp_path: Path, monkeypa
     base.execute(f"ALTER TABLE tickets DROP {lacks}")
     monkeypatch.setenv("DESK_DSN", f"sqlite:///{tmp_path / 'desk.db'}")
     (found,) = (each for each in preflight(definition(), [lite_contract()]) if each.check == "columns")
-    assert f"has no column {lacks}" in found.problem and "contracts propose tickets" in found.fix
+    assert f"has no column {lacks}" in found.problem and "contracts propose desk.tickets" in found.fix
     assert found.severity.value == ("blocks" if lacks == "id" else "warns")
     base.close()
 
@@ -163,3 +167,79 @@ def test_a_table_that_is_not_there_hides_no_finding_of_the_next(desk: Desk):
     nowhere = replace(desk.table, name="nowhere", table="nowhere")
     found = [(each.check, each.table) for each in preflight(definition(), [nowhere, desk.table])]
     assert ("table", "nowhere") in found and ("deletes", "tickets") in found
+
+
+def test_an_index_of_a_partitioned_table_can_be_added_as_it_is_told(desk: Desk):
+    desk.run("DROP TABLE tickets")
+    desk.run(
+        "CREATE TABLE tickets (id bigint PRIMARY KEY, subject text, updated_at timestamptz)"
+        " PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF tickets FOR VALUES FROM (0) TO (100)"
+    )
+    (found,) = (each for each in preflight(definition(), [desk.table]) if each.check == "cursor_index")
+    assert "CONCURRENTLY" not in found.fix.partition("--")[0]
+    desk.run(found.fix)
+    assert "cursor_index" not in {each.check for each in preflight(definition(), [desk.table])}
+
+
+def test_a_view_is_told_to_get_its_index_elsewhere(desk: Desk):
+    desk.run("ALTER TABLE tickets RENAME TO stored; CREATE VIEW tickets AS SELECT * FROM stored")
+    (found,) = (each for each in preflight(definition(), [desk.table]) if each.check == "cursor_index")
+    assert "is a view" in found.fix and "CREATE INDEX" not in found.fix
+
+
+def test_a_cursor_that_is_part_of_the_key_is_named_once_in_the_index(desk: Desk):
+    desk.run("DROP INDEX tickets_cursor; ALTER TABLE tickets DROP CONSTRAINT tickets_pkey")
+    desk.run("ALTER TABLE tickets ADD PRIMARY KEY (id, updated_at)")
+    columns = tuple(replace(each, nullable=each.name == "subject") for each in desk.table.columns)
+    table = replace(desk.table, key=("id", "updated_at"), columns=columns)
+    (found,) = (each for each in preflight(definition(), [table]) if each.check == "cursor_index")
+    desk.run(found.fix)
+    assert "cursor_index" not in {each.check for each in preflight(definition(), [table])}
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_role_that_may_not_read_is_told_the_statements_that_let_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, enters: bool
+):
+    desk.run('CREATE ROLE "Read Only" LOGIN; CREATE SCHEMA "Legacy CRM"')
+    desk.run('ALTER TABLE tickets SET SCHEMA "Legacy CRM"')
+    if enters:
+        desk.run('GRANT USAGE ON SCHEMA "Legacy CRM" TO "Read Only"')
+    try:
+        monkeypatch.setenv("DESK_DSN", make_dsn(desk.dsn, user="Read Only"))
+        table = replace(desk.table, schema="Legacy CRM")
+        (found,) = preflight(definition(), [table])
+        assert ("GRANT USAGE" in found.fix) is not enters
+        desk.run(found.fix)
+        assert "table" not in {each.check for each in preflight(definition(), [table])}
+    finally:
+        desk.run('DROP OWNED BY "Read Only"; DROP ROLE "Read Only"')
+
+
+def test_another_type_of_the_cursor_is_told_as_a_sync_tells_it_and_ends_with_what_it_advises(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one')")
+    desk.sync()
+    desk.run("ALTER TABLE tickets ALTER updated_at TYPE timestamp USING updated_at AT TIME ZONE 'UTC'")
+    (found,) = (
+        each
+        for each in preflight(definition(), [desk.table], desk.store.folder)
+        if each.severity.value == "blocks"
+    )
+    with pytest.raises(QueryRefused) as refused:
+        desk.sync()
+    assert (found.problem, found.fix) == (refused.value.problem, refused.value.fix)
+    assert "sync desk --table tickets --full-refresh" in found.fix and "propose desk.tickets" in found.fix
+    desk.refresh("type of the cursor changed")
+    desk.sync()
+    told = preflight(definition(), [desk.table], desk.store.folder)
+    assert "cursor_type" not in {each.check for each in told}
+
+
+def test_names_in_advised_commands_are_quoted_for_a_shell():
+    table = replace(contract(), schema="Legacy CRM", table="Kunden Liste", cursor=None)
+    with pytest.raises(QueryRefused) as refused:
+        CursorColumn.of(table)
+    command = refused.value.fix.partition(": ")[2]
+    words = shlex.split(command)
+    assert words[words.index("--table") + 1] == "Legacy CRM.Kunden Liste"
+    assert words[words.index("--source") + 1] == SOURCE

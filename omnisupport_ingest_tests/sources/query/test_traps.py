@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.query import sync as query_sync
-from omnisupport_ingest.sources.query.cursor import GENERATIONS, MOST_SCHEMAS, corrected, ordinals
+from omnisupport_ingest.sources.query.cursor import (
+    GENERATIONS,
+    MOST_SCHEMAS,
+    NULL_ORDINALS,
+    corrected,
+    ordinals,
+)
 from omnisupport_ingest.sources.query.errors import AnotherDatabase, QueryRefused
+from omnisupport_ingest.sources.query.null_rows import Changed, NullRows
+from omnisupport_ingest.sources.query.postgres import PostgresReader
 from omnisupport_ingest.sources.query.state import FILE, QueryState
-from omnisupport_ingest.sources.query.sync import rewind
-from omnisupport_ingest_tests.sources.query.tickets import TABLE, Desk, contract
+from omnisupport_ingest.sources.query.sync import rewind, sync
+from omnisupport_ingest.windows import KEY_FORMAT
+from omnisupport_ingest_tests.sources.query.tickets import GRID, TABLE, Desk, contract
 
 NO_LOOKBACK = {"field": "updated_at", "lookback": "PT0S"}
 
@@ -274,7 +285,7 @@ def test_a_version_within_the_lookback_is_no_contradiction_after_its_table_was_a
     for key in ('["1"]', '["2"]'):
         # What was read later stands above, so nobody has to decide.
         assert {name: newest(desk, key).get(name) for name in shown} == shown
-    assert desk.sync().tables[0].landed == 1, "the row without a cursor, whose page is known"
+    assert desk.sync().tables[0].landed == 0
     assert len([each for each in desk.events() if each["op"] == "r"]) == 5
 
 
@@ -319,7 +330,7 @@ def test_what_an_earlier_version_read_is_no_contradiction_after_an_alter(desk: D
     desk.sync()
     assert [len(images) for images in positions(desk).values()] == [1] * 4
     assert "priority" in newest(desk, '["1"]') and "priority" in newest(desk, '["2"]')
-    assert desk.sync().tables[0].landed == 1, "the row without a cursor, whose page is known"
+    assert desk.sync().tables[0].landed == 0
 
 
 def test_another_cursor_of_the_same_type_is_refused_until_the_table_is_read_anew(desk: Desk):
@@ -364,6 +375,146 @@ def test_the_ordinals_of_many_schemas_stay_below_the_next_cursor_with_a_delete_b
     found: list[int] = []
     for number in range(MOST_SCHEMAS):
         (ordinal,) = ordinals(pa.array([7]), number).to_pylist()
-        found += [ordinal, corrected(ordinal)]
+        found += [ordinal, corrected(ordinal, contract())]
     assert found == list(range(7 * GENERATIONS, 8 * GENERATIONS))
     assert ordinals(pa.array([7]), 3 * GENERATIONS).to_pylist() == found[-2:-1]
+
+
+def window_of_time(text: str) -> str:
+    moment = datetime.fromisoformat(text)
+    return GRID.truncate(max(moment, GRID.first)).strftime(KEY_FORMAT)
+
+
+@pytest.mark.parametrize("later", ["2126-01-01 00:00:00+00", "infinity"])
+def test_a_row_far_ahead_of_the_clock_is_in_the_first_window_and_moves_no_watermark(desk: Desk, later: str):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', '2026-11-20 10:00+00')")
+    desk.run(f"INSERT INTO tickets VALUES (2, 'from far ahead', '{later}')")
+    landed_from = datetime.now(UTC)
+    desk.sync()
+    windows = {each["key"]: each["window"] for each in desk.events() if each["op"] == "r"}
+    assert windows == {
+        '["1"]': window_of_time("2026-11-20 10:00+00"),
+        '["2"]': GRID.first.strftime(KEY_FORMAT),
+    }
+    for batch in desk.store.manifests():
+        highest = batch.arrival.highest_commit_ts
+        assert highest is None or highest < landed_from
+
+
+def test_a_row_that_was_far_ahead_stays_in_the_first_window_when_its_time_has_come(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'ahead', now() + interval '2 days')")
+    desk.sync()
+    with QueryState(desk.store.folder) as state:
+        state.forget_all()
+    desk.run("INSERT INTO tickets VALUES (2, 'beside it', now() + interval '2 days')")
+    in_two_days = replace(desk.inlet(), clock=lambda: datetime.now(UTC) + timedelta(days=2))
+    with closing(PostgresReader(desk.dsn)) as reader, QueryState(desk.store.folder) as state:
+        sync(in_two_days, reader, state)
+    windows: dict[str, set[str]] = {}
+    for each in desk.events():
+        if each["op"] == "r":
+            windows.setdefault(each["key"], set()).add(each["window"])
+    assert windows['["1"]'] == {GRID.first.strftime(KEY_FORMAT)}
+    assert windows['["2"]'] != windows['["1"]']
+
+
+def of_null(desk: Desk, key: str = '["1"]') -> list[tuple[int, str]]:
+    """The versions of a row as they landed, by position."""
+    found = {(each["ordinal"], each["after"]) for each in desk.events() if each["key"] == key}
+    return sorted((ordinal, json.loads(after)["subject"]) for ordinal, after in found)
+
+
+def set_null(desk: Desk, subject: str) -> None:
+    desk.run(f"UPDATE tickets SET subject = '{subject}', updated_at = NULL WHERE id = 1")
+
+
+@pytest.mark.quick
+def test_each_change_of_a_row_without_a_cursor_lands_above_the_one_before(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', NULL), (2, 'beside it', NULL)")
+    desk.sync()
+    for subject in ("two", "three"):
+        set_null(desk, subject)
+        report = desk.sync().tables[0]
+        assert (report.landed, report.again) == (1, 1)
+    versions = of_null(desk)
+    assert [subject for _, subject in versions] == ["one", "two", "three"]
+    assert len({ordinal for ordinal, _ in versions}) == 3
+    assert all(ordinal in NULL_ORDINALS and ordinal % 2 == 0 for ordinal, _ in versions)
+    assert desk.sync().tables[0].landed == 0
+
+
+def test_a_row_that_loses_its_cursor_again_is_below_its_version_with_one(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'no time', NULL)")
+    desk.sync()
+    desk.run("UPDATE tickets SET subject = 'a time', updated_at = now()")
+    desk.sync()
+    assert desk.subjects() == {1: "a time"}
+    set_null(desk, "no time again")
+    desk.sync()
+    assert desk.subjects() == {1: "a time"}
+    assert all(len(images) == 1 for images in positions(desk).values())
+    desk.refresh("a row lost its cursor")
+    desk.sync()
+    assert desk.subjects() == {1: "no time again"}
+
+
+def forget_state(desk: Desk) -> None:
+    (desk.store.folder / FILE).unlink()
+
+
+def as_an_earlier_version_left_it(desk: Desk) -> None:
+    with closing(sqlite3.connect(desk.store.folder / FILE)) as base, base:
+        base.execute("DROP TABLE null_rows")
+        base.execute("DROP TABLE null_rows_known")
+
+
+def die_while_landing(desk: Desk) -> None:
+    with QueryState(desk.store.folder) as state:
+        state.expect_null_rows("public.tickets")
+        state._base.execute("UPDATE null_rows SET ordinal = ordinal - 2, image = 0")
+
+
+@pytest.mark.parametrize("lost", [forget_state, as_an_earlier_version_left_it, die_while_landing])
+def test_changes_of_rows_without_a_cursor_go_on_from_what_has_landed(
+    desk: Desk, lost: Callable[[Desk], None]
+):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', NULL), (2, 'beside it', NULL)")
+    desk.sync()
+    set_null(desk, "two")
+    desk.sync()
+    lost(desk)
+    set_null(desk, "three")
+    assert desk.sync().tables[0].landed == 1
+    assert [subject for _, subject in of_null(desk)] == ["one", "two", "three"]
+    assert all(len(images) == 1 for images in positions(desk).values())
+
+
+def test_a_row_without_a_cursor_of_which_two_contents_wait_gets_well_by_the_next_sync(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', NULL)")
+    desk.sync()
+    # As an earlier version landed a change: at the position of the first version.
+    forget_state(desk)
+    set_null(desk, "two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NullRows, "changed", lambda _self, events: Changed(events))
+        desk.sync()
+    as_an_earlier_version_left_it(desk)
+    assert desk.sync().tables[0].landed == 1
+    assert [subject for _, subject in of_null(desk)] == ["one", "two", "two"]
+    assert desk.sync().tables[0].landed == 0
+
+
+def test_a_row_without_a_cursor_that_has_changed_too_often_is_refused_until_it_is_read_anew(desk: Desk):
+    desk.run("INSERT INTO tickets VALUES (1, 'one', NULL)")
+    desk.sync()
+    with closing(sqlite3.connect(desk.store.folder / FILE)) as base, base:
+        base.execute("UPDATE null_rows SET ordinal = ?", (NULL_ORDINALS.stop - 4,))
+    set_null(desk, "the last one")
+    assert desk.sync().tables[0].landed == 1
+    set_null(desk, "one too many")
+    with pytest.raises(QueryRefused, match="no position is left") as refused:
+        desk.sync()
+    assert "omnisupport-ingest sync desk --table tickets --full-refresh" in refused.value.fix
+    desk.refresh("no position is left")
+    desk.sync()
+    assert desk.subjects() == {1: "one too many"}

@@ -350,7 +350,7 @@ class Desk:
         for name, changes in self.told().items():
             assert checks[name].passed == (not any(asks for *_, asks in changes)), name
             if not checks[name].passed:
-                assert f"contracts propose {name}" in checks[name].summary
+                assert f".{name}" in checks[name].summary
         assert checks[BESIDE].passed
 
     def contracts_follow(self) -> dict[str, list[tuple[str, str]]]:
