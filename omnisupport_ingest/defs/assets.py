@@ -20,6 +20,7 @@ from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.backfills import BackfillRefused, refuse_range
 from omnisupport_ingest.defs.freshness import service_level_metadata
 from omnisupport_ingest.defs.metadata import (
     add_to_materializations,
@@ -224,10 +225,10 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         if contract is not None and _waits(context, workspace, contract):
             return
         replay = keys.TAKE_NEW_TAG not in context.run.tags
+        windows: Sequence[str] = ()
         if table.partitions is not None:
+            windows = _windows(context, table.partitions, replay=replay)
             _refuse_replay(context, workspace, replay=replay)
-        of_windows = context.has_partition_key_range or context.has_partition_key
-        windows = context.partition_keys if of_windows else ()
         with (
             tracing.span("table", table=table.spec.path, windows=len(windows), replay=replay),
             named_spark_errors(workspace.settings),
@@ -291,6 +292,31 @@ def _mirror(
             checkpoint = with_found(checkpoint, BY_HAND)
         entries[partition] = {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}
     add_to_materializations(context, entries)
+
+
+def _windows(
+    context: dg.AssetExecutionContext, partitions: dg.PartitionsDefinition[str], *, replay: bool
+) -> Sequence[str]:
+    """Return the windows of the run; ``BackfillRefused`` if it names none, or one that is no partition.
+
+    A run without windows would record a materialization of no partition, as the newest of the table.
+    """
+    source = context.asset_key.path[0]
+    if not (context.has_partition_key_range or context.has_partition_key):
+        raise BackfillRefused(
+            f"The run names no window of {source}: it was launched without a partition.",
+            fix="Choose partitions: in the UI, select the assets of the source and press Materialize. Or run "
+            "`omnisupport-ingest replay`.",
+        )
+    asked = context.partition_key_range
+    if replay:
+        refuse_range(partitions, asked.start, asked.end, source)
+        return context.partition_keys
+    # The clock of the sensor that asked may be ahead of this machine's: a part of its windows will do.
+    windows = context.partition_keys if partitions.has_partition_key(asked.start) else ()
+    if not windows:
+        refuse_range(partitions, asked.start, asked.end, source)
+    return windows
 
 
 def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:
