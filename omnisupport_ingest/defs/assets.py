@@ -42,6 +42,7 @@ from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import has_session, has_slot_to_spare, is_apart, session_apart
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
+from omnisupport_ingest.wording import counted
 
 _LAKE_KINDS = {"spark", "deltalake"}
 
@@ -309,13 +310,11 @@ def _windows(
             "`omnisupport-ingest replay`.",
         )
     asked = context.partition_key_range
-    if replay:
+    # The clock of the sensor that asks for new batches may be ahead of this machine's: a part of its windows
+    # will do.
+    if replay or asked.end < asked.start or not partitions.has_partition_key(asked.start):
         refuse_range(partitions, asked.start, asked.end, source)
-        return context.partition_keys
-    # The clock of the sensor that asked may be ahead of this machine's: a part of its windows will do.
-    windows = context.partition_keys if partitions.has_partition_key(asked.start) else ()
-    if not windows:
-        refuse_range(partitions, asked.start, asked.end, source)
+    windows: Sequence[str] = context.partition_keys
     return windows
 
 
@@ -339,7 +338,7 @@ def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> No
         # Every table of the run comes here, and they all leave out the same.
         _warned.add((context.run_id, source))
         named = f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0]
-        context.log.warning(f"{len(sealed)} sealed windows of {source} stay as they are: {named}.")
+        context.log.warning(f"Left as sealed: {counted(len(sealed), 'window')} of {source}, {named}.")
 
 
 def _by_hand(context: dg.AssetExecutionContext) -> bool:

@@ -22,6 +22,7 @@ from dagster._core.utils import make_new_backfill_id
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.wording import counted
 
 _FINISHED = (
     BulkActionStatus.COMPLETED,
@@ -105,7 +106,7 @@ def launch_backfill(
         subsets[key] = of_windows[partitions]
     if not subsets or not windows:
         raise BackfillRefused(
-            f"There is nothing to backfill for {source!r} and {len(windows)} windows.",
+            f"There is nothing to backfill for {source!r} and {counted(len(windows), 'window')}.",
             fix=f"Name at least one window, and one of these sources: {', '.join(_sources(graph))}.",
         )
     backfill_id = backfill_id or make_new_backfill_id()
@@ -118,7 +119,7 @@ def launch_backfill(
             partitions_subsets_by_asset_key=subsets
         ),
         title=wanted.reason,
-        description=wanted.description or f"Replay of {len(windows)} windows of {source}.",
+        description=wanted.description or f"Replay of {counted(len(windows), 'window')} of {source}.",
         run_config=None,
     )
     with failpoint("dagster.backfill", backfill_id):
