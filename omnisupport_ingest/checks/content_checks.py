@@ -11,6 +11,7 @@ from omnisupport_ingest.contracts.sources import SourceKind, sources_in_force
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.dimensions import known_live_rows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.wording import counted
 
 
 def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContract) -> CheckFinding:
@@ -21,7 +22,7 @@ def keys_unique(workspace: Workspace, spark: SparkSession, contract: TableContra
     numbers: dict[str, int | float] = {"rows": total or 0, "keys_repeated": repeated}
     if repeated:
         summary = (
-            f"{repeated} keys have more than one row. Find the rows that differ from the source: "
+            f"With more than one row: {counted(repeated, 'key')}. Find the rows that differ from the source: "
             f"omnisupport-ingest verify {contract.source} --table {contract.name} --full"
         )
         return CheckFinding(False, summary, numbers)
@@ -37,8 +38,9 @@ def no_unresolved_cells(workspace: Workspace, spark: SparkSession, contract: Tab
     numbers: dict[str, int | float] = {"rows_unresolved": rows, "cells_unresolved": cells or 0}
     if rows:
         summary = (
-            f"{cells} cells of {rows} live rows are unresolved: no accepted event carried them. Release "
-            f"what waits, if anything does (omnisupport-ingest quarantine list --source {contract.source}), "
+            f"Unresolved: {counted(cells, 'cell')} of {counted(rows, 'live row')}, which no accepted event "
+            "carried. Release what waits, if anything does (omnisupport-ingest quarantine list --source "
+            f"{contract.source}), "
             f"or {_read_again(workspace, contract)}"
         )
         return CheckFinding(False, summary, numbers)
@@ -69,7 +71,7 @@ def meets_contract(workspace: Workspace, spark: SparkSession, contract: TableCon
     broken = failures(known_live_rows(_rows_of(workspace, spark, contract)), contract)
     numbers: dict[str, int | float] = {"checks_broken": len(broken)}
     if broken:
-        named = ", ".join(f"{name} ({rows} rows)" for name, rows in broken.items())
+        named = ", ".join(f"{name} ({counted(rows, 'row')})" for name, rows in broken.items())
         summary = (
             f"Broken: {named}. Find the events of a row: omnisupport-ingest explain {contract.name} "
             f"--source {contract.source} --key KEY"

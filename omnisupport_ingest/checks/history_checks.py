@@ -41,6 +41,7 @@ from omnisupport_ingest.layers.table_news import concerns
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Position
+from omnisupport_ingest.wording import agreeing, counted
 
 _NOT_YET = CheckFinding(
     True, "The history has not been made yet, or not since its contract or the program changed."
@@ -76,7 +77,8 @@ def open_rows_are_current_state(
     open_rows, wrong = both.agg(F.count("here._cdc_key"), F.count_if(_differs(contract))).collect()[0]
     numbers: dict[str, int | float] = {"open_versions": open_rows, "keys_different": wrong, "compared": 1}
     if wrong:
-        return CheckFinding(False, f"{wrong} keys differ from {against}. {_again(contract)}", numbers)
+        keys = f"{counted(wrong, 'key')} {agreeing(wrong, 'differs', 'differ')}"
+        return CheckFinding(False, f"{keys} from {against}. {_again(contract)}", numbers)
     cursor = state.checkpoint.cursor if state is not None else ""
     return CheckFinding(True, f"The open versions are {against}, at {cursor or 'no event'}.", numbers)
 
@@ -102,9 +104,9 @@ def versions_do_not_overlap(
     versions, wrong = rows.agg(F.count(F.lit(1)), F.count_if(empty | overlaps)).collect()[0]
     numbers: dict[str, int | float] = {"versions": versions, "versions_wrong": wrong}
     if wrong:
-        summary = f"{wrong} versions are empty or overlap the next one. {_again(contract)}"
+        summary = f"Empty, or overlapping the next one: {counted(wrong, 'version')}. {_again(contract)}"
         return CheckFinding(False, summary, numbers)
-    return CheckFinding(True, f"None of {versions} versions overlaps another of its key.", numbers)
+    return CheckFinding(True, f"None of {counted(versions, 'version')} overlaps another of its key.", numbers)
 
 
 def _again(contract: TableContract) -> str:

@@ -40,6 +40,7 @@ from omnisupport_ingest.read.verified import verified_of
 from omnisupport_ingest.review.quarantine_stock import rises_of
 from omnisupport_ingest.review.quarantined import Filter, Quarantined, quarantined
 from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest.wording import counted
 
 RISES_WITHIN = timedelta(days=1)
 """The quarantine is compared with that of this long ago."""
@@ -65,8 +66,8 @@ def sentinel_empty(workspace: Workspace, source: str) -> CheckFinding:
     events = sum(each.out_of_range for each in workspace.landing(source).landed().epochs)
     if events:
         summary = (
-            f"{events} events were committed before the first window or far ahead of the clock. They are in "
-            f"quarantine, in the partition {OUT_OF_RANGE}. See: omnisupport-ingest quarantine list "
+            f"Committed before the first window or far ahead of the clock: {counted(events, 'event')}. "
+            f"Quarantined in the partition {OUT_OF_RANGE}. See: omnisupport-ingest quarantine list "
             f"--source {source}"
         )
         return CheckFinding(False, summary, {"events": events})
@@ -122,8 +123,8 @@ def _table_complete(workspace: Workspace, contract: TableContract, facts: _Landi
     missing = _unshown_batches(workspace, contract, facts)
     if missing:
         summary = (
-            f"The dimension does not show {missing} batches yet that belong to its snapshot or to the "
-            "stream below it. The sensor requests runs of their windows. See: omnisupport-ingest status "
+            f"The dimension does not show {counted(missing, 'batch')} yet of its snapshot or of the stream "
+            "below it. The sensor requests runs of their windows. See: omnisupport-ingest status "
             f"--source {contract.source}"
         )
         return CheckFinding(False, summary, {"batches_missing": missing})
@@ -244,7 +245,8 @@ def _table_fresh(source: str, found: Freshness, level: ServiceLevel) -> CheckFin
         return CheckFinding(False, f"{promised} broken: {why}. {_help(source, found, level)}", numbers)
     if lag is None:
         return CheckFinding(True, "Nothing of a stream has landed, and nothing waits.", numbers)
-    return CheckFinding(True, f"{promised} kept: the dimension is {lag:.0f} seconds behind.", numbers)
+    behind_by = f"{lag:.0f} of {level.within:.0f} seconds"
+    return CheckFinding(True, f"{promised} kept: the dimension is behind by {behind_by}.", numbers)
 
 
 def _help(source: str, found: Freshness, level: ServiceLevel) -> str:
@@ -253,8 +255,8 @@ def _help(source: str, found: Freshness, level: ServiceLevel) -> str:
         return f"See: omnisupport-ingest verify {source} --checksums"
     if found.unshown_batches:
         return (
-            f"{found.unshown_batches} batches with changes of the table have landed and are not shown: look "
-            f"at the runs (omnisupport-ingest status --source {source})."
+            f"Landed with changes of the table, and not shown: {counted(found.unshown_batches, 'batch')}. "
+            f"Look at the runs (omnisupport-ingest status --source {source})."
         )
     return (
         "The table shows all that has landed: is capture running "
@@ -282,8 +284,9 @@ def counts_add_up(workspace: Workspace, source: str) -> CheckFinding:
         return CheckFinding(False, summary, numbers)
     return CheckFinding(
         True,
-        f"{total.raw} raw events = {total.deduped} deduped + {total.duplicates} duplicates + "
-        f"{total.quarantined} quarantined, in each of {standing.judged} windows.",
+        f"{counted(total.raw, 'raw event')} = {total.deduped:,} deduped + "
+        f"{counted(total.duplicates, 'duplicate')} + "
+        f"{total.quarantined} quarantined, in {counted(standing.judged, 'window')}, and so in each.",
         numbers,
     )
 
@@ -296,12 +299,13 @@ def no_collisions(workspace: Workspace, source: str) -> CheckFinding:
     left = _unreviewed(workspace, source, COLLISION, standing)
     if left:
         summary = (
-            f"{len(left)} events share a position with different content, in {_windows_of(left)}. "
+            f"{counted(len(left), 'event')} at positions with different content, in {_windows_of(left)}. "
             f"Neither copy was accepted. {_REVIEW.format(source=source, reason=COLLISION)}"
         )
         return CheckFinding(False, summary, {**numbers, "collisions_unreviewed": len(left)})
-    reviewed = f"all {rows[COLLISION]} collisions reviewed" if rows[COLLISION] else "none for a collision"
-    return CheckFinding(True, f"{rows.total()} events are in quarantine, {reviewed}.", numbers)
+    collisions = rows[COLLISION]
+    reviewed = f"{counted(collisions, 'collision')} reviewed" if collisions else "none for a collision"
+    return CheckFinding(True, f"In quarantine: {counted(rows.total(), 'event')}, {reviewed}.", numbers)
 
 
 def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
@@ -310,8 +314,8 @@ def epochs_in_order(workspace: Workspace, source: str) -> CheckFinding:
     numbers: dict[str, int | float] = {"events": len(left)}
     if left:
         summary = (
-            f"{len(left)} events of an older epoch landed after a newer one began, in "
-            f"{_windows_of(left)}. They are in quarantine. "
+            f"{counted(len(left), 'event')} of an older epoch landed after a newer one began, in "
+            f"{_windows_of(left)}. Quarantined. "
             f"{_REVIEW.format(source=source, reason=OLDER_EPOCH)}"
         )
         return CheckFinding(False, summary, numbers)
@@ -330,14 +334,14 @@ def quarantine_not_rising(workspace: Workspace, source: str, now: datetime) -> C
         named = ", ".join(f"{rise.reason} {rise.events} (+{rise.more})" for rise in risen[:_NAMED])
         others = len(risen) - _NAMED
         if others > 0:
-            named += f" and {others} more reasons"
+            named += f" and {counted(others, 'more reason')}"
         summary = (
-            f"The quarantine holds {more} more undiscarded events than a day ago: {named}. See them: "
-            f"omnisupport-ingest quarantine list --source {source}"
+            f"The quarantine holds {counted(more, 'more undiscarded event')} than a day ago: {named}. "
+            f"See them: omnisupport-ingest quarantine list --source {source}"
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(
-        True, f"{total} events are in quarantine; no reason has more than a day ago.", numbers
+        True, f"In quarantine: {counted(total, 'event')}; no reason has more than a day ago.", numbers
     )
 
 
@@ -363,4 +367,4 @@ def _windows_of(rows: Sequence[Quarantined]) -> str:
 def _named(windows: list[str]) -> str:
     shown = ", ".join(windows[:_NAMED])
     more = len(windows) - _NAMED
-    return f"{shown} and {more} more windows" if more > 0 else shown
+    return f"{shown} and {counted(more, 'more window')}" if more > 0 else shown

@@ -24,6 +24,7 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.schema_changes import BREAKING, asking, judged_changes, seen_at
 from omnisupport_ingest.windows import KEY_FORMAT, OUT_OF_RANGE
+from omnisupport_ingest.wording import agreeing, counted
 
 LEAST_WINDOWS = 8
 """Number of earlier windows that are needed to learn a range."""
@@ -130,7 +131,7 @@ def _rules_of(
         **{f"broken_{rule}": count for rule, count in of_table.items()},
     }
     if not of_table:
-        return CheckFinding(True, f"Every rule is kept in the newest {windows} windows.", numbers)
+        return CheckFinding(True, f"Every rule is kept in the newest {counted(windows, 'window')}.", numbers)
     withheld = any(policies.get(rule, QUARANTINE) in WITHHOLDING for rule in of_table)
     named = ", ".join(
         f"{rule} {count} ({policies.get(rule, QUARANTINE)})" for rule, count in of_table.items()
@@ -138,8 +139,8 @@ def _rules_of(
     samples = {rule: keys[name] for rule in of_table if (name := f"{contract.name}/{rule}") in keys}
     return CheckFinding(
         False,
-        f"Rows of the newest {windows} windows break rules of their contract: {named}. See what was "
-        f"withheld: omnisupport-ingest quarantine list --source {contract.source}",
+        f"Rows of the newest {counted(windows, 'window')} break rules of their contract: {named}. "
+        f"See what was withheld: omnisupport-ingest quarantine list --source {contract.source}",
         numbers,
         severity=ERROR if withheld else WARN,
         samples=samples,
@@ -171,13 +172,12 @@ def _volume(contract: TableContract, windows: Sequence[str], counts: Sequence[in
     between, events = range_of(expected, counts[:-1]), counts[-1]
     numbers: dict[str, int | float] = {"events": events, "windows_before": len(counts) - 1}
     if between is None:
-        return CheckFinding(
-            True, f"The expectation is still learning: {len(counts) - 1} windows are closed.", numbers
-        )
+        learnt = counted(len(counts) - 1, "closed window")
+        return CheckFinding(True, f"The expectation is still learning, from {learnt}.", numbers)
     numbers |= {
         name: bound for name, bound in (("low", between.low), ("high", between.high)) if bound is not None
     }
-    summary = f"Window {windows[-1]} has {events} events; expected are {between}."
+    summary = f"Window {windows[-1]} has {counted(events, 'event')}; expected are {between}."
     if between.holds(events):
         return CheckFinding(True, summary, numbers)
     return CheckFinding(
@@ -209,7 +209,8 @@ def not_quiet(
             found[contract.name] = CheckFinding(True, "The expectation is still learning.", numbers)
             continue
         numbers["high"] = between.high
-        summary = f"The last {now} closed windows have no event; usual are at most {between.high:g}."
+        quiet = counted(now, "closed window")
+        summary = f"Without an event since: {quiet}; usual are at most {between.high:g}."
         passed = now <= between.high
         found[contract.name] = CheckFinding(
             passed,
@@ -275,7 +276,8 @@ def references_kept(workspace: Workspace, spark: SparkSession, contract: TableCo
             continue
         severity = ERROR if reference.severity == ERROR else severity
         problems.append(
-            f"{found[0]} rows refer to no live row of {reference.table} by {', '.join(reference.columns)}, "
+            f"{counted(found[0], 'row')} {agreeing(found[0], 'refers', 'refer')} to no live row of "
+            f"{reference.table} by {', '.join(reference.columns)}, "
             f"{found[1]} of them to a deleted row"
         )
         if not hidden:

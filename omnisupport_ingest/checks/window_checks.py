@@ -9,6 +9,7 @@ from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.explained import UNEXPLAINED
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.wording import counted
 
 _NAMED = 3
 
@@ -52,7 +53,7 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
         )
         return CheckFinding(False, summary, numbers)
     return CheckFinding(
-        True, f"{changed} windows were changed by their last replay, each explained.", numbers
+        True, f"Changed by its last replay, and explained: {counted(changed, 'window')}.", numbers
     )
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from omnisupport_ingest.wording import counted as counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -37,12 +39,6 @@ _COLOURS = {
 
 
 # --- numbers and times ------------------------------------------------------------------------------------
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: ``1 run``, ``2 runs``, ``1,300 batches``."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def some(names: Sequence[str], most: int = 5) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from omnisupport_ingest.layers.workspace import Workspace
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
 
-_RUNS_SHOWN = 3
+_GOING_ON_SHOWN = 10
+_ENDED_SHOWN = 3
 _CHECKS_SHOWN = 3
 
 
@@ -78,9 +79,8 @@ def platform_facts(platform: dict[str, Any], *, everything: bool) -> Iterator[tu
         tick = f", last tick {render.ago(last)}" if last else ""
         yield "sensors", f"{len(sensors) - len(unwell)} of {len(sensors)} well{tick}"
         yield from (("", _sensor_line(each)) for each in unwell)
-    runs = (platform["runs"] or [])[: 100 if everything else _RUNS_SHOWN]
-    if runs:
-        yield "runs", "\n".join(map(_run_line, runs))
+    if platform["runs"]:
+        yield "runs", "\n".join(_run_lines(platform["runs"], everything=everything))
     if platform["checks"] is not None:
         yield "checks", _checks_line(platform["checks"], everything=everything)
 
@@ -102,15 +102,26 @@ def _sensor_line(sensor: dict[str, Any]) -> str:
     return f"{sensor['name']} {state}, {render.ago(sensor['tick_at'])}: {answer}"
 
 
+def _run_lines(runs: list[dict[str, Any]], *, everything: bool) -> Iterator[str]:
+    """Yield a line for each run that goes on, in the order given, and for the first that have ended."""
+    going_on = [each for each in runs if each["going_on"]]
+    ended = [each for each in runs if not each["going_on"]]
+    shown = going_on if everything else going_on[:_GOING_ON_SHOWN]
+    yield from map(_run_line, shown)
+    if len(going_on) > len(shown):
+        yield f"and {len(going_on) - len(shown):,} more that go on (--all)"
+    yield from map(_run_line, ended if everything else ended[:_ENDED_SHOWN])
+
+
 def _run_line(run: dict[str, Any]) -> str:
     name = f"{run['job']} {run['run_id'][:8]}"
     if run["going_on"]:
         since = f" for {render.since(run['began'])}" if run["began"] else ""
         return f"{name} {run['status'].lower()}{since}"
-    if run["ended"] is None or run["began"] is None:
-        return f"{name} {run['status'].lower()}"
-    took = datetime.fromisoformat(run["ended"]) - datetime.fromisoformat(run["began"])
     outcome = {"SUCCESS": "succeeded", "FAILURE": "FAILED"}.get(run["status"], run["status"].lower())
+    if run["ended"] is None or run["began"] is None:
+        return f"{name} {outcome}"
+    took = datetime.fromisoformat(run["ended"]) - datetime.fromisoformat(run["began"])
     return f"{name} {outcome} {render.ago(run['ended'])}, took {render.span(took.total_seconds())}"
 
 

@@ -20,6 +20,7 @@ from omnisupport_ingest import tracing
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, SourceKind, Sources
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.backfills import BackfillRefused, refuse_range
 from omnisupport_ingest.defs.freshness import service_level_metadata
 from omnisupport_ingest.defs.metadata import (
     add_to_materializations,
@@ -41,6 +42,7 @@ from omnisupport_ingest.layers.retyping import waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import has_session, has_slot_to_spare, is_apart, session_apart
 from omnisupport_ingest.runtime.spark_errors import named_spark_errors
+from omnisupport_ingest.wording import counted
 
 _LAKE_KINDS = {"spark", "deltalake"}
 
@@ -224,10 +226,10 @@ def lake_asset(table: LakeTable) -> dg.AssetsDefinition:
         if contract is not None and _waits(context, workspace, contract):
             return
         replay = keys.TAKE_NEW_TAG not in context.run.tags
+        windows: Sequence[str] = ()
         if table.partitions is not None:
+            windows = _windows(context, table.partitions, replay=replay)
             _refuse_replay(context, workspace, replay=replay)
-        of_windows = context.has_partition_key_range or context.has_partition_key
-        windows = context.partition_keys if of_windows else ()
         with (
             tracing.span("table", table=table.spec.path, windows=len(windows), replay=replay),
             named_spark_errors(workspace.settings),
@@ -299,6 +301,29 @@ def _mirror(
     add_to_materializations(context, entries)
 
 
+def _windows(
+    context: dg.AssetExecutionContext, partitions: dg.PartitionsDefinition[str], *, replay: bool
+) -> Sequence[str]:
+    """Return the windows of the run; ``BackfillRefused`` if it names none, or one that is no partition.
+
+    A run without windows would record a materialization of no partition, as the newest of the table.
+    """
+    source = context.asset_key.path[0]
+    if not (context.has_partition_key_range or context.has_partition_key):
+        raise BackfillRefused(
+            f"The run names no window of {source}: it was launched without a partition.",
+            fix="Choose partitions: in the UI, select the assets of the source and press Materialize. Or run "
+            "`omnisupport-ingest replay`.",
+        )
+    asked = context.partition_key_range
+    # The clock of the sensor that asks for new batches may be ahead of this machine's: a part of its windows
+    # will do.
+    if replay or asked.end < asked.start or not partitions.has_partition_key(asked.start):
+        refuse_range(partitions, asked.start, asked.end, source)
+    windows: Sequence[str] = context.partition_keys
+    return windows
+
+
 def _refuse_replay(context: dg.AssetExecutionContext, workspace: Workspace, *, replay: bool) -> None:
     """Raise if the run's windows may not be rebuilt: ``BackfillsRefused`` if the decision table forbids it,
     ``WindowSealed`` if all of them are sealed.
@@ -319,7 +344,7 @@ def _leave_sealed(context: dg.AssetExecutionContext, workspace: Workspace) -> No
         # Every table of the run comes here, and they all leave out the same.
         _warned.add((context.run_id, source))
         named = f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0]
-        context.log.warning(f"{len(sealed)} sealed windows of {source} stay as they are: {named}.")
+        context.log.warning(f"Left as sealed: {counted(len(sealed), 'window')} of {source}, {named}.")
 
 
 def _by_hand(context: dg.AssetExecutionContext) -> bool:

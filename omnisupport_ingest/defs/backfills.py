@@ -22,6 +22,7 @@ from dagster._core.utils import make_new_backfill_id
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
+from omnisupport_ingest.wording import counted
 
 _FINISHED = (
     BulkActionStatus.COMPLETED,
@@ -34,10 +35,10 @@ _SUCCEEDED = (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS)
 
 
 class BackfillRefused(IngestError):
-    """A backfill names no window, or one that Dagster does not know; or no backfill has the id.
+    """A backfill or a run names no window, or one that Dagster does not know; or no backfill has the id.
 
-    Fix: Name windows between the home's first and now, by their start in UTC. The UI lists the ids under
-    Backfills.
+    Fix: Name windows between the home's first and now, by their start in UTC, the earlier end of a range
+    first. The UI lists the ids under Backfills.
     """
 
 
@@ -105,7 +106,7 @@ def launch_backfill(
         subsets[key] = of_windows[partitions]
     if not subsets or not windows:
         raise BackfillRefused(
-            f"There is nothing to backfill for {source!r} and {len(windows)} windows.",
+            f"There is nothing to backfill for {source!r} and {counted(len(windows), 'window')}.",
             fix=f"Name at least one window, and one of these sources: {', '.join(_sources(graph))}.",
         )
     backfill_id = backfill_id or make_new_backfill_id()
@@ -118,7 +119,7 @@ def launch_backfill(
             partitions_subsets_by_asset_key=subsets
         ),
         title=wanted.reason,
-        description=wanted.description or f"Replay of {len(windows)} windows of {source}.",
+        description=wanted.description or f"Replay of {counted(len(windows), 'window')} of {source}.",
         run_config=None,
     )
     with failpoint("dagster.backfill", backfill_id):
@@ -129,14 +130,33 @@ def launch_backfill(
 def _subset(
     partitions: dg.PartitionsDefinition[Any], windows: Sequence[str], source: str
 ) -> PartitionsSubset:
+    _refuse_unknown(partitions, windows, source)
+    return partitions.subset_with_partition_keys(windows)
+
+
+def refuse_range(partitions: dg.PartitionsDefinition[Any], first: str, last: str, source: str) -> None:
+    """Raise ``BackfillRefused`` if ``first`` to ``last`` is not a range of partitions.
+
+    Dagster itself takes a range that ends before it begins, or that lies ahead, for one without windows.
+    """
+    _refuse_unknown(partitions, [first, last], source)
+    # Keys sort as their times do.
+    if last < first:
+        raise BackfillRefused(
+            f"The range of windows ends before it begins: {first} to {last}.",
+            fix=f"Name the earlier window first: {last} to {first}.",
+        )
+
+
+def _refuse_unknown(partitions: dg.PartitionsDefinition[Any], windows: Sequence[str], source: str) -> None:
     unknown = [window for window in windows if not partitions.has_partition_key(window)]
     if unknown:
+        first, last = partitions.get_first_partition_key(), partitions.get_last_partition_key()
         raise BackfillRefused(
             f"{unknown[0]!r} is not a window that {source} has had so far.",
             fix="Name windows by their start in UTC, like 2026-01-31T0900, between the home's first "
-            "window and now.",
+            f"window ({first}) and now ({last}).",
         )
-    return partitions.subset_with_partition_keys(windows)
 
 
 def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillStatus:

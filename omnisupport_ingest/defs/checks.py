@@ -20,6 +20,7 @@ from omnisupport_ingest.checks.findings import CheckFinding
 from omnisupport_ingest.contracts import quality
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.costly_checks import leaves_out
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.runtime.spark import LONG_ROWS, has_session, session_apart
@@ -294,18 +295,27 @@ def _content_check(
     finding: Callable[[Workspace, SparkSession, TableContract], CheckFinding],
     session: _Session,
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=keys.dimension_key(contract), name=name, description=_description(finding))
+    asset = keys.dimension_key(contract)
+
+    @dg.multi_asset_check(
+        name=f"{'__'.join(asset.path)}_{name}",
+        specs=[dg.AssetCheckSpec(name, asset=asset, description=_description(finding))],
+        can_subset=True,
+    )
     def check(
         context: dg.AssetCheckExecutionContext,
         workspace: dg.ResourceParam[Workspace],
         pyspark: LazyPySparkResource,
-    ) -> dg.AssetCheckResult:
+    ) -> Iterator[dg.AssetCheckResult]:
+        if leaves_out(context, f"It reads all rows: {keys.audit_job_name(contract.source)} checks it."):
+            return
         with named_spark_errors(workspace.settings):
             # Spark may take a minute to begin, and what chooses it looks at every table in turn.
             spark = session(workspace, pyspark)
             # Reading rows may take minutes, so the checks of logs that follow look anew.
             workspace = workspace.looking_once(f"{context.run.run_id}, {contract.name}, {name}")
-            return _result(finding(workspace, spark, contract), _ERROR)
+            found = finding(workspace, spark, contract)
+        yield _result(found, _ERROR, asset=asset, name=name)
 
     return check
 

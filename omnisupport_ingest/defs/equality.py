@@ -1,8 +1,8 @@
 """Compares source and dimensions: an asset check of every dimension, its job, and a schedule that is off.
 
-The check queries the source, so no ingest run makes it. It fails if a key differs at two LSNs one after
-another. A table that cannot be compared now, for example under heavy traffic, keeps its last result for an
-hour; after that the check warns.
+The check queries the source, so no run that makes tables makes it. It fails if a key differs at two LSNs
+one after another. A table that cannot be compared now, for example under heavy traffic, has no new result:
+its last one counts on for an hour. After that the check warns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,20 @@ import dagster as dg
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.costly_checks import leaves_out
 from omnisupport_ingest.defs.lost_runs import run_executor
 from omnisupport_ingest.equality.checking import Checked, CheckOptions, check_source, not_comparable
 from omnisupport_ingest.equality.standing import protected_key
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.read.freshness import verified_in_words
-from omnisupport_ingest.read.verified import DIFFERS, write_verified
+from omnisupport_ingest.read.freshness import in_words, verified_in_words
+from omnisupport_ingest.read.verified import (
+    DIFFERS,
+    EQUAL,
+    NOT_COMPARABLE,
+    PART_EQUAL,
+    Verified,
+    write_verified,
+)
 from omnisupport_ingest.runtime.dagster_home import BESIDE_TAG
 from omnisupport_ingest.settings import Settings
 from omnisupport_ingest.sources.postgres.session.errors import PreflightFailed, SourceUnavailable
@@ -50,7 +58,7 @@ def build_equality(
         return dg.Definitions()
     checks = _checks(definition, contracts)
     job = dg.define_asset_job(
-        f"verify_{definition.name}",
+        _job_name(definition.name),
         selection=dg.AssetSelection.checks(checks),
         description=f"Compares the dimensions of {definition.name} with their source at one LSN, by "
         "checksums of key ranges.",
@@ -60,6 +68,10 @@ def build_equality(
     return dg.Definitions(
         asset_checks=[checks], jobs=[job], schedules=[_schedule(settings, definition.name, job.name)]
     )
+
+
+def _job_name(source: str) -> str:
+    return f"verify_{source}"
 
 
 def _checks(definition: SourceDefinition, contracts: Sequence[TableContract]) -> dg.AssetChecksDefinition:
@@ -81,10 +93,14 @@ def _checks(definition: SourceDefinition, contracts: Sequence[TableContract]) ->
     def equal_to_source(
         context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
     ) -> Iterator[dg.AssetCheckResult]:
+        if leaves_out(context, f"It asks the source: {_job_name(definition.name)} compares."):
+            return
         chosen = [by_asset[key.asset_key] for key in context.selected_asset_check_keys]
         for checked in _checked(workspace, definition, chosen):
             context.log.info(f"{checked.contract.name}: {checked.note.state}: {checked.note.why}.")
-            yield _result(checked, datetime.now(UTC))
+            result = _result(checked, datetime.now(UTC))
+            if result is not None:
+                yield result
 
     return equal_to_source
 
@@ -107,12 +123,12 @@ def _checked(
     return found
 
 
-def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
+def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult | None:
+    """Return the result of a check; None if the table was not compared and that is no reason to warn yet."""
     note, contract = checked.note, checked.contract
     through = note.through
-    # With a delayed merge a table cannot be compared until the merge is due.
-    waits = contract.delayed_merge.max_age if contract.delayed_merge is not None else timedelta(0)
-    waits_long = note.waits_since is not None and now - note.waits_since > STALE_AFTER + waits
+    if note.state == NOT_COMPARABLE and not _waits_long(note, contract, now):
+        return None
     metadata: dict[str, dg.MetadataValue] = {
         "state": dg.MetadataValue.text(note.state),
         "rows_compared": dg.MetadataValue.int(note.rows),
@@ -129,15 +145,31 @@ def _result(checked: Checked, now: datetime) -> dg.AssetCheckResult:
         shown = [", ".join(key) for key in checked.differing.keys[:_KEYS_SHOWN]]
         metadata["keys"] = dg.MetadataValue.json(shown)
     differs = note.state == DIFFERS
-    help_of = f" Read them again: omnisupport-ingest verify {contract.source} --repair" if differs else ""
     return dg.AssetCheckResult(
         asset_key=keys.dimension_key(contract),
         check_name=CHECK,
-        passed=not differs and not waits_long,
+        passed=note.state in (EQUAL, PART_EQUAL),
         severity=dg.AssetCheckSeverity.ERROR if differs else dg.AssetCheckSeverity.WARN,
-        description=f"{_capital(verified_in_words(note, now) or note.why)}.{help_of}",
+        description=_description(note, contract, now),
         metadata=metadata,
     )
+
+
+def _waits_long(note: Verified, contract: TableContract, now: datetime) -> bool:
+    # With a delayed merge a table cannot be compared until the merge is due.
+    waits = contract.delayed_merge.max_age if contract.delayed_merge is not None else timedelta(0)
+    return note.waits_since is not None and now - note.waits_since > STALE_AFTER + waits
+
+
+def _description(note: Verified, contract: TableContract, now: datetime) -> str:
+    known = f"{_capital(verified_in_words(note, now) or note.why)}."
+    if note.state == DIFFERS:
+        return f"{known} Read them again: omnisupport-ingest verify {contract.source} --repair"
+    if note.state == NOT_COMPARABLE and note.waits_since is not None:
+        return (
+            f"Not compared with the source for {in_words((now - note.waits_since).total_seconds())}. {known}"
+        )
+    return known
 
 
 def _capital(text: str) -> str:

@@ -68,7 +68,7 @@ def build_jobs(
     """Return the jobs of ``source``, and the hourly schedule of its audit.
 
     Checks that only read logs run with every ingest. Checks that read rows or query the server run only in
-    the audit, so that a small batch does not pay for them.
+    the audit, so that a small batch does not pay for them; ``costly_checks`` sees to that in other runs.
     """
     tables = dg.AssetSelection.assets(*table_keys(contracts, source)).without_checks()
     ingest = dg.define_asset_job(

@@ -16,6 +16,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.sources.kafka.run import KafkaSource
 from omnisupport_ingest.sources.kafka.sync import KafkaReport
+from omnisupport_ingest.wording import counted
 
 TICK_SECONDS = 25.0
 """How long a tick reads; the next tick continues. Dagster ends a tick after a minute."""
@@ -59,7 +60,8 @@ def _summary(report: KafkaReport) -> str:
     more = "" if report.finished or report.faults else " The next tick goes on."
     faults = "".join(f" {each.problem} Fix: {each.fix}" for each in report.faults)
     gone = f" Not on the cluster any more: {', '.join(report.missing)}." if report.missing else ""
-    return f"{report.records} records landed in {len(report.batches)} batches.{more}{gone}{faults}"
+    landed = f"{counted(report.records, 'record')} landed in {counted(len(report.batches), 'batch')}."
+    return f"{landed}{more}{gone}{faults}"
 
 
 def _observed(source: str, report: KafkaReport) -> dg.AssetObservation:

@@ -16,6 +16,7 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.layers.late_replay import Attempt, LateReplay, next_attempt, without_running
 from omnisupport_ingest.layers.pending import pending_windows
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.wording import counted
 
 INTERVAL_SECONDS = 30
 """A replay takes about this long. A tick has a cost, and late events are rare."""
@@ -47,7 +48,8 @@ def late_arrivals_sensor(*, source: str) -> dg.SensorDefinition:
         )
         if not due:
             windows = len({each.window for each in found})
-            reason = f"{windows} windows received late events; a backfill or a run in progress covers them."
+            late = counted(windows, "window")
+            reason = f"{late} received late events, which a backfill or a run in progress takes."
             return dg.SensorResult(skip_reason=reason, cursor=context.cursor)
 
         def find(backfill_id: str) -> Attempt | None:

@@ -26,7 +26,7 @@ from omnisupport_ingest.contracts.decision_table import (
 )
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs.keys import docs_address
-from omnisupport_ingest.lake.checkpoint import Checkpoint, RuleResults
+from omnisupport_ingest.lake.checkpoint import Checkpoint, MergeCost, RuleResults
 from omnisupport_ingest.lake.layout import WHOLE_TABLE
 from omnisupport_ingest.layers import deduped, net_changes, raw
 from omnisupport_ingest.layers.delayed_merge import waiting_merge
@@ -70,7 +70,8 @@ MEANINGS: Mapping[str, str] = {
     "content_hash": "Hash of the rows of the window (of a dimension: of its net changes).",
     "batches": "Batches of the window that were taken in.",
     "generation": "How often the window was rebuilt.",
-    "dagster/row_count": "Rows of the window; of a history, of the table.",
+    "dagster/row_count": "Rows of the window; of a dimension or history, of the table, deleted ones too.",
+    "window_rows": "Net changes of the window, of a dimension.",
     "watermark_lag_seconds": "How far the watermark was behind the commit.",
     "events_raw": "Events of the window, duplicates included.",
     "events_deduped": "Distinct accepted events; of a dimension those of its table.",
@@ -95,7 +96,7 @@ MEANINGS: Mapping[str, str] = {
     "dimension_rows": "Rows of the dimension, deleted ones included.",
     "dimension_content_hash": "Hash of all rows of the dimension.",
     "merge_keys": "Keys that the last update changed.",
-    "merge_keys_share": "The same, as a share of all rows.",
+    "merge_keys_share": "The same, as a share of the rows before it or of those now, whichever are more.",
     "merge_files": "Files that the last update wrote again.",
     "merge_files_share": "The same, as a share of all files.",
     "unmerged_rows": "Rows that wait for a delayed merge.",
@@ -135,8 +136,10 @@ def checkpoint_metadata(
         "content_hash": MetadataValue.text(checkpoint.content_hash),
         "batches": MetadataValue.int(checkpoint.batches),
         "generation": MetadataValue.int(checkpoint.generation),
-        "dagster/row_count": MetadataValue.int(checkpoint.rows),
     }
+    rows = MetadataValue.int(checkpoint.rows)
+    # Dagster shows its own entry as the size of the table; ``dimension_metadata`` knows that of a dimension.
+    entries |= {"window_rows": rows} if checkpoint.layer == NET_CHANGES else {"dagster/row_count": rows}
     if checkpoint.watermark is not None:
         lag = (checkpoint.committed_at - checkpoint.watermark).total_seconds()
         entries["watermark_lag_seconds"] = MetadataValue.float(round(lag, 3))
@@ -206,9 +209,9 @@ def _rules(results: RuleResults) -> Mapping[str, dg.MetadataValue]:
 def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping[str, dg.MetadataValue]:
     """Return what every materialization of a dimension shows about the whole table.
 
-    That is: up to where it is complete, how many keys and files its last update changed, and what waits for a
-    delayed merge. Empty if the table does not exist. The entries of a window, such as its content hash,
-    describe its net changes.
+    That is: how many rows it has, up to where it is complete, how many keys and files its last update
+    changed, and what waits for a delayed merge. Empty if the table does not exist. The entries of a window,
+    such as its content hash, describe its net changes.
     """
     snapshot = workspace.dimension(contract).look()
     state = snapshot.state(WHOLE_TABLE) if snapshot is not None else None
@@ -219,18 +222,13 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
         "complete_to": MetadataValue.text(shown.cursor or "none: no event yet"),
         "dimension_version": MetadataValue.int(snapshot.version),
         "dimension_rows": MetadataValue.int(shown.rows),
+        "dagster/row_count": MetadataValue.int(shown.rows),
         "dimension_content_hash": MetadataValue.text(shown.content_hash),
     }
     if shown.watermark is not None:
         entries["complete_to_time"] = MetadataValue.timestamp(shown.watermark)
     if shown.merges and shown.merges[-1].held and shown.merges[-1].rows:
-        merge = shown.merges[-1]
-        entries |= {
-            "merge_keys": MetadataValue.int(merge.keys),
-            "merge_keys_share": MetadataValue.float(merge.keys / merge.rows),
-            "merge_files": MetadataValue.int(merge.files),
-            "merge_files_share": MetadataValue.float(merge.files / merge.held),
-        }
+        entries |= merge_metadata(shown.merges[-1], shown.rows)
     if shown.marked is not None:
         stored = shown.rows + shown.marked.dead
         entries |= {
@@ -245,6 +243,18 @@ def dimension_metadata(workspace: Workspace, contract: TableContract) -> Mapping
         if waits is not None:
             entries["merge_due"] = MetadataValue.timestamp(waits.due)
     return entries
+
+
+def merge_metadata(merge: MergeCost, rows: int) -> Mapping[str, dg.MetadataValue]:
+    """Return what the last update of a dimension cost. ``rows``: of the dimension now."""
+    # An update adds keys and purges others; and the table may have been made anew since, with fewer rows.
+    most = max(merge.rows, rows, merge.keys)
+    return {
+        "merge_keys": MetadataValue.int(merge.keys),
+        "merge_keys_share": MetadataValue.float(merge.keys / most),
+        "merge_files": MetadataValue.int(merge.files),
+        "merge_files_share": MetadataValue.float(merge.files / merge.held),
+    }
 
 
 def _replay(checkpoint: Checkpoint) -> Mapping[str, dg.MetadataValue]:

@@ -25,6 +25,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.lake_keys import dimension_keys
 from omnisupport_ingest.sources.query.run import QuerySource
 from omnisupport_ingest.sources.query.sync import SyncReport
+from omnisupport_ingest.wording import counted
 
 TICK_SECONDS = 30.0
 """How long a tick reads; the next tick continues. Dagster ends a tick after a minute."""
@@ -143,7 +144,8 @@ def _summary(report: SyncReport) -> str:
         warned += f" Not read, as its schema has changed and its contract says block: {', '.join(blocked)}."
     warned += "".join(f" {each.problem} Fix: {each.fix}" for each in report.faults)
     at = f"{report.clock:%H:%M:%S} UTC"
-    return f"{rows} rows landed in {len(report.batches)} batches, as of {at}.{state}{warned}"
+    landed = f"{counted(rows, 'row')} landed in {counted(len(report.batches), 'batch')}"
+    return f"{landed}, as of {at}.{state}{warned}"
 
 
 def _observed(source: str, report: SyncReport) -> dg.AssetObservation:

@@ -27,6 +27,7 @@ from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
+from omnisupport_ingest.wording import counted
 
 BATCHES_PER_TICK = 500
 """Most batches that a tick requests, in landing order."""
@@ -110,13 +111,14 @@ def wal_batches_sensor(
         if last_failure is not None and now < (again := retry_at(failures, last_failure)):
             # Nothing is requested, so the attempt stays the same.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
-            reason = f"{failures} runs failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
+            failed = counted(failures, "run")
+            reason = f"{failed} failed in a row; the next attempt is at {again:%H:%M:%S} UTC."
             return _nothing(reason, cursor, observations)
 
         if history.ingesting():
             # The cost of a run is mostly fixed, so two at a time would only slow each other down.
             cursor = SensorCursor(pending.last_batch_id, pending.last_lsn, seen.attempt)
-            reason = f"A run is in progress; the next one takes {pending.batches} more batches."
+            reason = f"A run is in progress; the next one takes {counted(pending.batches, 'more batch')}."
             return _nothing(reason, cursor, observations)
 
         newest = partitions.get_last_partition_key()
@@ -179,16 +181,18 @@ def _all_committed(pending: Pending) -> str:
     if pending.last_batch_id is None:
         return "Nothing has landed yet."
     if pending.late_windows:
-        return f"{len(pending.late_windows)} windows received late events: their replay is a backfill."
-    return f"All {pending.landed} batches are committed, up to {pending.last_batch_id}."
+        late = counted(len(pending.late_windows), "window")
+        return f"{late} received late events: the replay is a backfill."
+    landed = counted(pending.landed, "batch")
+    return f"All that has landed is committed: {landed}, up to {pending.last_batch_id}."
 
 
 def _why_waiting(plan: RunPlan) -> str:
     reasons = []
     if plan.running:
-        reasons.append(f"a run in progress covers {len(plan.running)} windows")
+        reasons.append(f"a run in progress covers {counted(len(plan.running), 'window')}")
     if plan.ahead:
-        reasons.append(f"{len(plan.ahead)} windows lie ahead of the clock, from {plan.ahead[0]}")
+        reasons.append(f"{counted(len(plan.ahead), 'window')} ahead of the clock, from {plan.ahead[0]}")
     return "Waiting: " + "; ".join(reasons) + "."
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Generic, TypeVar
 
-import psycopg2
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
 from omnisupport_ingest.demo.actor import Actor
-from omnisupport_ingest.sources.postgres.session.connection import writer_dsn
+from omnisupport_ingest.sources.postgres.session.connection import connect_writer, source_errors
 
 A = TypeVar("A", bound=Actor)
 
@@ -65,9 +64,10 @@ class Domain(Generic[A]):
     def prepare(self, dsn: str, seed: int, *, size: int | None = None) -> bool:
         """Make the tables and fill them in one transaction; False, and no change, if they exist.
 
-        The same ``seed`` and ``size`` (rows of ``shown``) give the same rows.
+        The same ``seed`` and ``size`` (rows of ``shown``) give the same rows. Raises ``SourceUnavailable``.
         """
-        with closing(psycopg2.connect(writer_dsn(dsn))) as connection, connection:
+        doing = "the tables of the demo were made"
+        with source_errors(doing), closing(connect_writer(dsn)) as connection, connection:
             if not self.create(connection):
                 return False
             with connection.cursor() as cursor:

@@ -15,7 +15,7 @@ import psycopg2
 from omnisupport_ingest.demo.actor import WorkloadReport
 from omnisupport_ingest.demo.domain import A, Domain
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.sources.postgres.session.connection import writer_dsn
+from omnisupport_ingest.sources.postgres.session.connection import connect_writer, source_errors
 
 _LARGE_SHARE = 0.10
 """Part of all changes that is one transaction."""
@@ -31,9 +31,9 @@ Step = Callable[[], None]
 
 
 class WorkloadFailed(IngestError):
-    """The source refused the traffic of the demo, or broke it off.
+    """The source refused the traffic of the demo.
 
-    Fix: See that the server runs, and what its log says; then start again.
+    Fix: See that the tables of the demo are there, and what the log of the server says; then start again.
     """
 
     exit_code = 4
@@ -62,7 +62,7 @@ class Workload(Generic[A]):
 
         All scenes take place, so very small numbers (below about 120) are exceeded. ``on_progress`` gets
         the number of changes committed so far, after every step. Setting ``stop`` ends the run after the
-        open transaction. Raises ``WorkloadFailed``.
+        open transaction. Raises ``WorkloadFailed``, or ``SourceUnavailable`` as capture does.
         """
         stop = stop or threading.Event()
         began = time.monotonic()
@@ -87,15 +87,14 @@ class Workload(Generic[A]):
     @contextmanager
     def _actor(self) -> Iterator[A]:
         try:
-            with closing(psycopg2.connect(writer_dsn(self._dsn))) as connection:
+            with source_errors("the demo changed rows"), closing(connect_writer(self._dsn)) as connection:
                 yield self._domain.actor(connection, self._seed)
         except psycopg2.Error as error:
             # The text of a database error may quote row values: the code says enough.
             raise WorkloadFailed(
                 f"The source did not take the traffic: {type(error).__name__}"
                 f"{f' (SQLSTATE {error.pgcode})' if error.pgcode else ''}.",
-                fix=f"Check that the server runs and that {self._domain.title} was made and filled; its log "
-                "tells more.",
+                fix=f"Check that {self._domain.title} was made and filled; the log of the server tells more.",
             ) from None
 
     def _steps(self, actor: A, changes: int) -> Iterator[Step]:

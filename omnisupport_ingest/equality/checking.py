@@ -54,6 +54,7 @@ from omnisupport_ingest.sources.postgres.session.errors import (
 )
 from omnisupport_ingest.sources.postgres.slot.slot import SlotNotMade
 from omnisupport_ingest.sources.postgres.snapshot.source_ranges import SourceAt, SourceRanges, source_at
+from omnisupport_ingest.wording import agreeing, counted
 
 PATIENCE_SECONDS = 60.0
 """How long to wait for transactions under way, and then for the lake."""
@@ -313,7 +314,7 @@ def nothing_shown(state: str, rows: int, moved: int, unresolved: int) -> str | N
     if state == DIFFERS:
         return None
     if unresolved:
-        held_back = f"{unresolved:,} row{'s lack' if unresolved != 1 else ' lacks'}"
+        held_back = f"{counted(unresolved, 'row')} {agreeing(unresolved, 'lacks', 'lack')}"
         return f"all other rows are equal, and {held_back} columns that no accepted event carries yet"
     if moved and not rows:
         return "every row has changed since, so none was compared"

@@ -25,6 +25,7 @@ from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.read.as_of import require_complete
 from omnisupport_ingest.read.compare import Sample, changed_since, events_since
 from omnisupport_ingest.read.dimension_ranges import keys_of_events
+from omnisupport_ingest.wording import agreeing, counted
 
 MOST_LEFT_OUT = 20_000
 """Rows that may be left out; with more, the rest would say little."""
@@ -107,8 +108,8 @@ def _lacks(workspace: Workspace, contract: TableContract, lsn: Lsn) -> str | Non
     ]
     below = {part.batch_id for part in unshown if _begins_below(part, epoch, lsn)}
     if below:
-        batches = f"{len(below)} batch{'es' * (len(below) != 1)}"
-        return f"{batches} with changes of it before {lsn} are not in the dimension yet"
+        batches, are = counted(len(below), "batch"), agreeing(len(below), "is", "are")
+        return f"{batches} with changes of it before {lsn} {are} not in the dimension yet"
     if shown.newer and not unshown:
         return "windows of it are being replayed"
     return None

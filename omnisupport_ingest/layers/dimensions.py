@@ -71,6 +71,7 @@ from omnisupport_ingest.layers.updating_ranges import REFOLDED, FilesToUpdate, W
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest.wording import counted
 
 LAYER = "dimension"
 
@@ -420,7 +421,7 @@ def _gate(
         frame = read_paths(spark, current_type(contract), files)
         broken = failures(known_live_rows(frame), contract)
     if broken:
-        rules = ", ".join(f"{name} ({count} rows)" for name, count in broken.items())
+        rules = ", ".join(f"{name} ({counted(count, 'row')})" for name, count in broken.items())
         raise GateClosed(
             f"The current state of {contract.full_name} does not meet its contract: {rules}. "
             "The dimension stays as it was.",

@@ -16,6 +16,7 @@ from omnisupport_ingest.contracts.decision_table import MANUAL_BACKFILL, OPERATO
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.layers.lateness import LateArrival
 from omnisupport_ingest.layers.run_requests import retry_at
+from omnisupport_ingest.wording import counted
 
 _BATCHES_NAMED = 5
 
@@ -50,9 +51,8 @@ class LateReplay:
     @property
     def reason(self) -> str:
         """One line for people."""
-        windows = "1 closed window" if len(self.windows) == 1 else f"{len(self.windows)} closed windows"
-        batches = "1 batch" if len(self.batches) == 1 else f"{len(self.batches)} batches"
-        events = "1 event" if self.events == 1 else f"{self.events} events"
+        windows, batches = counted(len(self.windows), "closed window"), counted(len(self.batches), "batch")
+        events = counted(self.events, "event")
         return f"late arrival: {events} of {batches} in {windows} of {self.source}"
 
     @property
@@ -92,7 +92,7 @@ def next_attempt(
     if last is None:
         return number, ""
     if not last.finished:
-        return None, f"Backfill {replay.name(number - 1)} replays {len(replay.windows)} windows."
+        return None, f"Backfill {replay.name(number - 1)} replays {counted(len(replay.windows), 'window')}."
     again = retry_at(number - 1, last.asked_at)
     if now < again:
         return None, f"Attempt {number - 1} at the replay ended early; the next is at {again:%H:%M:%S} UTC."

@@ -33,6 +33,7 @@ from omnisupport_ingest.layers.event_files import EventFiles
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
 from omnisupport_ingest.windows import OUT_OF_RANGE
+from omnisupport_ingest.wording import counted
 
 At = Position | Lsn | datetime
 """Where to read: at or below an event, at or below an LSN, or at or before a time (timezone-aware)."""
@@ -286,7 +287,7 @@ def _refuse_behind(source: str, batches: Sequence[Manifest], files: EventFiles, 
     }
     if missing:
         raise NotTakenIn(
-            f"{len(missing)} batches of {source} that landed below {below} are not in the lake yet.",
+            f"Not in the lake yet: {counted(len(missing), 'batch')} of {source} that landed below {below}.",
             fix="Wait for the pipeline (omnisupport-ingest up), or run `omnisupport-ingest materialize`; "
             "then read again.",
         )

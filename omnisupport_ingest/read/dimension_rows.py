@@ -25,6 +25,7 @@ from omnisupport_ingest.read.row_equality import (
     select_source,
     text,
 )
+from omnisupport_ingest.wording import counted
 
 _SCRATCH = "repair-"
 
@@ -143,7 +144,7 @@ class PinnedDimensions:
         if not pending.nothing:
             raise LakeBehind(
                 f"The lake has not taken in all that has landed from {source}: "
-                f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
+                f"Waiting: {counted(len(pending.windows) + len(pending.late_windows), 'window')}.",
                 fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
             )
         for contract in workspace.contracts.of_source(source):

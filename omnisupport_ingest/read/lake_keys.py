@@ -21,6 +21,7 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.dimension_rows import LakeBehind
 from omnisupport_ingest.read.lake_checksum import is_at_source
 from omnisupport_ingest.read.row_equality import key_part, select_lake, text
+from omnisupport_ingest.wording import counted
 
 _MEMORY = "512MB"
 """Memory limit of DuckDB; beyond it, DuckDB writes to the scratch folder."""
@@ -140,7 +141,7 @@ def dimension_keys(workspace: Workspace, source: str) -> dict[str, DimensionKeys
     if not pending.nothing:
         raise LakeBehind(
             f"The lake has not taken in all that has landed from {source}: "
-            f"{len(pending.windows) + len(pending.late_windows)} windows are waiting.",
+            f"Waiting: {counted(len(pending.windows) + len(pending.late_windows), 'window')}.",
             fix="Let the pipeline run (omnisupport-ingest up, or materialize), and try again.",
         )
     keys_of = {}

@@ -23,6 +23,7 @@ from omnisupport_ingest.landing.standing import EpochStanding
 from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
+from omnisupport_ingest.wording import counted
 
 
 class Verdict(StrEnum):
@@ -138,7 +139,7 @@ class LossAccount:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         events, batches = (sum(getattr(each, name) for each in self.epochs) for name in ("events", "batches"))
-        all_of_it = f"all {events:,} events of {batches:,} batches are there"
+        all_of_it = f"all is there, {counted(events, 'event')} of {counted(batches, 'batch')}"
         match self.verdict:
             case Verdict.NOTHING_LANDED:
                 return f"Nothing of {self.source} has landed yet, so nothing can be lost."

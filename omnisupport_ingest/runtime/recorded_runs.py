@@ -32,7 +32,10 @@ _POSTGRES_SECONDS = 2
 _RUNS_LOOKED_AT = 300
 """So many runs back a failed one is told, for hours where an ingest run comes every few seconds."""
 
-_GOING_ON = frozenset({"QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"})
+_GOING_ON = ("STARTED", "CANCELING", "STARTING", "NOT_STARTED", "QUEUED")
+"""States of a run that has not ended, the most advanced first."""
+
+_COLUMNS = "run_id, pipeline_name, status, start_time, end_time, backfill_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,9 @@ class CheckSeen:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the files say: the newest runs, the newest first; of every sensor its last tick; of every check
-    its last verdict; and when the daemon was last alive, None before its first start.
+    """What the files say: all runs that go on, the started ones first, and then the newest that have ended;
+    of every sensor its last tick; of every check its last verdict; and when the daemon was last alive, None
+    before its first start.
 
     ``failed_jobs``: of each job whose last run that has ended failed, that run. A run that goes on does not
     make it well again.
@@ -112,7 +116,7 @@ def recorded(folder: Path, storage: SecretStr | None = None, *, most: int = 5) -
     """What the instance in ``folder`` (the home's ``dagster``) has recorded; None if nothing is there yet.
 
     ``storage``: the PostgreSQL that it keeps its records in instead; None too if that does not answer.
-    ``most``: how many runs. What cannot be read, or is of another version, gives nothing.
+    ``most``: how many runs that have ended. What cannot be read, or is of another version, gives nothing.
     """
     if storage is not None:
         return _of_postgres(storage, most)
@@ -197,11 +201,25 @@ def _asked_of_postgres(storage: SecretStr, questions: Callable[[_Read], T]) -> T
 
 
 def _runs(ask: _Ask, most: int) -> Iterator[RunSeen]:
-    rows = ask(
-        "SELECT run_id, pipeline_name, status, start_time, end_time, backfill_id FROM runs "
-        "ORDER BY id DESC LIMIT ?",
-        [most],
+    """Yield every run that goes on, and the ``most`` newest that have ended."""
+    states = ", ".join("?" for _ in _GOING_ON)
+    going_on = ask(
+        f"SELECT {_COLUMNS} FROM runs WHERE status IN ({states}) ORDER BY id DESC", list(_GOING_ON)
     )
+    yield from sorted(_seen(going_on), key=lambda each: _GOING_ON.index(each.status))
+    yield from _ended(ask, most)
+
+
+def _ended(ask: _Ask, most: int) -> Iterator[RunSeen]:
+    states = ", ".join("?" for _ in _GOING_ON)
+    rows = ask(
+        f"SELECT {_COLUMNS} FROM runs WHERE status NOT IN ({states}) ORDER BY id DESC LIMIT ?",
+        [*_GOING_ON, most],
+    )
+    yield from _seen(rows)
+
+
+def _seen(rows: Iterable[Any]) -> Iterator[RunSeen]:
     for run_id, job, status, began, ended, backfill in rows:
         name = "replay" if job.startswith("__") and backfill is not None else job
         yield RunSeen(run_id, name, status, _of_seconds(began), _of_seconds(ended))
@@ -209,9 +227,8 @@ def _runs(ask: _Ask, most: int) -> Iterator[RunSeen]:
 
 def _failed_jobs(ask: _Ask) -> Iterator[RunSeen]:
     newest: dict[str, RunSeen] = {}
-    for run in _runs(ask, _RUNS_LOOKED_AT):
-        if not run.going_on:
-            newest.setdefault(run.job, run)
+    for run in _ended(ask, _RUNS_LOOKED_AT):
+        newest.setdefault(run.job, run)
     yield from (run for run in newest.values() if run.failed)
 
 

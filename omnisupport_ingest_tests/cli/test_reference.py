@@ -84,7 +84,7 @@ def test_the_page_of_contracts_tables_checks_and_metadata_is_what_the_code_says(
 
 def test_every_entry_of_metadata_has_a_meaning() -> None:
     tree = ast.parse(Path(metadata.__file__).read_text())
-    makers = ("checkpoint_metadata", "dimension_metadata", "_rules", "_replay")
+    makers = ("checkpoint_metadata", "dimension_metadata", "merge_metadata", "_rules", "_replay")
     names = {
         name
         for part in tree.body

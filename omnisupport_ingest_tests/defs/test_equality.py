@@ -79,20 +79,25 @@ def test_a_table_that_differs_names_the_command_for_its_source(tmp_path: Path) -
     (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
     note = Verified(contract.name, DIFFERS, NOW, why="1 key differs", differing=1)
     result = _result(Checked(contract, note), NOW)
-    assert not result.passed
+    assert result is not None and not result.passed
     assert (result.description or "").endswith("omnisupport-ingest verify support_desk --repair")
 
 
-@pytest.mark.parametrize(("hours", "passes"), [(2, True), (4, False)])
-def test_a_table_whose_net_changes_may_wait_is_not_warned_of_while_they_do(
-    tmp_path: Path, hours: int, passes: bool
+@pytest.mark.parametrize(
+    ("delay", "minutes", "warns"), [(None, 59, False), (None, 61, True), (2, 179, False), (2, 181, True)]
+)
+def test_a_table_that_was_not_compared_has_no_result_and_a_warning_when_it_lasts(
+    tmp_path: Path, delay: int | None, minutes: int, warns: bool
 ) -> None:
     (contract, *_) = workspace_in(tmp_path, 5).contracts.of_source("support_desk")
-    contract = replace(contract, delayed_merge=DelayedMerge(timedelta(hours=2), 0.1))
-    now = NOW
-    since = now - timedelta(hours=hours)
-    through = Moment(1, Lsn(1), since)
-    note = Verified(
-        contract.name, NOT_COMPARABLE, now, why="batches wait", through=through, waits_since=since
-    )
-    assert _result(Checked(contract, note), now).passed is passes
+    if delay is not None:
+        contract = replace(contract, delayed_merge=DelayedMerge(timedelta(hours=delay), 0.1))
+    since = NOW - timedelta(minutes=minutes)
+    note = Verified(contract.name, NOT_COMPARABLE, NOW, why="batches wait", waits_since=since)
+    for through in (None, Moment(1, Lsn(1), since)):
+        result = _result(Checked(contract, replace(note, through=through)), NOW)
+        assert (result is not None) is warns
+        if result is not None:
+            assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
+            assert (result.description or "").startswith("Not compared with the source for ")
+            assert "batches wait" in (result.description or "")

@@ -60,13 +60,15 @@ def test_a_dimension_that_falls_behind_is_red_once_and_no_backfill_makes_it_fres
     story.land(INSERT)
     ((check, passed, says),) = ticks.evaluated()
     assert (check, passed) == ("fresh", False)
-    assert "1 batches with changes of the table have landed and are not shown" in says
+    assert "Landed with changes of the table, and not shown: 1 batch." in says
     assert ticks.evaluated() == [], "an unchanged verdict is no news"
     ticks.backfill(keys.dimension_key(story.contract))
     assert ticks.evaluated() == [], "it is red still"
     monkeypatch.setattr(freshness, "FRESH_WITHIN", timedelta(days=99_999))
     ((_, passed, says),) = ticks.evaluated()
     assert (passed, says.startswith("The default service level is kept")) == (True, True)
+    allowed = timedelta(days=99_999).total_seconds()
+    assert says.endswith(f" of {allowed:.0f} seconds.")
 
 
 def test_the_page_of_a_dimension_says_its_policy(story: Story) -> None:

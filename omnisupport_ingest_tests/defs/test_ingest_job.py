@@ -46,6 +46,7 @@ def test_a_range_of_windows_goes_through_every_layer_and_survives_the_loss_of_da
         assert all(check.passed for check in run.get_asset_check_evaluations())
         shown = instance.get_latest_materialization_event(DIMENSION).asset_materialization.metadata
         assert (shown["complete_to"].value, shown["dimension_rows"].value) == ("1:0/14:0", 1)
+        assert shown["dagster/row_count"].value == 1
         assert shown["content_hash"].value != shown["dimension_content_hash"].value
 
         audit = definitions.resolve_job_def(f"audit_{SOURCE}").execute_in_process(instance=instance)

@@ -153,7 +153,7 @@ def test_a_failed_run_is_retried_with_a_fresh_run_key_after_a_wait(story, sensor
     sensor.fail(sensor.launch(request, dg.DagsterRunStatus.STARTED))
     waiting = sensor.tick()
     assert not waiting.run_requests
-    assert "1 runs failed in a row" in waiting.skip_reason.skip_message
+    assert "1 run failed in a row" in waiting.skip_reason.skip_message
 
     pass_time(monkeypatch, timedelta(seconds=6))
     again = sensor.tick().run_requests[0]

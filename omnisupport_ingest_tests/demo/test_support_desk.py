@@ -20,6 +20,7 @@ from omnisupport_ingest.demo.support_desk import SUPPORT_DESK
 from omnisupport_ingest.demo.support_desk.rows import TABLES
 from omnisupport_ingest.demo.workload import Workload, WorkloadFailed
 from omnisupport_ingest.sources.postgres.embedded.server import EmbeddedPostgres
+from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
 CHANGES = 2000
 
@@ -216,6 +217,27 @@ def test_a_run_is_spread_over_its_time_and_ends_early_when_told(desk: str) -> No
     assert 0 < report.changes < 200
 
 
+def test_a_server_that_ends_the_connection_is_a_source_that_does_not_answer(desk: str) -> None:
+    SUPPORT_DESK.prepare(desk, seed=7, size=60)
+    ended = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with pytest.raises(SourceUnavailable):
+        Workload(SUPPORT_DESK, desk, seed=7).run(400, on_progress=lambda _: query(desk, ended))
+
+
 def test_a_desk_that_was_never_made_is_a_clear_error(desk: str) -> None:
     with pytest.raises(WorkloadFailed, match="SQLSTATE 42P01"):
         Workload(SUPPORT_DESK, desk, seed=7).run(1)
+
+
+def test_a_server_that_is_stopped_is_a_source_that_does_not_answer() -> None:
+    nowhere = "postgresql://me@127.0.0.1:1/support"
+    for reach in (
+        lambda: SUPPORT_DESK.prepare(nowhere, seed=1),
+        lambda: Workload(SUPPORT_DESK, nowhere, seed=1).run(1),
+    ):
+        with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1") as found:
+            reach()
+        assert found.value.exit_code == 4

@@ -67,7 +67,7 @@ def test_a_sensor_killed_before_its_cursor_is_kept_skips_nothing_and_repeats_not
         for cursor in (None, again.cursor):
             idle = evaluated(folder, cursor)
             assert not idle.requests
-            assert idle.skipped == f"All 3 batches are committed, up to {newest.batch_id}."
+            assert idle.skipped == f"All that has landed is committed: 3 batches, up to {newest.batch_id}."
     assert [len(content.rows) for content in held.values()] == [3, 0, 3, 2, 2]
 
 

@@ -96,7 +96,7 @@ def test_a_run_is_warned_of_sealed_windows_once_and_not_by_each_of_its_tables(
             log=SimpleNamespace(warning=warnings.append),
         )
         _leave_sealed(context, landed.workspace)  # type: ignore[arg-type]
-    assert warnings == [f"1 sealed windows of {SOURCE} stay as they are: {FIRST}."] * 2
+    assert warnings == [f"Left as sealed: 1 window of {SOURCE}, {FIRST}."] * 2
 
 
 def test_the_schedule_runs_by_itself_where_something_is_given_up(landed: Story, tmp_path: Path) -> None:

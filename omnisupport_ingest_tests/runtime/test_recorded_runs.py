@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import TickData, TickStatus
-from dagster._core.test_utils import instance_for_test
+from dagster._core.test_utils import create_run_for_test, instance_for_test
 from pydantic import SecretStr
 
 from omnisupport_ingest.runtime.dagster_home import with_driver
@@ -95,6 +95,23 @@ def _says_what_is_recorded(instance: dg.DagsterInstance, look: Callable[[], Reco
     well = look()
     assert well is not None
     assert well.failed_jobs == ()
+
+
+def test_runs_that_go_on_come_first_however_many_there_are(tmp_path: Path) -> None:
+    """The newest runs are those that wait, and hide the ones that run."""
+    made = [
+        *[dg.DagsterRunStatus.STARTED] * 2,
+        *[dg.DagsterRunStatus.SUCCESS] * 7,
+        dg.DagsterRunStatus.STARTING,
+        *[dg.DagsterRunStatus.NOT_STARTED] * 6,
+    ]
+    with instance_for_test(temp_dir=str(tmp_path)) as instance:
+        for status in made:
+            create_run_for_test(instance, job_name="take", status=status)
+    found = recorded(tmp_path)
+    assert found is not None
+    going_on = ["STARTED"] * 2 + ["STARTING"] + ["NOT_STARTED"] * 6
+    assert [each.status for each in found.runs] == [*going_on, *["SUCCESS"] * 5]
 
 
 def test_a_home_without_such_files_tells_nothing_and_a_damaged_one_no_run(tmp_path: Path) -> None:

@@ -206,6 +206,17 @@ def writer_dsn(dsn: str) -> str:
     )
 
 
+def connect_writer(dsn: str) -> Connection:
+    """Open a connection for a program that writes to the source, in transactions that it commits.
+
+    Raises ``BadDsn``, ``SourceRefused`` or ``SourceUnavailable``.
+    """
+    try:
+        return psycopg2.connect(writer_dsn(dsn))
+    except psycopg2.OperationalError as error:
+        raise connection_error(error, dsn_parts(dsn), label_of(dsn)) from None
+
+
 def _options(parameters: dict[str, str], pinned: dict[str, str]) -> str:
     options = " ".join(f"-c {name}={value}" for name, value in pinned.items())
     return f"{parameters.get('options', '')} {options}".strip()

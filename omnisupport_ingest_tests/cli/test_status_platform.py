@@ -1,0 +1,34 @@
+"""Which runs ``status`` names: all that go on, the started ones first, then the newest that have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omnisupport_ingest.cli.status_platform import platform_facts
+
+
+def told(*states: str, everything: bool = False) -> list[str]:
+    """The lines about runs, each by its state."""
+    runs = [
+        {"job": "take", "run_id": f"{number:08}", "status": state, "began": None, "ended": None}
+        | {"going_on": state in ("STARTED", "QUEUED")}
+        for number, state in enumerate(states)
+    ]
+    platform: dict[str, Any] = {"running": False, "sensors": [], "runs": runs, "checks": None}
+    (text,) = [text for label, text in platform_facts(platform, everything=everything) if label == "runs"]
+    return [line.split(" ", 2)[-1] for line in text.splitlines()]
+
+
+def test_runs_that_go_on_hide_no_other_and_ended_ones_follow() -> None:
+    assert told("STARTED", "STARTED", "QUEUED", "QUEUED", "SUCCESS", "SUCCESS", "SUCCESS", "SUCCESS") == [
+        *["started"] * 2,
+        *["queued"] * 2,
+        *["succeeded"] * 3,
+    ]
+
+
+def test_of_a_long_queue_the_rest_is_counted() -> None:
+    lines = told("STARTED", *["QUEUED"] * 40, "SUCCESS")
+    assert lines[:10] == ["started", *["queued"] * 9]
+    assert lines[10:] == ["more that go on (--all)", "succeeded"]
+    assert len(told("STARTED", *["QUEUED"] * 40, "SUCCESS", everything=True)) == 42
