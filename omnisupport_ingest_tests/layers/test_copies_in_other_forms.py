@@ -43,7 +43,8 @@ def test_two_contents_are_two_and_equal_hashes_are_counted_elsewhere(
     tmp_path: Path, keys: SubjectKeys
 ) -> None:
     other = ADA | {"name": json.dumps("Eve")}
-    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", other)])) == {"public.people": 0}
+    two = raw_events(keys, [("plain", ADA), ("encrypted", other)])
+    assert counted(tmp_path, keys, two) == {"public.people": 0}
     assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("plain", ADA)])) == {}
     assert duplicates_in_other_forms([], (PEOPLE,), keys, tmp_path) == {}
 
@@ -60,7 +61,8 @@ def test_what_does_not_fit_into_memory_goes_where_it_may(
         return made
 
     monkeypatch.setattr(duckdb, "connect", watched)
-    assert counted(tmp_path, keys, raw_events(keys, [("plain", ADA), ("encrypted", ADA)])) == {"public.people": 1}
+    one = raw_events(keys, [("plain", ADA), ("encrypted", ADA)])
+    assert counted(tmp_path, keys, one) == {"public.people": 1}
     assert places == [str(tmp_path / "spill")]
 
 

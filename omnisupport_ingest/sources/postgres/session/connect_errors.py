@@ -58,8 +58,10 @@ _KNOWN = (
         "capture needs the server's own replication protocol and session.",
     ),
     _Known(
-        ("invalid sslmode", "invalid channel_binding", "invalid gssencmode", "invalid target_session_attrs")
-        + ('for connection option "',),
+        (
+            *("invalid sslmode", "invalid channel_binding", "invalid gssencmode"),
+            *("invalid target_session_attrs", 'for connection option "'),
+        ),
         f"Give this option in {_DSN} a value that it has: "
         "https://www.postgresql.org/docs/current/libpq-connect.html",
     ),
