@@ -81,6 +81,8 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         env_file=ENV_FILE,
         env_file_encoding="utf-8",
+        # A file for Compose or systemd names variables that nobody has filled in.
+        env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         # A value that is refused may be a secret.

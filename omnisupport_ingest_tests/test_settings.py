@@ -41,6 +41,13 @@ def test_environment_wins_over_the_env_file(monkeypatch: pytest.MonkeyPatch, tmp
     assert (settings.window_size, settings.slot) == (WindowSize(15), "from_file")
 
 
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "")
+    monkeypatch.setenv("OMNISUPPORT_SNAPSHOT_CHUNK_ROWS", "")
+    found = Settings(_env_file=None)
+    assert found.source_dsn is None and "snapshot_chunk_rows" not in found.model_fields_set
+
+
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISUPPORT_SOURCE_DSN", "postgresql://desk:hunter2@db/desk")
     settings = Settings()

@@ -132,6 +132,9 @@ def _last_error(status: SourceStatus) -> str:
     when = f"{error.error}, {render.ago(error.at)}, at {render.clock(error.at)}"
     if status.capture.state is State.FAILED:
         return f"{when}, see below"
+    since = status.capture.since
+    if status.capture.state is State.RUNNING and since is not None and error.at <= since:
+        return f"{when}, before this start, which went well\n{error.problem}"
     return f"{when}\n{error.problem}\nFix: {error.fix}"
 
 
