@@ -12,14 +12,15 @@ import click
 from omnisupport_ingest.cli.errors import FINDINGS, WARNED
 from omnisupport_ingest.cli.opening import (
     contracted_source,
+    existing_home,
     leave_out_pandas,
     open_settings,
     open_workspace,
     sources_in_use,
 )
-from omnisupport_ingest.cli.render import echo_json
+from omnisupport_ingest.cli.render import echo_json, facts
 from omnisupport_ingest.cli.status_health import BROKEN, HEALTHY, WARNING, facts_document, health
-from omnisupport_ingest.cli.status_platform import plain, platform_document
+from omnisupport_ingest.cli.status_platform import plain, platform_document, platform_facts
 from omnisupport_ingest.cli.status_promised import promised_document
 from omnisupport_ingest.cli.status_reading import ReadingLooks
 from omnisupport_ingest.cli.status_text import show_status
@@ -91,6 +92,7 @@ def status(
     2 usage or settings, 3 no home or another home's contracts.
     """
     from omnisupport_ingest.cli.status_live import watch as watching
+    from omnisupport_ingest.contracts.model import ContractError
 
     def look() -> dict[str, Any]:
         return status_document(source, everything=everything)
@@ -103,13 +105,26 @@ def status(
         _chosen(open_workspace(), source, everything=everything)
         watching(look, show, every, as_json=as_json)
         return 0
-    document = look()
+    try:
+        document = look()
+    except ContractError:
+        if not as_json:
+            _show_what_runs(everything=everything)
+        raise
     if as_json:
         echo_json(document)
     else:
         show(document)
     code = _EXIT_CODES[document["health"]["level"]]
     return code if strict or code != WARNED else 0
+
+
+def _show_what_runs(*, everything: bool) -> None:
+    """Print the platform alone, where a contract is wrong: what runs goes on by those that it began with."""
+    settings = open_settings()
+    home = existing_home(settings)
+    platform = platform_document(settings, home, None)
+    facts([("home", str(home.path)), *platform_facts(platform, everything=everything)])
 
 
 def status_document(source: str | None = None, *, everything: bool = False) -> dict[str, Any]:
@@ -142,7 +157,7 @@ def status_document(source: str | None = None, *, everything: bool = False) -> d
             "decision_table": str(chosen.decision_table),
             "tables": len(workspace.contracts),
         },
-        "platform": platform_document(workspace),
+        "platform": platform_document(settings, home, workspace.contracts),
         "disk": asdict(disk_forecast(workspace, datetime.now(UTC))),
         "retention": _retention(workspace),
         "source": logs[0],

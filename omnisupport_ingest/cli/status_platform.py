@@ -13,28 +13,30 @@ from typing import TYPE_CHECKING, Any
 from omnisupport_ingest.cli import render
 
 if TYPE_CHECKING:
-    from omnisupport_ingest.layers.workspace import Workspace
+    from omnisupport_ingest.contracts.model import Contracts
+    from omnisupport_ingest.home import Home
     from omnisupport_ingest.runtime.recorded_runs import RunSeen
+    from omnisupport_ingest.settings import Settings
 
 _GOING_ON_SHOWN = 10
 _ENDED_SHOWN = 3
 _CHECKS_SHOWN = 3
 
 
-def platform_document(workspace: Workspace) -> dict[str, Any]:
-    """What runs on the home, and what Dagster has recorded, as JSON values."""
+def platform_document(settings: Settings, home: Home, contracts: Contracts | None) -> dict[str, Any]:
+    """What runs on the home, and what Dagster has recorded, as JSON values; only of the tables of
+    ``contracts`` (None: they cannot be read)."""
     from omnisupport_ingest.runtime.home_lock import in_use
     from omnisupport_ingest.runtime.ports import LOOPBACK
     from omnisupport_ingest.runtime.recorded_runs import recorded
     from omnisupport_ingest.runtime.running import running_services, ui_port
     from omnisupport_ingest.runtime.sensors_seen import sensors_seen
 
-    home, settings = workspace.home, workspace.settings
     run_folder = home.path / "run"
     port = ui_port(run_folder)
     known = recorded(home.path / "dagster", settings.dagster_pg_url)
-    if known is not None:
-        known = known.in_force({(each.source, each.name) for each in workspace.contracts.all})
+    if known is not None and contracts is not None:
+        known = known.in_force({(each.source, each.name) for each in contracts.all})
     sensors = sensors_seen(port) if port else None
     if sensors is None and known is not None:
         sensors = known.sensors

@@ -15,6 +15,7 @@ import pytest
 from omnisupport_ingest.cli.errors import HomeMissing
 from omnisupport_ingest.cli.status import status
 from omnisupport_ingest.cli.status_text import _freshness_facts
+from omnisupport_ingest.contracts.model import ContractError
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.landing.manifest import StreamSpan
 from omnisupport_ingest.landing.names import stream_batch_id
@@ -173,6 +174,16 @@ def test_status_of_a_home_where_a_contract_changed_has_its_windows_pending_again
     assert found["raw_cdc_staging"]["pending_windows"] == 0
     assert found["deduped_events"]["pending_windows"] == 1
     assert found["dim_notes"]["pending_windows"] == 1
+
+
+def test_status_tells_what_runs_where_a_contract_is_wrong(
+    sample_home: SampleHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sample_home.folder / "contracts" / "notes.json").write_text("{")
+    with pytest.raises(ContractError, match=r"notes\.json is not valid JSON"):
+        status.main([], standalone_mode=False)
+    told = capsys.readouterr().out
+    assert str(sample_home.home) in told and "platform     not running" in told
 
 
 def write_epoch(landing: Path) -> None:
