@@ -110,7 +110,11 @@ def materialize(
         merged = _merge(workspace, spark, contract, run_id)
     # A window that waited for a delayed merge was reported when it was folded.
     others = merged - {*windows, OUT_OF_RANGE} if contract.delayed_merge is None else ()
-    return [*done, *report(workspace.net_changes(contract), sorted(others))]
+    folded = workspace.net_changes(contract)
+    held = folded.open() if others else None
+    # One that another program has rewritten has no state until it is made again.
+    told = [window for window in sorted(others) if held is not None and held.state(window) is not None]
+    return [*done, *report(folded, told)]
 
 
 def update(
@@ -159,7 +163,12 @@ def _judges_again(workspace: Workspace, contract: TableContract, net_changes: Ta
     """Whether windows of ``net_changes`` were judged by another contract, and wait to be judged again."""
     layer = TableLayer(contract, net_changes, workspace.decisions)
     sealed = Removed.open(workspace, contract.source).sealed
-    return any(layer.is_stale(window) for window in net_changes.windows() if window not in sealed)
+    # A window in which nothing has landed is visited by a replay, and never asked for again.
+    return any(
+        layer.is_stale(window) and bool(layer.taken(window))
+        for window in net_changes.windows()
+        if window not in sealed
+    )
 
 
 class _Update(KeyedUpdate):

@@ -259,6 +259,8 @@ class _Wait:
 
     def _unshown(self) -> set[str]:
         """Batches that net changes hold and their dimension does not, as a run is between the two."""
+        from omnisupport_ingest.lake.layout import WHOLE_TABLE
+        from omnisupport_ingest.layers.delayed_merge import waiting_merge
         from omnisupport_ingest.layers.retyping import waiting
         from omnisupport_ingest.layers.shown import Shown
 
@@ -269,8 +271,11 @@ class _Wait:
             net_changes = self._workspace.net_changes(contract).look()
             held = [each for each in (net_changes, dimension) if each is not None]
             parked = any(waiting(self._workspace, contract, each) for each in held)
-            # What waits for a delayed merge is merged before it is compared.
-            if net_changes is None or parked or contract.delayed_merge is not None:
+            if net_changes is None or parked:
+                continue
+            state = dimension.state(WHOLE_TABLE) if dimension is not None else None
+            if waiting_merge(contract, state, net_changes) is not None:
+                # It is merged before it is compared.
                 continue
             shown = Shown.of(net_changes, dimension)
             for window in shown.newer:

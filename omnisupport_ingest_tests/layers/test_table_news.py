@@ -287,6 +287,38 @@ def test_an_idle_dimension_notes_now_and_then_how_far_it_has_read(
     assert after.all_files() == before.all_files() and shown.checkpoint.merges == ()
 
 
+def test_a_gate_waits_for_no_window_that_nobody_judges_again(
+    desk: ThreeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay visits windows in which nothing has landed, too; no run is ever asked for over these alone."""
+
+    def closed(*_: object) -> None:
+        raise dimensions.GateClosed("rows break it", fix="correct it")
+
+    monkeypatch.setattr(dimensions._Update, "is_due", True)
+    monkeypatch.setattr(dimensions._Update, "commit", closed)
+    desk.take_in(SECOND)
+    desk.put_contract("notes", owner="team:stricter")
+    desk.reopen()
+    arguments = desk.workspace, None, desk.of("notes"), "run"
+    assert FIRST in pending_windows(desk.workspace, SOURCE).windows
+    dimensions.update(*arguments)  # type: ignore[arg-type]
+    desk.take_in(FIRST)
+    assert pending_windows(desk.workspace, SOURCE).nothing
+    with pytest.raises(dimensions.GateClosed):
+        dimensions.update(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_merged_window_without_a_state_is_not_reported(
+    desk: ThreeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has rewritten it; a later run makes it again."""
+    monkeypatch.setattr(dimensions, "_merge", lambda *_, **__: frozenset({FIRST, "2026-01-01T0900"}))
+    desk.take_in(SECOND)
+    done = dimensions.materialize(desk.workspace, None, desk.of("tags"), [SECOND], "run")  # type: ignore[arg-type]
+    assert [each.window for each in done] == [SECOND, FIRST]
+
+
 def test_a_table_that_waits_for_a_person_is_not_asked_for_again_and_again_to_be_purged(
     tmp_path: Path,
 ) -> None:

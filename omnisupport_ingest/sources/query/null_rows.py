@@ -13,7 +13,7 @@ process died while rows landed, the last versions are read from landing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -44,13 +44,14 @@ class Changed:
     again: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class NullRows:
     """The rows without a cursor of the table that ``makes`` makes events of."""
 
     makes: RowEvents
     store: LandingStore
     state: QueryState
+    _has_learned: bool = field(default=False, init=False, repr=False)
 
     def changed(self, events: pa.Table, *, missing: bool = False) -> Changed:
         """Leave out the rows of ``events`` without a cursor that have landed unchanged, and give the others
@@ -96,7 +97,9 @@ class NullRows:
     def _learn(self) -> None:
         """Remember what has landed, unless it is remembered."""
         name = self.makes.table.full_name
-        if self.state.knows_null_rows(name):
+        # Later, rows of this reading may be landing, which are not known before they are remembered.
+        if self._has_learned or self.state.knows_null_rows(name):
+            self._has_learned = True
             return
         first = Position(self.makes.epoch, Lsn(0), NULL_ORDINALS.start)
         last = Position(self.makes.epoch, Lsn(0), NULL_ORDINALS.stop - 1)
@@ -118,6 +121,7 @@ class NullRows:
             for block in _rows_of(landed):
                 self._merge(name, block)
         self.state.remember_null_rows(name, ())
+        self._has_learned = True
 
     def _merge(self, name: str, landed: Sequence[NullRow]) -> None:
         """Take in versions that have landed. Of two images at one ordinal neither counts, so the row lands
