@@ -109,12 +109,13 @@ def materialize(
     else:
         merged = _merge(workspace, spark, contract, run_id)
     # A window that waited for a delayed merge was reported when it was folded.
-    others = merged - {*windows, OUT_OF_RANGE} if contract.delayed_merge is None else ()
+    others = sorted(merged - {*windows, OUT_OF_RANGE}) if contract.delayed_merge is None else []
     folded = workspace.net_changes(contract)
-    held = folded.open() if others else None
-    # One that another program has rewritten has no state until it is made again.
-    told = [window for window in sorted(others) if held is not None and held.state(window) is not None]
-    return [*done, *report(folded, told)]
+    if others:
+        # One that another program has rewritten has no state until it is made again.
+        newest = folded.open()
+        others = [window for window in others if newest.state(window) is not None]
+    return [*done, *report(folded, others)]
 
 
 def update(
