@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omnisupport_ingest.errors import IngestError
@@ -81,8 +82,6 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         env_file=ENV_FILE,
         env_file_encoding="utf-8",
-        # A file for Compose or systemd names variables that nobody has filled in.
-        env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         # A value that is refused may be a secret.
@@ -342,6 +341,13 @@ class Settings(BaseSettings):
         examples=["dagster.example,dagster.example:8443"],
         json_schema_extra={"values": "`name` or `name:port`, comma-separated"},
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_unset(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out empty values: a file for Compose names variables that nobody has filled in. One of the
+        environment still wins over ``.env``."""
+        return {name: value for name, value in values.items() if value != ""}
 
     @field_validator("storage")
     @classmethod

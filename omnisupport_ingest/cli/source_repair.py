@@ -231,15 +231,17 @@ def _require_ready(settings: Settings, home: Home, store: LandingStore, new: Seq
 
 def _require_there(settings: Settings, home: Home, tables: Sequence[TableContract]) -> None:
     """Raise what names those of ``tables`` that the source does not have, if it answers."""
+    from omnisupport_ingest.errors import IngestError
     from omnisupport_ingest.sources.postgres.catalog.live_table import read_live_tables
     from omnisupport_ingest.sources.postgres.preflight import require_ready
     from omnisupport_ingest.sources.postgres.preflight.contract_match import contract_findings
-    from omnisupport_ingest.sources.postgres.session.errors import SourceUnavailable
 
-    with suppress(SourceUnavailable), _connected(settings, home) as connection:
+    gone: list[TableContract] = []
+    # A note for a capture that runs needs no connection of this command's own.
+    with suppress(IngestError), _connected(settings, home) as connection:
         live = read_live_tables(connection, [each.table_name for each in tables])
         gone = [each for each in tables if each.table_name not in live]
-        require_ready([finding for each in gone for finding in contract_findings(each, None)])
+    require_ready([finding for each in gone for finding in contract_findings(each, None)])
 
 
 @contextmanager

@@ -287,12 +287,14 @@ def _mirror(
     more: Mapping[str, dg.MetadataValue],
 ) -> None:
     duration, entries = time.monotonic() - started, dict[str | None, Mapping[str, dg.MetadataValue]]()
+    of_run = set(
+        context.partition_keys if context.has_partition_key_range or context.has_partition_key else ()
+    )
     for checkpoint in done:
         partition = checkpoint.window if checkpoint.window != WHOLE_TABLE else None
-        if partition is not None and _by_hand(context):
+        if partition in of_run and _by_hand(context):
             checkpoint = with_found(checkpoint, BY_HAND)
         entries[partition] = {**checkpoint_metadata(checkpoint, duration_seconds=duration), **more}
-    of_run = context.partition_keys if context.has_partition_key_range or context.has_partition_key else ()
     for partition in entries.keys() - {None, *of_run}:
         # Of an earlier run, which failed after it had folded the window.
         context.log_event(
@@ -316,8 +318,8 @@ def _windows(
             "`omnisupport-ingest replay`.",
         )
     asked = context.partition_key_range
-    # The clock of the sensor that asks for new batches may be ahead of this machine's: a part of its windows
-    # will do.
+    # The clock of the sensor that asks for new batches may be ahead of this machine's, so the last window of
+    # an ingest run may be ahead.
     if replay or asked.end < asked.start or not partitions.has_partition_key(asked.start):
         refuse_range(partitions, asked.start, asked.end, source)
     windows: Sequence[str] = context.partition_keys

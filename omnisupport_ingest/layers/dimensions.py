@@ -76,6 +76,11 @@ from omnisupport_ingest.wording import counted
 LAYER = "dimension"
 
 
+_OTHERS_REPORTED = 500
+"""Most windows besides its own that a run reports. Where a whole dimension was lost, the nightly job shows the
+others in Dagster (``defs/checkpoints.py``)."""
+
+
 class GateClosed(IngestError):
     """Rows that a dimension would show break its contract. The dimension stays as it was.
 
@@ -114,7 +119,7 @@ def materialize(
     if others:
         # One that another program has rewritten has no state until it is made again.
         newest = folded.open()
-        others = [window for window in others if newest.state(window) is not None]
+        others = [window for window in others if newest.state(window) is not None][-_OTHERS_REPORTED:]
     return [*done, *report(folded, others)]
 
 

@@ -69,7 +69,8 @@ class Pending:
     of the newest landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
     ``stream_end``: up to where the WAL stream has landed. ``gap``: what holds back
     later batches. ``tables``: the names of the contracts whose tables have news in ``windows``; a run over
-    these need visit no other (``table_news``).
+    these need visit no other (``table_news``). ``half_done``: those of the windows that a run has made again
+    in some layers alone.
     """
 
     windows: tuple[str, ...]
@@ -85,6 +86,7 @@ class Pending:
     late: tuple[LateArrival, ...] = ()
     tables: tuple[str, ...] = ()
     batch_ids: frozenset[str] = field(default=frozenset(), repr=False)
+    half_done: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -417,6 +419,7 @@ def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now
         late=() if held_up else tuple(late),
         tables=tuple(sorted(news)) if windows and not held_up else (),
         batch_ids=frozenset(untaken),
+        half_done=tuple(half_done),
     )
 
 

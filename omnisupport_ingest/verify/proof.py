@@ -229,6 +229,7 @@ class _Wait:
         self._workspace, self._contracts, self._lsn = workspace, contracts, lsn
         self._source = workspace.settings.source
         self._awaited: frozenset[str] | None = None
+        self._versions: dict[str, int] | None = None
 
     def until_over(self, advance: Callable[[Lsn], None], seconds: float) -> None:
         """Call ``advance`` until it is over; ``ProofNotReached`` after ``seconds``."""
@@ -247,9 +248,14 @@ class _Wait:
         pending = pending_windows(self._workspace, self._source)
         if pending.nothing:
             return True
-        lacking = pending.batch_ids | self._unshown()
-        self._awaited = lacking if self._awaited is None else self._awaited & lacking
-        return not self._awaited
+        if self._versions is None:
+            # Windows that a run is making again hold what was decided before, too.
+            lacking = pending.batch_ids.union(pending.half_done)
+            self._awaited = lacking if self._awaited is None else self._awaited & lacking
+            if self._awaited:
+                return False
+            self._versions = self._newest_net_changes()
+        return all(self._is_shown(each) for each in self._contracts)
 
     def _landed(self) -> Lsn | None:
         store = self._workspace.landing(self._source)
@@ -257,31 +263,31 @@ class _Wait:
         last = store.last_stream(epoch.number) if epoch else None
         return last.stream.end_lsn if last and last.stream else None
 
-    def _unshown(self) -> set[str]:
-        """Batches that net changes hold and their dimension does not, as a run is between the two."""
+    def _newest_net_changes(self) -> dict[str, int]:
+        found = ((each.name, self._workspace.net_changes(each).look()) for each in self._contracts)
+        return {name: snapshot.version for name, snapshot in found if snapshot is not None}
+
+    def _is_shown(self, contract: TableContract) -> bool:
+        """Whether the dimension shows the net changes that were the newest, or waits for something else than
+        a run that is between the two."""
         from omnisupport_ingest.lake.layout import WHOLE_TABLE
         from omnisupport_ingest.layers.delayed_merge import waiting_merge
         from omnisupport_ingest.layers.retyping import waiting
-        from omnisupport_ingest.layers.shown import Shown
+        from omnisupport_ingest.layers.shown import newer_windows
 
-        found: set[str] = set()
-        for contract in self._contracts:
-            # The dimension first: what it names of the net changes is there by then.
-            dimension = self._workspace.dimension(contract).look()
-            net_changes = self._workspace.net_changes(contract).look()
-            held = [each for each in (net_changes, dimension) if each is not None]
-            parked = any(waiting(self._workspace, contract, each) for each in held)
-            if net_changes is None or parked:
-                continue
-            state = dimension.state(WHOLE_TABLE) if dimension is not None else None
-            if waiting_merge(contract, state, net_changes) is not None:
-                # It is merged before it is compared.
-                continue
-            shown = Shown.of(net_changes, dimension)
-            for window in shown.newer:
-                state = net_changes.state(window)
-                found |= set(state.batches if state is not None else ()) - shown.in_window(window)
-        return found
+        # The dimension first: what it names of the net changes is there by then.
+        dimension = self._workspace.dimension(contract).look()
+        net_changes = self._workspace.net_changes(contract).look()
+        held = [each for each in (net_changes, dimension) if each is not None]
+        if net_changes is None or any(waiting(self._workspace, contract, each) for each in held):
+            return True
+        state = dimension.state(WHOLE_TABLE) if dimension is not None else None
+        if waiting_merge(contract, state, net_changes) is not None:
+            # It is merged before it is compared.
+            return True
+        shown = state.checkpoint.upstream_version if state is not None else None
+        newest = (self._versions or {}).get(contract.name, net_changes.version)
+        return (shown is not None and shown >= newest) or not newer_windows(state, net_changes)
 
     def _not_reached(self, seconds: float) -> ProofNotReached:
         landed = self._landed()
@@ -292,7 +298,7 @@ class _Wait:
                 fix="Start capture (omnisupport-ingest up), or look at its log.",
             )
         return ProofNotReached(
-            f"{where}: {len(self._awaited)} batches that have landed below it are not in every layer.",
+            f"{where}: what had landed below it is not in every layer yet.",
             fix="Start the pipeline (omnisupport-ingest up), or look at its runs and logs.",
         )
 

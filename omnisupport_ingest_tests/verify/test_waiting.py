@@ -25,7 +25,7 @@ def test_a_delayed_merge_that_may_not_wait_is_waited_for(
         desk.take_in(FIRST)
     contracts = desk.workspace.contracts.of_source(SOURCE)
     wait = _Wait(desk.workspace, contracts, Lsn(1))
-    assert len(wait._unshown()) == 1
+    assert not any(map(wait._is_shown, contracts))
     for contract in contracts:
         desk.show(contract)
-    assert not wait._unshown()
+    assert all(map(wait._is_shown, contracts))

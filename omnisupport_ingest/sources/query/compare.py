@@ -22,7 +22,7 @@ from omnisupport_ingest.contracts.row_checksum import RowChecksum
 from omnisupport_ingest.landing.columns import events_table
 from omnisupport_ingest.sources.query.advice import read_anew
 from omnisupport_ingest.sources.query.batches import Batches, Inlet
-from omnisupport_ingest.sources.query.cursor import CursorColumn, corrected
+from omnisupport_ingest.sources.query.cursor import NULL_ORDINALS, CursorColumn, corrected
 from omnisupport_ingest.sources.query.errors import QueryRefused
 from omnisupport_ingest.sources.query.events import Known, RowEvents
 from omnisupport_ingest.sources.query.null_rows import NullRows
@@ -183,11 +183,16 @@ class _OneTable:
         gone = sorted(set(known) - there)
         if gone:
             at = max(self.noticed, self.events.grid.first)
-            deletes = [self.events.delete(key, corrected(known[key], table), at) for key in gone]
+            ordinals = {key: corrected(known[key], table) for key in gone}
+            deletes = [self.events.delete(key, ordinal, at) for key, ordinal in ordinals.items()]
             # The window of a delete is that of the time at which it was found, not of its position.
             parts = self.batches.parts()
             parts.add(events_table(deletes))
-            self.batches.land(table, parts, free_windows=True)
+            without_cursor = [
+                NullRow(key, ordinal, None) for key, ordinal in ordinals.items() if ordinal in NULL_ORDINALS
+            ]
+            with self.nulls.remembering(without_cursor):
+                self.batches.land(table, parts, free_windows=True)
         result.deleted += len(gone)
         self._read(missed)
         result.missed += len(missed)
@@ -198,17 +203,14 @@ class _OneTable:
         null_rows: list[NullRow] = []
 
         def take(rows: Rows) -> None:
-            changed = self.nulls.changed(self.events.of(rows, {}, Known(), 1 << 62), missing=True)
+            changed = self.nulls.changed(self.events.of(rows, {}, Known(), 1 << 62))
             parts.add(changed.events)
             null_rows.extend(changed.rows)
 
         for start in range(0, len(keys), LEAF_ROWS):
             self.reader.rows_of(table, cursor, keys[start : start + LEAF_ROWS], take)
-            if null_rows:
-                self.nulls.state.expect_null_rows(table.full_name)
-            if parts.tables:
-                self.batches.land(table, parts, free_windows=cursor.event_time is not None)
-            if null_rows:
-                self.nulls.state.remember_null_rows(table.full_name, null_rows)
+            with self.nulls.remembering(null_rows):
+                if parts.tables:
+                    self.batches.land(table, parts, free_windows=cursor.event_time is not None)
             parts = self.batches.parts()
             null_rows.clear()

@@ -13,6 +13,7 @@ process died while rows landed, the last versions are read from landing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,9 +54,9 @@ class NullRows:
     state: QueryState
     _has_learned: bool = field(default=False, init=False, repr=False)
 
-    def changed(self, events: pa.Table, *, missing: bool = False) -> Changed:
+    def changed(self, events: pa.Table) -> Changed:
         """Leave out the rows of ``events`` without a cursor that have landed unchanged, and give the others
-        their ordinals. ``missing``: the lake lacks them all, so they land whatever is remembered.
+        their ordinals.
 
         ``QueryRefused`` if no ordinal is left for one, or if what has landed cannot be read.
         """
@@ -71,7 +72,7 @@ class NullRows:
         lands, rows = np.ones(len(ordinals), np.bool_), []
         for place, key, image in zip(places, keys, theirs.column("after"), strict=True):
             found, digest = known.get(key), image_hash(image.as_py())
-            if found is not None and found.image == digest and not missing:
+            if found is not None and found.image == digest:
                 lands[place] = False
                 continue
             if found is not None:
@@ -81,6 +82,18 @@ class NullRows:
         events = events.set_column(_ORDINAL, field, pa.array(ordinals, field.type))
         again = len(places) - len(rows)
         return Changed(events.filter(pa.array(lands)) if again else events, tuple(rows), again)
+
+    @contextmanager
+    def remembering(self, rows: Sequence[NullRow]) -> Iterator[None]:
+        """Remember ``rows``, which land in the block, at its end. Until then landing alone knows of them."""
+        if not rows:
+            yield
+            return
+        name = self.makes.table.full_name
+        self._learn()
+        self.state.expect_null_rows(name)
+        yield
+        self.state.remember_null_rows(name, rows)
 
     def _next(self, last: int, lowest: int) -> int:
         """Return the next even ordinal above ``last``, not below ``lowest``."""
@@ -110,7 +123,7 @@ class NullRows:
                 landed = pq.read_table(path, columns=_COLUMNS, partitioning=None, filters=of_null)
             except (OSError, pa.ArrowException) as error:
                 if self.state.has_null_rows(name):
-                    # Removed by retention: what it held is remembered. What a dead process landed is not old.
+                    # What an old file held is remembered, and what a dead process landed is in none.
                     continue
                 raise QueryRefused(
                     f"{file.path} of landing cannot be read ({type(error).__name__}). It may hold versions "
