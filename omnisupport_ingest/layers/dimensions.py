@@ -77,8 +77,8 @@ LAYER = "dimension"
 
 
 _OTHERS_REPORTED = 500
-"""Most windows besides its own that a run reports. Where a whole dimension was lost, the nightly job shows the
-others in Dagster (``defs/checkpoints.py``)."""
+"""Most windows besides its own that a run reports. The nightly job shows the others in Dagster
+(``defs/checkpoints.py``)."""
 
 
 class GateClosed(IngestError):
