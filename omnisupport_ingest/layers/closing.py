@@ -1,5 +1,4 @@
-"""Closing windows: the many small files of a window become one file per partition, and it is marked as
-closed.
+"""Closes windows: compacts the many small files of a window into one per partition, and marks it as closed.
 
 Closing changes no row. Its commit says so (``dataChange`` is false), and the new files name the files that
 they replace, so the layer below reads nothing again. The old files stay on disk until ``sweep`` deletes them;

@@ -1,5 +1,4 @@
-"""Finds events of a window that are copies of one another, or collide: one task per window reads narrow
-columns.
+"""Finds the events of a window that repeat or collide: one task per window reads narrow columns.
 
 If positions may not be distinct, all events of a window must be compared. The columns that decide are narrow,
 so one task reads only these, from all files of the window, and lists the few rows that share their position.

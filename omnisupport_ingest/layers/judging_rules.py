@@ -1,5 +1,4 @@
-"""The rules by which a source's events are judged: its contracts, decisions, erasures, reviews and
-secrets."""
+"""The rules that judge a source's events: its contracts, decisions, erasures, reviews and secrets."""
 
 from __future__ import annotations
 

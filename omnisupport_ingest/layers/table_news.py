@@ -25,7 +25,8 @@ from omnisupport_ingest.layers.versions import is_current, of_contract
 class Layer:
     """A table at its newest version (None before its first commit), and the versions its windows should have.
 
-    Use it for one look, window by window: it reads the state of a window once, and keeps only the last one.
+    Use it for one look, one window at a time: it reads the state of a window once, and keeps only the last
+    one.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""The upkeep that an update of a table with deletion vectors does besides: a bounded part of the table each
-time.
+"""Upkeep of a table with deletion vectors: each update also tidies up a bounded part of the table.
 
 Marked rows and fresh files slow readers down. The dead rows of a range of keys and its rows in fresh files
 are its *waste*. A range with much waste is rewritten, but an update rewrites only the worst ranges. The fresh

@@ -1,5 +1,4 @@
-"""Plans the upkeep in one update of a table with fresh files: which ranges are rewritten, which files
-leave."""
+"""Plans the upkeep in one update of a table with fresh files: ranges to rewrite, fresh files to empty."""
 
 from __future__ import annotations
 
