@@ -42,11 +42,10 @@ _EVENT_OVERHEAD = 100
 """Estimated bytes of an event besides its texts."""
 
 BLOCK_ROWS = 10_000
-"""An ``EventBlock`` should end at either size: large enough that work per block costs nothing per event,
-small enough that the end of a batch does not wait long for it."""
+"""Number of rows at which an ``EventBlock`` should end."""
 BLOCK_BYTES = 16 * 1024 * 1024
-"""An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
-nothing, small enough that the end of a batch does not wait long for it."""
+"""Size in bytes at which an ``EventBlock`` should end. Both limits are large enough that the work per block
+costs nothing per event, and small enough that the end of a batch does not wait long for a block."""
 
 
 @dataclass(frozen=True, slots=True)
