@@ -33,13 +33,13 @@ from omnisupport_ingest.storage import at_hand, storage_of
 T = TypeVar("T")
 
 NOTE = "omnisupport_ingest"
-"""The key under which ``commitInfo`` of a log entry describes our work."""
+"""Key in the ``commitInfo`` of a log entry: describes the work that was committed."""
 
 WRITER = "omnisupport_ingest_writer"
-"""The key under which, in an object store, it tells one attempt to commit from every other."""
+"""Key in the ``commitInfo`` of a log entry in an object store: identifies one attempt to commit."""
 
 _NOTED_WINDOWS = 100
-"""A log entry names at most this many windows; the states of all are in the table."""
+"""Most windows that a log entry names; the table holds the states of all."""
 
 
 class CommitConflict(IngestError):
@@ -102,10 +102,10 @@ def add_state(
 
 @dataclass(frozen=True, slots=True)
 class VectorChange:
-    """A file whose deletion vector the log has to name, which deltalake's actions cannot.
+    """An action on a file with a deletion vector. deltalake's own actions cannot name vectors.
 
-    ``file``: as the table holds it, maybe with a vector. ``vector``: its new one; None: the file leaves the
-    table. ``stats``: its statistics (JSON text).
+    ``file``: the file as the table holds it now. ``vector``: its new vector; None: the file leaves the table.
+    ``stats``: its statistics (JSON text).
     """
 
     file: LakeFile
@@ -156,14 +156,14 @@ def commit_actions(
 
     ``folder``: of the table. ``note``: describes the work to people who read the log.
     ``replacing_all_with``: remove every file that the table holds, and give it this schema. Raises
-    ``CommitConflict`` if the version of ``handle`` is no longer the newest; not if that version is this
-    commit itself, whose answer an object store has lost.
+    ``CommitConflict`` if another commit came after the version of ``handle``. If that commit is this one,
+    and the object store only lost its answer, the call succeeds.
     """
     plain = [each for each in actions if not isinstance(each, VectorChange)]
     if len(plain) < len(actions):
         raise ValueError("delta-rs cannot commit deletion vectors: log_entry.put_entry does")
     version = handle.version()
-    # A disk answers in the same call.
+    # A local disk answers in the same call, so no attempt has to be identified.
     writer = {} if urlsplit(handle.table_uri).scheme in ("", "file") else {WRITER: uuid.uuid4().hex}
     app_version = (handle.transaction_version(app_id) or 0) + 1
     try:
@@ -181,11 +181,11 @@ def commit_actions(
             )
     except CommitFailedError as error:
         newest = DeltaTable(handle.table_uri).version()
-        # A list of an object store may not have the entry yet that refused ours.
+        # The object store's listing may not show yet the entry that refused ours.
         if newest == version and not storage_of(folder).exists(entry_file(folder, version + 1)):
             raise
         newest = max(newest, version + 1)
-        # The library may have put the entry a second time, and been told that it is there.
+        # The library may have put our entry, lost the answer, and been refused by that entry when it retried.
         if writer and _is_by(writer, entry_file(folder, version + 1)):
             return version + 1
         raise conflict(handle.table_uri, version, newest) from error
@@ -193,7 +193,7 @@ def commit_actions(
 
 
 def _is_by(writer: Mapping[str, str], entry: Path) -> bool:
-    """Whether the attempt ``writer`` put the log entry ``entry``."""
+    """Whether the attempt that ``writer`` identifies put the log entry ``entry``."""
     lines = map(json.loads, at_hand(entry).read_bytes().splitlines())
     return any(writer.items() <= line.get("commitInfo", {}).items() for line in lines)
 

@@ -1,9 +1,9 @@
 """A hash of a set of rows that does not depend on their order or their split into files.
 
-Each row has a 64-bit hash. The hash of a set is the count of its rows, the sum of their hashes modulo 2^64
-and the exclusive or of them: commutative and associative, so parts may be hashed apart and added up. The sum
-counts repeated rows, which the exclusive or alone would cancel. The hash detects accidents, not attacks: a
-person who can choose the rows can make two sets collide.
+Each row has a 64-bit hash. The hash of a set has three parts: the number of rows, the sum of their hashes
+modulo 2^64, and the exclusive or of their hashes. All three are commutative and associative, so parts of a
+set can be hashed separately and added. The sum counts repeated rows, which cancel in the exclusive or. The
+hash detects accidents, not attacks: a person who can choose the rows can make two sets collide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ODD = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class ContentHash:
-    """The hash of a set of rows; ``ContentHash()`` is that of no rows."""
+    """The hash of a set of rows; ``ContentHash()`` is the hash of the empty set."""
 
     count: int = 0
     total: int = 0
@@ -45,7 +45,7 @@ class ContentHash:
         )
 
     def __sub__(self, other: ContentHash) -> ContentHash:
-        """Return the hash without the rows of ``other``, which must be a part of this set."""
+        """Return the hash without the rows of ``other``, which must be a subset of this set."""
         return ContentHash(
             self.count - other.count, (self.total - other.total) % _MODULUS, self.parity ^ other.parity
         )

@@ -40,8 +40,8 @@ PROPERTY = "delta.enableDeletionVectors"
 """The table property that lets other writers make vectors too."""
 
 _INLINE_BYTES = 256
-"""Up to this size a vector stands in the log entry. Every reader of the log reads it there, but opens no
-further file."""
+"""Largest vector, in bytes, that is stored in the log entry. Readers of the log get it without opening
+another file."""
 
 _MAGIC = 1681511377
 _FILE_FORMAT = b"\x01"
@@ -89,7 +89,7 @@ class DeletionVector:
     def of_log(cls, fields: Mapping[str, Any]) -> DeletionVector:
         """Return the vector that an action of the log or a checkpoint describes.
 
-        Raises ``KeyError`` or ``ValueError`` if it does not.
+        Raises ``KeyError`` or ``ValueError`` if ``fields`` describe no vector.
         """
         texts = fields["storageType"], fields["pathOrInlineDv"]
         numbers = fields.get("offset"), fields["sizeInBytes"], fields["cardinality"]
@@ -197,7 +197,7 @@ def dead_rows_of(file: MayHaveDeadRows) -> Rows:
 
 
 def live_mask(dead: Rows, rows: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the live ones among ``rows`` rows of which those numbered ``dead`` are not."""
+    """Return a mask of ``rows`` rows: True for live ones, False for those numbered in ``dead``."""
     import numpy as np
 
     mask = np.ones(rows, np.bool_)
@@ -209,7 +209,7 @@ def write_vectors(folder: Path, unit: str, dead: Mapping[str, Rows]) -> dict[str
     """Write the vectors of one commit to the table in ``folder``; return them by the path of their file.
 
     ``unit``: folder in the table (``layout.unit_folder``) of the one ``.bin`` file, if any vector needs it.
-    ``dead``: path of a file of the table → all of its dead rows, those of the vector before included. The
+    ``dead``: path of a file of the table → all of its dead rows, including those of its previous vector. The
     same rows always give the same file name, so work that is done twice leaves one file.
     """
     vectors: dict[str, DeletionVector] = {}
@@ -231,10 +231,10 @@ def write_vectors(folder: Path, unit: str, dead: Mapping[str, Rows]) -> dict[str
     whole = b"".join(parts)
     name = uuid.UUID(bytes=hashlib.sha256(whole).digest()[:16])
     file = folder / unit / f"deletion_vector_{name}.bin"
-    # No failpoint: a folder: one that is there already is as good.
+    # No failpoint: making a folder that exists already does no harm.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with failpoint("lake.vectors", file):
-        # Written anew where it is there already: its time says that a writer is about to commit it.
+        # Write an existing file again too: its new time tells ``sweep`` that a commit is about to name it.
         replace(file, whole)
     for path, (content, count) in large.items():
         text = f"{unit}{_z85(name.bytes)}"

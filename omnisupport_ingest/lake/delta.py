@@ -36,7 +36,7 @@ def open_delta(folder: Path, version: int | None = None) -> DeltaTable:
 
 @contextmanager
 def translated_store_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the object store into ``StorageUnreachable``, because delta-rs's message repeats the
+    """Turn errors of the object store into ``StorageUnreachable``: delta-rs's message repeats the whole
     request. Errors of Delta itself and of a local disk are raised unchanged."""
     try:
         yield

@@ -1,10 +1,10 @@
-"""Drafts of tasks on their way to the driver, which brings them into their place.
+"""Drafts: files that Spark tasks write, and how the driver collects them.
 
-Where tasks share the driver's files, they write to the folder of the draft. Where they do not, and a bucket
-keeps the lake, each task writes to a folder of its executor, puts what is finished into the bucket, and
-answers with the names. The driver brings those that it needs as files; the bucket copies them to their final
-names, as their bytes are there. Names are of one attempt each, so what an attempt sends whose answer does not
-count is seen by nobody, and ``sweep`` deletes it.
+Where tasks share the driver's files, they write straight to the folder of the draft. Elsewhere a bucket keeps
+the lake. Each task then writes to a folder of its executor, uploads the finished files, and returns their
+names. The driver downloads the files that it needs here; the others become files of the table by a copy
+within the bucket, so their bytes are not sent again. Every attempt of a task uses names of its own. Nobody
+reads what a discarded attempt uploaded, and ``sweep`` deletes it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _AT_ONCE = 8
-"""Files that are sent or brought at a time."""
+"""Files that are uploaded or downloaded at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A file that a task has sent: its path below the draft's folder, its rows and bytes."""
+    """A file that a task has uploaded: its path below the draft's folder, its rows and bytes."""
 
     name: str
     rows: int
@@ -45,9 +45,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What the tasks of one piece of work write.
+    """The files that the tasks of one piece of work write.
 
-    ``folder``: the draft on the driver's machine. ``objects``: the path of its objects, if tasks ``visit``.
+    ``folder``: the draft on the driver's machine. ``objects``: the path of its objects in the bucket.
+    ``visit``: how tasks work without the driver's files; None if they share them.
     """
 
     folder: Path
@@ -56,21 +57,21 @@ class Drafts:
 
     @classmethod
     def of(cls, spark: SparkSession, folder: Path) -> Drafts:
-        """``folder``: in the staging folder of a table."""
+        """Return the drafts in ``folder``, which lies in the staging folder of a table."""
         assert folder.parent.name == layout.STAGING, "drafts are of a table"
         table = folder.parent.parent
         return cls(folder, table / DRAFTS / folder.name, Visit.of(spark, table))
 
     @classmethod
     def beside(cls, spark: SparkSession, table: Path, folder: Path) -> Drafts:
-        """Of a ``folder`` that is in no table: its objects are with those of ``table`` meanwhile."""
+        """Return the drafts in a ``folder`` outside of any table; their objects are kept with ``table``."""
         return cls(folder, table / DRAFTS / uuid.uuid4().hex, Visit.of(spark, table))
 
     # --- in a task --------------------------------------------------------------------------------
 
     @contextmanager
     def begun(self) -> Iterator[Path]:
-        """Give the folder to write to; one of this machine's own is removed at the end."""
+        """Yield the folder to write to. Where it belongs to this task alone, it is removed at the end."""
         if self.visit is None:
             yield self.folder
             return
@@ -84,9 +85,9 @@ class Drafts:
             shutil.rmtree(own, ignore_errors=True)
 
     def sent(self, folder: Path) -> list[Draft]:
-        """Send the finished files in the ``folder`` that ``begun`` gave, and say which they are.
+        """Upload the finished files in ``folder``, which ``begun`` yielded; return what was uploaded.
 
-        Nothing is sent where the driver sees the folder.
+        Where the driver sees the folder, nothing is uploaded and the list is empty.
         """
         if self.visit is None:
             return []
@@ -95,7 +96,7 @@ class Drafts:
             for file in sorted(folder.rglob("*.parquet"))
         ]
         names = [each.name for each in found]
-        # No failpoint: drafts that no table names. Who dies here is begun again, under other names.
+        # No failpoint: drafts that no table names. A task that dies here is run again, under other names.
         _each(lambda name: self._storage.send_file(folder / name, self.objects / name), names)
         for name in names:
             (folder / name).unlink()
@@ -104,8 +105,8 @@ class Drafts:
     # --- in the driver ----------------------------------------------------------------------------
 
     def bring(self, names: Collection[str]) -> None:
-        """Have what tasks have sent as ``names`` as files of the draft's folder, where it is not written to
-        by them. Raises ``StagedFileMissing`` if one is gone."""
+        """Download the files ``names`` that tasks uploaded to the draft's folder, unless the tasks wrote them
+        there. Raises ``StagedFileMissing`` if one is gone."""
         if self.visit is None:
             return
         _each(lambda name: self._storage.fetch(self.objects / name, self.folder / name), names)
@@ -116,7 +117,7 @@ class Drafts:
             )
 
     def lend(self, file: Path) -> str:
-        """Return the path by which tasks read a ``file`` of the driver, which is sent for it if need be."""
+        """Return the path by which tasks read the driver's ``file``; upload it if they cannot see it."""
         if self.visit is None:
             return str(file)
         path = self.objects / f"{file.name}.parquet"
@@ -125,12 +126,15 @@ class Drafts:
         return str(path)
 
     def paths(self, names: Iterable[str]) -> list[str]:
-        """The paths by which tasks read again what they have sent as ``names``."""
+        """Return the paths by which later tasks read the uploaded files ``names``."""
         return [str(self.objects / name) for name in names]
 
     def keep(self, paths: Iterable[str]) -> None:
-        """Have the bucket keep files of the table, ``paths`` in it, that drafts became: so that tasks read
-        them, and while it can copy the drafts. The commit that names them sends no byte again."""
+        """Store files of the table, given by ``paths`` in it, in the bucket, so that tasks can read them.
+
+        Call it while the bucket still has the drafts they were made from: it then copies those, and the
+        commit sends no byte again.
+        """
         if self.visit is None:
             return
         table = self.objects.parent.parent
@@ -144,7 +148,7 @@ class Drafts:
         self.clear_objects()
 
     def clear_objects(self) -> None:
-        """Delete what the bucket has of the draft."""
+        """Delete the draft's objects from the bucket."""
         if self.visit is not None:
             with suppress(StorageUnreachable):
                 # No failpoint: drafts that no table names.

@@ -2,12 +2,12 @@
 
 delta-rs reads the list of all files whenever it opens a table, and a table of events has files for every
 window it ever had. The index is an SQLite file in the source's folder of the lake. It is updated from the new
-entries of the log, and a lookup of one window reads only that window's files. A file is listed ``since`` one
-version and ``until`` another, so an older snapshot still finds its files while others commit.
+entries of the log, and a lookup of one window reads only that window's files. Each file is listed with the
+version that added it (``since``) and the one that removed it (``until``), so an older snapshot still finds
+its files while others commit.
 
-The log is the truth. An index that is missing, damaged, copied from another place, of another table or of
-another history of the log is rebuilt from what delta-rs reads. A process that cannot use the file works
-without it.
+The log is the truth. An index is rebuilt from what delta-rs reads if it is missing, damaged, a copy, or of
+another table or another history of the log. A process that cannot use the file works without it.
 """
 
 from __future__ import annotations

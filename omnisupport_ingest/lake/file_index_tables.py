@@ -28,7 +28,7 @@ from omnisupport_ingest.storage import at_hand, storage_of
 FORMAT = 2
 
 _VERSIONS_KEPT = 64
-"""How many versions back the index knows. An older snapshot asks delta-rs."""
+"""How many versions back the index knows. An older snapshot asks delta-rs instead."""
 
 _NOTES_KEPT = 1024
 
@@ -95,12 +95,12 @@ class ListedFile:
 
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz", "variantType", FEATURE}
-"""Features that change nothing of what a log entry must say of files, vectors apart (Delta protocol, table
-features). delta-rs adds ``variantType`` to a table with deletion vectors whose properties it sets."""
+"""Features that do not change how a log entry describes files, except for vectors (Delta protocol, table
+features). delta-rs adds ``variantType`` when it sets properties of a table with deletion vectors."""
 
 
 def unknown_features(handle: DeltaTable) -> list[str]:
-    """Return what the version that ``handle`` has open asks of readers and writers and we do not know."""
+    """Return the features that the version of ``handle`` demands and that this program does not know."""
     protocol = handle.protocol()
     reads, writes = protocol.min_reader_version, protocol.min_writer_version
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
@@ -110,8 +110,8 @@ def unknown_features(handle: DeltaTable) -> list[str]:
 
 
 def version_of(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
-    """Return the version that ``handle`` has open as a list that begins with it names it; None if its log
-    entry is gone."""
+    """Return the version that ``handle`` has open as the first version of a new list; None if its log entry
+    is gone."""
     entry = digest_of(table.entry(handle.version()))
     if entry is None:
         return None
@@ -146,7 +146,7 @@ def listed_by(handle: DeltaTable, folder: Path, partition_by: Sequence[str]) -> 
 
 def digest_of(entry: Path) -> str | None:
     """Return a digest of a log entry; None if it does not exist."""
-    # Of the stored object, not of a local copy: the table may have been restored since the copy was made.
+    # Read the stored object, not a local copy: the table may have been restored since the copy was made.
     try:
         return storage_of(entry).digest(entry)[1]
     except OSError:
@@ -167,10 +167,10 @@ def entries(table: TableLog, version: int) -> Iterator[tuple[int, str, bytes]]:
 
 
 def has_checkpoint_after(table: TableLog, version: int) -> bool:
-    """Return whether the log goes on behind a gap after ``version``.
+    """Return whether the log continues after a gap behind ``version``.
 
-    An interrupted clean-up leaves that entry and not the next one; readers begin at the checkpoint (Delta
-    protocol, "Last Checkpoint File").
+    An interrupted clean-up of the log may delete the entry after ``version`` and keep ``version`` itself.
+    Readers then begin at a later checkpoint (Delta protocol, "Last Checkpoint File").
     """
     last = table.folder / "_delta_log" / "_last_checkpoint"
     if not storage_of(last).is_local:
@@ -196,7 +196,7 @@ def forward(
         try:
             app_version = _apply(db, number, indexed, table.app_id, version, text)
         except (_Foreign, ValueError, KeyError, AttributeError, TypeError):
-            # No failpoint: inside the transaction that lake.listed stands around.
+            # No failpoint: the failpoint lake.listed is around this transaction.
             db.execute("DELETE FROM file WHERE listed = ?", (number,))
             db.execute("DELETE FROM listed WHERE number = ?", (number,))
             return None
@@ -228,7 +228,7 @@ def _apply(
         if (fields := action.get("add")) is not None:
             added.append(_of_action(fields, indexed))
     for file in added:
-        # One that the table holds may be added again with other statistics, but not with other dead rows.
+        # A file that the table holds may be added again with other statistics, but not with other dead rows.
         _remove(db, number, version, file, missing_ok=True)
     add(db, number, version, added)
     return app_version
@@ -247,9 +247,9 @@ def _remove(
         raise _Foreign
     since, facts = row
     if _vector_in(json.loads(facts)) != file.vector:
-        # A removal of what the table does not hold, which readers pass over.
+        # The entry removes a file that the table does not hold. Readers ignore that; the index cannot.
         raise _Foreign
-    # No failpoint: inside the transaction that lake.listed stands around.
+    # No failpoint: the failpoint lake.listed is around this transaction.
     db.execute(
         'UPDATE file SET until = ?, crc = ? WHERE listed = ? AND "window" = ? AND path = ? AND since = ?',
         (
@@ -272,7 +272,7 @@ def add(db: sqlite3.Connection, number: int, version: int, files: Iterable[Liste
         facts = json.dumps(told, separators=(",", ":"))
         crc = checksum(file.window, file.path, version, None, facts)
         rows.append((number, file.window, file.path, version, None, facts, crc))
-    # No failpoint: inside the transaction that lake.listed stands around.
+    # No failpoint: the failpoint lake.listed is around this transaction.
     db.executemany("INSERT INTO file VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
@@ -323,21 +323,21 @@ def known(db: sqlite3.Connection, name: str) -> tuple[int, IndexedVersion] | Non
 
 @lru_cache(maxsize=_NOTES_KEPT)
 def _noted(text: str) -> IndexedVersion:
-    """What a note says, which every question about a table's files asks."""
+    """Decode a note. Cached, because every lookup of a table's files needs it."""
     return from_plain(IndexedVersion, parse_json(text))
 
 
 def put(db: sqlite3.Connection, number: int, indexed: IndexedVersion) -> None:
     text = encode_line(indexed)
     (name,) = db.execute("SELECT path FROM listed WHERE number = ?", (number,)).fetchone()
-    # No failpoint: inside the transaction that lake.listed stands around.
+    # No failpoint: the failpoint lake.listed is around this transaction.
     db.execute("UPDATE listed SET note = ?, crc = ? WHERE number = ?", (text, checksum(name, text), number))
 
 
 def make_tables(db: sqlite3.Connection, file: Path) -> None:
     if db.execute("PRAGMA user_version").fetchone() == (FORMAT,):
         return
-    # No failpoint: inside the transaction that lake.listed stands around.
+    # No failpoint: the failpoint lake.listed is around this transaction.
     db.execute("DROP TABLE IF EXISTS file")
     db.execute("DROP TABLE IF EXISTS listed")
     for statement in TABLES.split(";"):

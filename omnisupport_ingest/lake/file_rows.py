@@ -1,8 +1,8 @@
 """Reads rows from the Parquet files of tables as Arrow, within bounded memory.
 
 A column that a file lacks is NULL, so files of older versions of a table are read with the newest schema. A
-row group is read at once only if its columns surely fit in memory: a few megabytes of a file may be gigabytes
-of rows.
+row group is read in one piece only if its columns surely fit in memory: a few megabytes of a file may become
+gigabytes of rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from omnisupport_ingest.lake.deletion_vectors import dead_rows_of, live_mask
 from omnisupport_ingest.lake.layout import LakeFile
 
 MAX_BYTES_IN_MEMORY = 256 * 1024 * 1024
-"""Bytes of rows that a task may hold."""
+"""Most bytes of rows that a task may hold."""
 
 BYTES_OF_A_BATCH = 32 * 1024 * 1024
-"""Size in memory from which on rows are handed over as a batch."""
+"""Rows are handed over as a batch once they take this much memory."""
 
 _ROWS_OF_A_BATCH = 50_000
 _ROWS_AT_ONCE = 1_000

@@ -37,10 +37,10 @@ FEW_ROWS = 20_000
 """Up to this many rows, one task is faster than several."""
 
 FEW_BYTES = 16 * 1024 * 1024
-"""The same in bytes of compressed files."""
+"""Up to this many bytes of compressed files, one task is faster than several."""
 
 FEW_FILES = 256
-"""The same in files."""
+"""Up to this many files, one task is faster than several."""
 
 ROWS_OF_A_TASK = 100_000
 """Rows that one task takes; more if a single file has more."""
@@ -254,7 +254,7 @@ def made_by_tasks(
         # Only the folders of attempts that succeeded: others may still be writing to theirs.
         folders = [draft / each["attempt"] for each in outcomes]
         sent = [name for each in outcomes for name in each["sent"].splitlines()]
-        # What is put aside is for the next tasks.
+        # Files put aside stay where they are: the next tasks read them.
         aside = [name for name in sent if name.split("/")[1] == "aside"]
         drafts.bring(set(sent) - set(aside))
 
@@ -290,7 +290,7 @@ def _outcomes(
 def outcome_of_one(
     write: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
 ) -> list[dict[str, Any]]:
-    """Return the rows that ``write`` gives for the number 0, the only one of a job of one task."""
+    """Return the rows that ``write`` yields as the only task of a job, whose number is 0."""
     numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
     return [row for batch in write([numbers]) for row in batch.to_pylist()]
 

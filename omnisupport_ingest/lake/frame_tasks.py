@@ -1,8 +1,9 @@
-"""Reads and writes a DataFrame by tasks of ours, where executors do not see the home and Spark itself cannot.
+"""Reads and writes a DataFrame by Python tasks, where executors do not see the home.
 
-Spark reads and writes files that driver and executors see alike. Where they do not, a task reads a share of
-the files by its own copies of the objects, and writes the rows of a partition of the frame to drafts that it
-sends (``lake.drafts``). The rows are the same. Spark itself would read only the columns that a plan needs.
+Spark's own readers and writers need files that driver and executors both see. Elsewhere, each task reads its
+share of the files from its own copies of the objects, and writes its partition of the frame to drafts, which
+it uploads (``lake.drafts``). The rows are the same. The cost: Spark would read only the columns that a plan
+needs; the tasks read all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SENT = "name string, rows long, bytes long"
 def read_by_tasks(
     spark: SparkSession, visit: Visit, schema: StructType, files: Sequence[LakeFile]
 ) -> DataFrame:
-    """What ``read.read_files`` returns of ``files``, of which there are some."""
+    """Return what ``read.read_files`` returns for ``files`` (at least one)."""
     shares = in_shares(files)
     read = partial(_live_rows, shares=shares, schema=arrow_schema(schema, without=()))
     return _frame(spark, len(shares), visiting(visit, read), schema)
@@ -49,7 +50,7 @@ def _live_rows(
 def read_paths_by_tasks(
     spark: SparkSession, visit: Visit, schema: StructType, paths: Sequence[str]
 ) -> DataFrame:
-    """The rows of the bare Parquet files ``paths``, of which there are some: a task reads one."""
+    """Return the rows of the bare Parquet files ``paths`` (at least one); each task reads one file."""
     read = partial(_rows, paths=paths, schema=arrow_schema(schema, without=()))
     return _frame(spark, len(paths), visiting(visit, read), schema)
 
@@ -66,9 +67,9 @@ def _frame(spark: SparkSession, count: int, task: object, schema: StructType) ->
 
 
 def write_by_tasks(frame: DataFrame, drafts: Drafts, partition_by: tuple[str, ...]) -> list[Draft]:
-    """Write ``frame`` to the ``drafts``, below folders by ``partition_by``; each task's rows in their order.
+    """Write ``frame`` to ``drafts``, in folders by ``partition_by``; return the files, sorted by name.
 
-    Returns the files, sorted by name.
+    The rows of each task keep their order.
     """
     schema = arrow_schema(frame.schema, without=())
     write = partial(_written, drafts=drafts, schema=schema, partition_by=partition_by)

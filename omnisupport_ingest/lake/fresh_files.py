@@ -31,7 +31,7 @@ slower, and larger ones make updates of scattered keys read more."""
 
 
 class Wanted(Protocol):
-    """Which rows are looked for, by their values of the order."""
+    """Which rows are looked for, by their values of the ordering column."""
 
     def may_be_in(self, low: Bound, high: Bound) -> bool:
         """Whether a value from ``low`` to ``high``, both inclusive, may be wanted."""
@@ -89,7 +89,7 @@ class Found:
     rows: pa.Table
 
     def only(self, mask: npt.NDArray[np.bool_]) -> Found:
-        """Those that ``mask`` has."""
+        """Return the rows for which ``mask`` is true."""
         if mask.all():
             return self
         return Found(self.file, self.numbers[mask], self.rows.filter(pa.array(mask)))
@@ -104,10 +104,11 @@ class RowFinder:
         self._footers: dict[str, _Footer] = {}
 
     def find(self, file: KeyFile, wanted: Wanted, schema: pa.Schema | None = None) -> Found:
-        """Return the live rows of ``file`` that are wanted, in their order, with the columns of ``schema``;
-        None: all columns.
+        """Return the live ``wanted`` rows of ``file``, in their order, with the columns of ``schema``; None:
+        all columns.
 
-        Of other row groups nothing is read, and of groups without wanted rows only the key.
+        Row groups that cannot hold a wanted row are not read; of groups that turn out to hold none, only the
+        key is read.
         """
         schema, footer = self._schema if schema is None else schema, self._footer(file)
         groups = [group for group in range(len(footer.starts)) if footer.may_have(group, wanted)]
@@ -122,10 +123,10 @@ class RowFinder:
         return Found(file, np.zeros(0, np.int64), schema.empty_table())
 
     def values(self, file: KeyFile, wanted: Mapping[str, Rows]) -> dict[str, pa.Array]:
-        """Return values of ``file``, by column of the rows with the ``wanted`` numbers (at least one,
+        """Return by column the values of ``file`` at the row numbers ``wanted`` (at least one per column,
         ascending).
 
-        Of each column only the row groups with such rows are read.
+        Of each column, only the row groups with such rows are read.
         """
         footer = self._footer(file)
         together: dict[tuple[int, ...], list[str]] = defaultdict(list)

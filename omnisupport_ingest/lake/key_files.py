@@ -66,8 +66,8 @@ class KeyOrder:
     personal: frozenset[str] = frozenset()
 
     def values(self, rows: pa.Table) -> npt.NDArray[Any]:
-        """Return the values of ``rows``. A missing key, and a withheld event's key that is no number, count
-        as the lowest value."""
+        """Return the values of ``rows``. A missing key counts as the lowest value, and so does a withheld
+        event's key that is not a number."""
         column = rows[self.column].combine_chunks()
         column = (
             pc.fill_null(column.cast(pa.int64()), _LOWEST) if self.whole_numbers else pc.fill_null(column, "")
@@ -131,8 +131,11 @@ class KeyRange:
 
 
 def key_files(snapshot: TableSnapshot, order: KeyOrder) -> list[KeyFile] | None:
-    """Return the data files of the table sorted by key; None if another program has written to the table: a
-    file has no bounds of its keys, or the ranges of two files overlap."""
+    """Return the data files of the table sorted by key; None if another program has written to it.
+
+    Another program's writing shows in a file without bounds of its keys, or in two files whose ranges
+    overlap.
+    """
     found = []
     for file, low, high in _listed(snapshot, order):
         if _is_sealed(file.path) or is_fresh(file.path):
@@ -351,8 +354,8 @@ def write_rows(
 ) -> list[WrittenFile]:
     """Write ``rows`` in order to new files in ``folder``, each with ``rows_per_file`` to twice as many rows.
 
-    Rows of one key keep their order. With ``seals``, the first rows of a key that has more go to sealed
-    files. ``rows_per_group``: rows of a row group, None for the library's default.
+    Rows of one key keep their order. With ``seals``, a key that has more rows than that gets sealed files for
+    the first of them. ``rows_per_group``: rows of a row group; None for the library's default.
     """
     ordered = order.sort(rows)
     values = order.values(ordered)
@@ -393,7 +396,7 @@ def _sealed(
 
 
 def write_again(of: Path, rows: pa.Table, order: KeyOrder, folder: Path) -> WrittenFile:
-    """Write ``rows``, the remaining rows of the file ``of`` in their order; a sealed file stays sealed."""
+    """Write ``rows``, what remains of the file ``of``, in their order; a sealed file stays sealed."""
     return _write(rows, order, folder, SEALED if _is_sealed(of.name) else "part-")
 
 
@@ -445,7 +448,7 @@ def _described(path: Path, footer: pq.FileMetaData, rows: pa.Table, order: KeyOr
 
 
 def _in_type(bound: Bound, of_type: pa.DataType) -> Bound:
-    """Raise ``bound`` to the lowest number of ``of_type``: the value of a row without a key may lie below it,
+    """Raise ``bound`` to the lowest number of ``of_type``. The value of a row without a key may lie below it,
     and Delta ignores statistics that the column's type cannot hold."""
     if isinstance(bound, str):
         return bound

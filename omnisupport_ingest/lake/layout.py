@@ -91,7 +91,7 @@ class StagedFile:
     stats: str
 
     def in_table(self, folder: Path) -> LakeFile:
-        """Return the same file as one of the table in ``folder``."""
+        """Return this file as a ``LakeFile`` of the table in ``folder``."""
         full_path = os.fspath(folder / self.path)
         return LakeFile(self.path, full_path, self.window, self.partition, self.rows, self.bytes)
 
@@ -103,10 +103,10 @@ def unit_folder(window: str, generation: int, unit: str) -> str:
 
 
 def state_path(window: str, generation: int, content: str, partition_by: tuple[str, ...]) -> str:
-    """Return the path of the state of ``window``, which depends on the state's ``content``.
+    """Return the path of the state of ``window``; it depends on the state's ``content``.
 
-    Equal states have one path, and different states of one generation have different paths: a Delta commit
-    cannot remove a path and add it again.
+    Equal states have one path. Different states of one generation have different paths, because a Delta
+    commit cannot remove a path and add it again.
     """
     name = f"state-g{generation:04d}-{_short(content)}.parquet"
     folders = [f"{WINDOW}={window}"] if partition_by else []

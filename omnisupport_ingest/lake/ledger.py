@@ -49,7 +49,7 @@ _APPEND_ONLY = {"delta.appendOnly": "true"}
 """Writers that know the Delta protocol refuse to delete or change a row."""
 
 _DIGEST = re.compile(r"-([0-9a-f]{64})\.parquet\Z")
-"""The end of a file's name: the SHA-256 of its content. (Files of earlier versions have none.)"""
+"""The end of a file's name: the SHA-256 of its content. Files of earlier program versions have none."""
 
 _TIMES = pa.scalar(-62_135_596_800_000_000), pa.scalar(253_402_300_799_999_999)
 """The first and the last time that Python's datetime can hold, in microseconds since 1970."""
@@ -122,7 +122,7 @@ class Ledger:
 
     def _append(self, decide: Callable[[pa.Table], pa.Table]) -> pa.Table:
         if not self.exists and not decide(self._schema.empty_table()).num_rows:
-            # A decision without rows creates no table.
+            # Without rows there is nothing to commit, and no table is created.
             return self._schema.empty_table()
         handle = open_with_schema(
             self.folder,
@@ -152,8 +152,8 @@ class Ledger:
     def _write(self, rows: pa.Table, version: int) -> StagedFile:
         """Write the rows to a file, durable and readable by its owner only.
 
-        The file of a refused commit stays behind unread, a few kilobytes: it is never certain enough that a
-        commit failed to delete the file.
+        If the commit is refused, the file stays behind unread, a few kilobytes: it is never certain enough
+        that the commit failed.
         """
         buffer = pa.BufferOutputStream()
         # No failpoint: a buffer in memory.

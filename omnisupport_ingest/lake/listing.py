@@ -69,8 +69,10 @@ class Listing:
         return tuple(map(self._lake_file, self._listed(window)))
 
     def stats(self, window: str) -> dict[str, str | None]:
-        """The statistics of the files of ``window`` as JSON text, by path, of a table that may have deletion
-        vectors; None for a file without any."""
+        """Return the statistics (JSON text) of the files of ``window``, by path; None for a file without any.
+
+        Only for a table that may have deletion vectors.
+        """
         return {file.path: file.stats for file in self._listed(window)}
 
     def all_files(self) -> tuple[LakeFile, ...]:
@@ -103,8 +105,8 @@ class Listing:
         return found
 
     def _lake_file(self, listed: ListedFile) -> LakeFile:
-        # A table may have thousands of files, and joining paths costs ten times as much as texts. A foreign
-        # writer may name a file by its absolute path.
+        # Joining paths costs ten times as much as joining texts, and a table may have thousands of files. A
+        # foreign writer may name a file by its absolute path.
         path, vector = listed.path, listed.vector
         uri = path if path.startswith("/") else f"{self._root}/{path}"
         # A foreign writer may leave statistics out.

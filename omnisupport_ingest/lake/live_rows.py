@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _FILE, _ROW = "_cdc_of_file", "file_row_number"
-"""Columns that DuckDB adds: the path of a row's file, and its number there. The second has a fixed name."""
+"""Columns that DuckDB adds: the path of a row's file, and the row's number in it (whose name is fixed)."""
 
 
 def live_table(
@@ -35,7 +35,7 @@ def live_table(
     """Return the live rows of ``file``; the other parameters are those of ``pyarrow.parquet.read_table``."""
     if file.vector is None:
         return pq.read_table(file.stored, schema=schema, columns=columns, filters=filters, partitioning=None)
-    # What the filter needs of other columns is not known here.
+    # The filter may need other columns, so then all are read.
     read = columns if filters is None else None
     rows = pq.read_table(file.stored, schema=schema, columns=read, partitioning=None)
     rows = rows.filter(pa.array(live_mask(dead_rows_of(file), file.stored_rows)))
@@ -47,8 +47,8 @@ def live_table(
 def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile | str]) -> str:
     """Return the live rows of ``files`` as a table expression for ``connection``.
 
-    A path stands for a Parquet file of no table. A column that a file lacks is NULL. The numbers of dead rows
-    go to a temporary table.
+    A file given as a path is bare Parquet that belongs to no table. A column that a file lacks is NULL. The
+    numbers of dead rows go to a temporary table.
     """
     files = list(files)
     marked = [file for file in files if not isinstance(file, str) and file.vector is not None]
@@ -61,7 +61,7 @@ def live_sql(connection: DuckDBPyConnection, files: Iterable[LakeFile | str]) ->
         return bare_sql(plain)
     dead = f"dead_{uuid.uuid4().hex}"
     numbers = [dead_rows_of(file) for file in marked]
-    # A dead row names its file by number: a path is a hundred bytes.
+    # A dead row names its file by number, because a path takes a hundred bytes.
     of = np.repeat(np.arange(len(marked), dtype=np.int32), [len(each) for each in numbers])
     listed = {
         dead: pa.table({"file": of, "number": np.concatenate(numbers)}),

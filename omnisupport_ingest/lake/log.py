@@ -1,6 +1,6 @@
 """Reads what changed between two versions of a Delta table, from the entries of its log.
 
-The cost grows with what was committed in between, not with the files of the table (Delta protocol, actions).
+The cost depends on how much was committed in between, not on the size of the table (Delta protocol, actions).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from omnisupport_ingest.storage import at_hand
 class LogChanges:
     """How the rows of a table changed.
 
-    ``added``: files whose rows entered their window, sorted by path; files that were compacted since are
-    among them and still on disk. ``replaced``: windows that lost some or all of their rows; ``added`` names
-    no file of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state;
+    ``added``: files whose rows entered their window, sorted by path; a file that was compacted since is still
+    listed, and still on disk. ``replaced``: windows that lost some or all of their rows; ``added`` names no
+    file of these. ``gone``: the files that held the lost rows. ``new_states``: windows with another state;
     ``states``: files of the states that they had before. ``oldest``: when the first of the added files was
-    committed; None without one. ``same``: windows that are left out, as they were replaced by the same rows.
+    committed; None without one. ``same``: windows that were replaced by the same rows, and so are left out.
     """
 
     added: tuple[LakeFile, ...]
@@ -57,7 +57,8 @@ class LogChanges:
 def changes_since(snapshot: TableSnapshot, version: int) -> LogChanges | None:
     """Return the changes after ``version`` up to that of ``snapshot``.
 
-    None if they are no longer known: an entry of the log is gone, or a file that has to be read.
+    Returns None if the changes are no longer known: an entry of the log, or a file that has to be read, is
+    gone.
     """
     files = files_since(snapshot, version)
     if files is None:
@@ -80,10 +81,10 @@ def by_window(files: Iterable[LakeFile]) -> dict[str, list[LakeFile]]:
 def is_same_again(
     snapshot: TableSnapshot, window: str, before: WindowState, gone: Iterable[LakeFile]
 ) -> bool:
-    """Whether ``window``, which had the state ``before`` and lost its files ``gone`` with all of its rows,
-    was made again and came to the same rows.
+    """Whether ``window`` was made again and came to the same rows.
 
-    What another program had made of the window's files no state describes, so then it is not.
+    ``before``: the state that it had. ``gone``: the files, with all of its rows, that it lost. False if
+    another program had written to the window before: no state describes what it made.
     """
     now, files = snapshot.state(window), list(gone)
     if now is None or not before.same_rows(now) or not all(map(layout.unit_of, (f.path for f in files))):

@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 _INTERVAL = "delta.checkpointInterval"
 _CHECKPOINT_INTERVAL = 100
-"""Entries between two checkpoints, where the table does not say."""
+"""Commits between two checkpoints, if the table does not set it."""
 
 _PLAIN = frozenset({_INTERVAL, "delta.logRetentionDuration", "delta.deletedFileRetentionDuration", PROPERTY})
-"""Table properties that put no demand on a commit (Delta protocol, table properties)."""
+"""Table properties that demand nothing of a commit (Delta protocol, table properties)."""
 
 
 class WriterDemands(IngestError):
@@ -53,11 +53,11 @@ class WriterDemands(IngestError):
 
 
 def may_put_entry(indexed: IndexedVersion, folder: Path) -> bool:
-    """Return whether ``put_entry`` may commit to the table in ``folder``, and not delta-rs.
+    """Return whether ``put_entry``, and not delta-rs, commits to the table in ``folder``.
 
-    It may on a local disk, if no table property puts demands on its writers. It must if the table may have
-    deletion vectors: delta-rs cannot name them, so what it removes stays. Raises ``WriterDemands`` if it must
-    and may not.
+    It may on a local disk, if no table property demands anything of writers. It must if the table may have
+    deletion vectors, because delta-rs cannot name them and would leave removed files in the table. Raises
+    ``WriterDemands`` if it must and may not.
     """
     demands = indexed.configuration.keys() - _PLAIN
     if not indexed.has_vectors:
@@ -68,8 +68,10 @@ def may_put_entry(indexed: IndexedVersion, folder: Path) -> bool:
 
 
 def version_to_commit_on(handle: DeltaTable, table: TableLog) -> IndexedVersion | None:
-    """Return the version that ``handle`` has open, of a table that may have deletion vectors and that the
-    index cannot list; None if its log entry is gone. Raises ``WriterDemands``."""
+    """Return the version that ``handle`` has open; None if its log entry is gone.
+
+    For a table that may have deletion vectors and that the index cannot list. Raises ``WriterDemands``.
+    """
     features = unknown_features(handle)
     if features:
         raise _demands(table.folder, f"feature {features[0]}")
@@ -113,16 +115,16 @@ def put_entry(
 
 
 def allow_vectors(folder: Path, handle: DeltaTable) -> DeltaTable:
-    """Let the table in ``folder``, which ``handle`` has open, have deletion vectors; return it opened again.
+    """Let the table in ``folder`` have deletion vectors; return it opened again.
 
-    delta-rs's own way adds the feature ``variantType``, which fewer engines read. Raises ``WriterDemands`` if
-    no commit could follow.
+    ``handle`` has the table open. delta-rs's own way would add the feature ``variantType`` too, which fewer
+    engines read. Raises ``WriterDemands`` if no commit could follow.
     """
     while not has_vectors(handle):
         _require_no_demands(handle)
         content = _text_of([_protocol_with_vectors(handle), _metadata_with_vectors(handle)])
         with failpoint("lake.feature", folder), translated_store_errors(folder):
-            # Another process may do the same, or commit: then look again.
+            # Another process may do the same, or commit. Then the loop looks again.
             create_exclusively(entry_file(folder, handle.version() + 1), content)
         handle = open_delta(folder)
     return handle
@@ -143,7 +145,7 @@ def _require_no_demands(handle: DeltaTable) -> None:
 
 def _protocol_with_vectors(handle: DeltaTable) -> dict[str, Any]:
     protocol = handle.protocol()
-    # What the versions before 3 and 7 mean (Delta protocol, "Supported Features").
+    # The features that versions below 3 and 7 imply (Delta protocol, "Supported Features").
     of_version = ("appendOnly", "invariants")
     before = protocol.writer_features if protocol.min_writer_version == 7 else of_version
     return {
@@ -241,7 +243,7 @@ def _interval(indexed: IndexedVersion) -> int:
 
 
 def _make_checkpoint(table: TableLog, version: int) -> None:
-    """Write the checkpoint of ``version`` and delete log entries that are older than the table keeps them.
+    """Write the checkpoint of ``version``, and delete log entries older than the table's retention of them.
 
     A failure is only logged: the commit is done, and the next checkpoint makes up for it.
     """

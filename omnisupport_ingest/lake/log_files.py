@@ -1,8 +1,8 @@
-"""What the log of a table says of files and delta-rs does not pass on: deletion vectors, statistics as text,
-and when a file left.
+"""Facts about files that the log of a table has and delta-rs does not pass on.
 
-Read only for tables that may have deletion vectors: from the newest checkpoint up to the version, and the
-entries after it (Delta protocol, "Action Reconciliation").
+These are deletion vectors, statistics as text, and when a file left the table. They are read only for tables
+that may have deletion vectors: from the newest checkpoint up to the version, then from the entries after it
+(Delta protocol, "Action Reconciliation").
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class LoggedFile:
 class LogFiles:
     """The files of one version, by path.
 
-    ``held``: those that the version holds. ``left``: path and vector of those that left → when (milliseconds
-    since 1970), as far back as the log knows; a file that got another vector is among them.
+    ``held``: files that the version holds. ``left``: path and vector of files that left → when (milliseconds
+    since 1970), as far back as the log knows. A file that got another vector counts as left with its old one.
     """
 
     held: dict[str, LoggedFile] = field(default_factory=dict)
     left: dict[tuple[str, DeletionVector | None], int] = field(default_factory=dict)
 
     def needed(self, since: datetime) -> set[str]:
-        """Return the paths of the files, those of vectors included, that the version or one after ``since``
-        needs."""
+        """Return the paths of files, including those of vectors, that this version needs, or that one after
+        ``since`` needed."""
         after = since.timestamp() * 1000
         found = {*self.held, *_paths_of(each.vector for each in self.held.values())}
         for (path, vector), moment in self.left.items():
@@ -72,7 +72,7 @@ class LogFiles:
         return found
 
     def gone_vectors(self) -> set[str]:
-        """Return the paths of the files of vectors that left and that no held file needs."""
+        """Return the paths of vector files that left the table and that none of its files needs now."""
         held = set(_paths_of(each.vector for each in self.held.values()))
         return {*_paths_of(vector for _, vector in self.left)} - held
 
@@ -111,10 +111,10 @@ def files_in_log(folder: Path, version: int) -> LogFiles:
 
 
 def left_since(folder: Path, version: int, since: datetime) -> set[str]:
-    """Return the paths of the files, those of vectors included, that left the table in ``folder`` after
-    ``since``, as far as the entries of the log up to ``version`` go back.
+    """Return the paths of files that left the table in ``folder`` after ``since``, including vector files.
 
-    Checkpoints forget after a week what left.
+    Reads the entries of the log up to ``version``, as far as they go back. Checkpoints cannot tell: they
+    forget after a week which files left.
     """
     after, found = since.timestamp() * 1000, set[str]()
     for number in range(version, -1, -1):
@@ -139,7 +139,7 @@ def left_since(folder: Path, version: int, since: datetime) -> set[str]:
 
 def names_bounds_of(folder: Path, columns: Iterable[str]) -> bool:
     """Return whether the log of the table in ``folder`` has a bound of one of ``columns``, in an entry or a
-    checkpoint of whatever version. Raises ``LogUnreadable``."""
+    checkpoint of any version. Raises ``LogUnreadable``."""
     log, wanted = folder / "_delta_log", frozenset(columns)
     storage = storage_of(log)
     paths = log.iterdir() if storage.is_local else (each.path for each in storage.listed(log))
@@ -150,7 +150,7 @@ def names_bounds_of(folder: Path, columns: Iterable[str]) -> bool:
                 if any(wanted.intersection(bounds.get(name) or ()) for name in ("minValues", "maxValues")):
                     return True
         except FileNotFoundError:
-            # Cleaned up meanwhile.
+            # The log was cleaned up in the meantime.
             continue
         except (OSError, ValueError, LookupError, AttributeError, TypeError):
             raise _unreadable(folder, f"{path.name} cannot be read", "which bounds it keeps") from None

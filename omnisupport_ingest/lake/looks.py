@@ -1,15 +1,15 @@
-"""The looks of one stretch of work: each table is looked at once, however many ask for it.
+"""Looks: within one stretch of work, the newest version of each table is looked up once.
 
-In an object store, every look whether a table has a newer version is a request that somebody waits for. A
-stretch of work, such as one step of a run, may take its tables as its first look found them: a commit that
-comes a moment later would have been missed just the same. Three rules keep that true:
+In an object store, every look for a newer version is a request that somebody waits for. A stretch of work,
+such as one step of a run, may use each table as it was at the first look: it could have missed a later commit
+anyway. Three rules keep that correct:
 
 - What this process commits counts at once.
-- Whoever plans a commit begins anew: first it looks at the table that it will change, then at those that it
-  reads, so it never holds an older version of these than of that one (``table.retrying``).
-- A commit is refused if its table has gone on since the look, whenever that was.
+- Whoever plans a commit begins anew. It looks first at the table that it will change, then at the tables that
+  it reads, so those are never older than the first (``table.retrying``).
+- A commit is refused if its table has a newer version, however old the look was.
 
-A table without ``Looks``, as sensors and commands use it, asks the store every time.
+A table without ``Looks``, as sensors and commands use it, looks every time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _changes: Counter[Path] = Counter()
 
 
 def changed(folder: Path) -> None:
-    """Record that this process has changed the table in ``folder``: earlier looks no longer count."""
+    """Record that this process has changed the table in ``folder``, so earlier looks no longer count."""
     _changes[folder] += 1
 
 
 class Looks:
-    """What one stretch of work has seen: for each folder of a table, what the first look found there."""
+    """What one stretch of work has seen: for each table's folder, the result of the first look there."""
 
     def __init__(self) -> None:
         self._found: dict[Path, tuple[int, Any]] = {}
 
     def of(self, folder: Path, look: Callable[[], T]) -> T:
         """Return what an earlier look found in ``folder``, if that still counts; else call ``look``."""
-        # Before the look: what this process commits meanwhile may be newer than what the look finds.
+        # Read the count before the look: a commit of this process meanwhile makes the look outdated.
         before = _changes[folder]
         known = self._found.get(folder)
         if known is None or known[0] != before:
@@ -52,11 +52,12 @@ class Looks:
         return known is not None and known[0] == _changes[folder]
 
     def seen(self, folder: Path) -> Any:
-        """Return what an earlier look found in ``folder``; None if that is no table, or counts no longer."""
+        """Return the result of an earlier look at ``folder``; None if it found no table or no longer
+        counts."""
         return self._found[folder][1] if self.has(folder) else None
 
     def begin(self) -> None:
-        """Forget everything: what is looked at from now on is looked at anew."""
+        """Forget all looks, so that each table is looked at again."""
         self._found.clear()
 
     def __reduce__(self) -> tuple[type[Looks], tuple[()]]:

@@ -1,8 +1,8 @@
 """Reads a list of files with Spark and takes the partition columns from the paths of the files.
 
-Spark's own partition discovery expects nothing but ``name=value`` folders below one base folder, and a unit's
-folder stands between them. So the columns come from the path of each row's file. The plan is as small for a
-thousand windows as for two.
+Spark's own partition discovery expects nothing but ``name=value`` folders below one base folder. Here the
+folder of a unit of work lies between them. So the columns come from the path of each row's file. The plan is
+as small for a thousand windows as for two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_files(
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    # Another job follows, and the standing task holds a slot.
+    # The job that follows needs the slot that the standing task holds.
     standing_task.release()
     files = tuple(files)
     if not files:
@@ -62,8 +62,8 @@ def read_files(
 
 
 def read_paths(spark: SparkSession, schema: StructType, paths: Sequence[str]) -> DataFrame:
-    """Return a DataFrame with the columns of ``schema`` of the bare Parquet files ``paths`` (one or more):
-    files of a table without partitions, or what tasks wrote for the next ones."""
+    """Return a DataFrame with the columns of ``schema`` from the bare Parquet files ``paths`` (at least one):
+    files of a table without partitions, or files that tasks wrote for later ones."""
     visit = Visit.of(spark, Path(paths[0]))
     if visit is not None:
         return read_paths_by_tasks(spark, visit, schema, paths)
@@ -79,7 +79,7 @@ def _columns(schema: StructType, partition_by: tuple[str, ...], files: Sequence[
             columns.append(F.col(f"`{name}`"))
             continue
         values = {dict(file.partition)[name] for file in files}
-        # One value, as when one window is read, costs nothing per row.
+        # A single value, as when one window is read, costs nothing per row.
         column = F.lit(values.pop()).cast("string") if len(values) == 1 else _from_path(name)
         columns.append(column.alias(name))
     return columns
@@ -90,8 +90,8 @@ def _live(
 ) -> DataFrame:
     """Return ``columns`` of the live rows of ``frame``, which was read from ``files``.
 
-    For each file Spark gets a bit per row, which is set if the row is dead. The row's number in its file is
-    Spark's own.
+    Spark gets one bit per row of each file, set if the row is dead, and finds the bit by the row number that
+    Spark itself assigns.
     """
     from pyspark.sql import functions as F
 
@@ -116,7 +116,7 @@ def _live(
 
 
 def _words(file: LakeFile) -> npt.NDArray[np.int64]:
-    """Return a bit for each row of ``file``, from the lowest of the first word on."""
+    """Return one bit for each row of ``file``, in 64-bit words, the first row in the lowest bit."""
     is_dead = np.zeros(-(-max(1, file.stored_rows) // 64) * 64, np.uint8)
     is_dead[dead_rows_of(file)] = 1
     return np.packbits(is_dead, bitorder="little").view("<i8")
@@ -142,5 +142,5 @@ def _unescaped(text: Column) -> Column:
     """Return ``text`` without one layer of escapes as in a URL."""
     from pyspark.sql import functions as F
 
-    # ``url_decode`` would read a plus sign as a space; no escaping here means that.
+    # ``url_decode`` would read a plus sign as a space; in these paths a plus sign is a plus sign.
     return F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))

@@ -107,7 +107,7 @@ def arrow_schema(schema: StructType, *, without: tuple[str, ...]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class _Converted:
-    """A Spark schema and its conversions. Holding ``spark`` keeps its ``id`` from being used again."""
+    """A Spark schema and its conversions. It holds ``spark`` so that its ``id`` is not reused."""
 
     spark: StructType
 
@@ -121,13 +121,13 @@ class _Converted:
 
     @cached_property
     def types(self) -> Mapping[str, Any]:
-        # What ``delta`` has, which takes six times as long to say so.
+        # The same as in ``delta``, in a sixth of the time.
         return {each.name: _field_type(each) for each in self.spark.fields}
 
 
 def _field_type(field: StructField) -> Any:
-    """The type of ``field`` in Delta's words. A nested one is worked out once: every table of a kind has the
-    same system columns, by the same objects."""
+    """Return the type of ``field`` in Delta's JSON form. Nested types are cached: every table of a kind has
+    the same system columns, as the same objects."""
     known = _nested_types.get(id(field))
     if known is not None and known[0] is field:
         return known[1]
@@ -138,7 +138,7 @@ def _field_type(field: StructField) -> Any:
 
 
 def _nullable(of_type: Any) -> Any:
-    """A type in Delta's words, whose values within may all be NULL."""
+    """Return a type in Delta's JSON form with every nested value nullable."""
     if isinstance(of_type, dict):
         return {name: name in _MAY_BE_NULL or _nullable(each) for name, each in of_type.items()}
     return [_nullable(each) for each in of_type] if isinstance(of_type, list) else of_type
@@ -158,9 +158,9 @@ def _converted(schema: StructType) -> _Converted:
 
 _SCHEMAS_KEPT = 1024
 _nested_types: dict[int, tuple[StructField, Any]] = {}
-"""By the ``id`` of the field, which is held so that its ``id`` is not used again."""
+"""By the ``id`` of the field. The field is kept, so that its ``id`` is not reused."""
 _conversions: dict[int, _Converted] = {}
-"""By the ``id`` of the Spark schema, which nobody changes once it is made. A conversion takes longer than
+"""By the ``id`` of the Spark schema; nobody changes a schema once it is made. A conversion takes longer than
 most of the work that needs it."""
 
 
@@ -180,7 +180,7 @@ def open_with_schema(
     """
     wanted = delta_schema(schema)
     if not is_delta(folder):
-        # No failpoint: a folder: one that is there already is as good.
+        # No failpoint: making a folder that exists already does no harm.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             with failpoint("lake.table", name), translated_store_errors(folder):
@@ -192,7 +192,7 @@ def open_with_schema(
                     name=name,
                     description=description,
                     configuration=configuration,
-                    # A retry would create the table again, with another id, over the one just made.
+                    # A retry would create the table again, with another id, over the existing one.
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
         except DeltaError:

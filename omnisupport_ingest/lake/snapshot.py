@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _warned: set[str] = set()
-"""What this process has warned of already: damaged states."""
+"""Damaged states that this process has warned about already."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
     """Identifies one version of one table across processes.
 
-    ``entry``: digest of the version's log entry, so a table that was restored and then changed differently
-    has another mark at the same version.
+    ``entry``: digest of the version's log entry. It tells apart two histories with the same version number,
+    as when a table was restored and then changed differently.
     """
 
     table_id: str
@@ -106,7 +106,7 @@ class TableSnapshot:
     def renewed(self) -> TableSnapshot:
         """Return a new snapshot of the same version, on which one can commit; the log is not read again.
 
-        A commit does not move a handle on, so both stay pinned to their version.
+        Both share the handle, which a commit leaves at its version.
         """
         other = copy(self)
         other._committed, other._by_window = False, {}
@@ -178,24 +178,25 @@ class TableSnapshot:
         return has_vectors(self.handle) if self._indexed is None else self._indexed.has_vectors
 
     def stats(self, window: str) -> dict[str, str | None]:
-        """Return the Delta statistics (JSON text) of the files of ``window``, by path.
+        """Return the Delta statistics (JSON text) of the files of ``window``, by path; None for a file
+        without any.
 
-        Only of a table that ``has_vectors``; None for a file without any.
+        Only for a table that ``has_vectors``.
         """
         return self._listing.stats(window)
 
     def state(self, window: str) -> WindowState | None:
         """Return the state of ``window``; None if it has none that can be read.
 
-        A window with files but no state was rewritten by another program (foreign compaction drops state
-        files), or its state is damaged: what it was made from is unknown. The next commit to the window
-        removes a damaged state. Raises ``StateFromNewerVersion``, which is no damage.
+        A window with files but no readable state was rewritten by another program (foreign compaction drops
+        state files), or its state is damaged: its inputs are unknown. The next commit to the window removes a
+        damaged state. Raises ``StateFromNewerVersion``, which is no damage.
         """
         try:
             states = [read_state(Path(file.uri)) for file in self._states_of(window)]
         except StateUnreadable as error:
             if error.problem not in _warned:
-                # A run asks for it again in each of its steps.
+                # Each step of a run asks for it again, so warn once.
                 _warned.add(error.problem)
                 _log.warning("%s The window counts as one without a state.", error.problem)
             return None
@@ -239,8 +240,10 @@ class TableSnapshot:
         return self._put(actions, text, schema)
 
     def fence(self) -> int:
-        """Commit an entry that changes nothing, and return its version: whoever planned on an earlier one is
-        refused, however long it was held up, and plans anew. Raises ``CommitConflict`` as ``commit``."""
+        """Commit an entry that changes nothing, and return its version. Raises ``CommitConflict``.
+
+        A writer that planned on an earlier version, however long ago, is then refused and plans again.
+        """
         return self._put([], {"fence": True}, None)
 
     def _put(self, actions: Sequence[Action], text: dict[str, Any], schema: Schema | None) -> int:
@@ -261,7 +264,7 @@ class TableSnapshot:
                         replacing_all_with=schema,
                     )
         finally:
-            # Also if it fails: the store may have done it, and its answer was lost.
+            # Also after a failure: the store may have committed, and only its answer was lost.
             changed(self.table.folder)
         self._committed = True
         return version
@@ -308,12 +311,12 @@ class TableSnapshot:
         if strangers:
             raise ValueError(f"{min(strangers)} has a new deletion vector and does not stay in the table")
         stats, folder = self.stats(change.window), self.table.folder
-        # Readers would see a file that leaves and enters with one vector as gone.
+        # A file that leaves and enters with the same vector would be gone for readers.
         new = [each for each in sorted(change.marked.items()) if staying[each[0]].vector != each[1]]
         return [mark(folder, staying[path], vector, stats[path]) for path, vector in new]
 
     def _is_held_in_bucket(self, change: WindowChange) -> bool:
-        """Return whether the window holds this work already, in files of another attempt in a bucket."""
+        """Return whether the window holds this work already, from another attempt, in files of a bucket."""
         return not storage_of(self.table.folder).is_local and self._holds(change)
 
     def _holds(self, change: WindowChange) -> bool:

@@ -1,6 +1,6 @@
-"""Stages the rows of a DataFrame: Spark writes them as a draft, or tasks of ours where it cannot.
+"""Stages the rows of a DataFrame as files of a table.
 
-Spark itself writes files that driver and executors see alike. Where they do not, tasks do it
+Spark itself writes the draft where driver and executors see the same files; elsewhere Python tasks do
 (``lake.frame_tasks``). Either way the draft is then moved to its final path (``lake.staging``).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 COMPILED_FROM = 50_000
-"""From this many rows on, Spark compiles the plan that writes them; for fewer, interpreting costs less."""
+"""From this many rows on, Spark compiles the plan that writes them; below, interpreting it costs less."""
 
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
@@ -62,8 +62,10 @@ def stage_frame(
 
 
 def write_frame(frame: DataFrame, drafts: Drafts, partition_by: tuple[str, ...]) -> Path:
-    """Write ``frame`` as Parquet files, by partition, to the folder of ``drafts`` or to one in it; return
-    that. There may be no file where there are no rows."""
+    """Write ``frame`` as Parquet files, by partition; return the folder: that of ``drafts`` or one in it.
+
+    Without rows there may be no file.
+    """
     if drafts.visit is not None:
         names = [each.name for each in write_by_tasks(frame, drafts, partition_by)]
         drafts.bring(names)

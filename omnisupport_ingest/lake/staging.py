@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
-"""The operating system's messages (ENOSPC, EDQUOT), which Spark passes on as text."""
+"""The operating system's messages for a full disk (ENOSPC, EDQUOT), which Spark passes on as text."""
 
 
 _BY_A_TASK = tuple(f"OSError: [Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT))
-"""The same as Python words it, where one of our tasks writes a file itself; those are files of tables."""
+"""The same errors as Python words them, when a Python task writes a file of a table itself."""
 
 _FIRST_FRAME = re.compile(r"\bat (?:\S+/)?org\.apache\.(\w+)\.")
-"""The first class of an Apache project in a Java trace: Hadoop's or Parquet's where a file of the table is
-written, Spark's own where it shuffles or spills."""
+"""Matches the first class of an Apache project in a Java trace. It is Hadoop's or Parquet's when a file of
+the table is written, and Spark's own when Spark shuffles or spills."""
 
 
 class NoRoomOnDisk(IngestError):
@@ -78,7 +78,7 @@ class StagedFiles:
 
     @cached_property
     def _by_window(self) -> Mapping[str, Sequence[StagedFile]]:
-        # Each window of a run asks for its own, and a run may have thousands.
+        # Cached: a run may have thousands of windows, and looks up the files of each.
         found: dict[str, list[StagedFile]] = {}
         for file in self.files:
             found.setdefault(file.window, []).append(file)
@@ -104,7 +104,7 @@ def stage_folders(
 
 
 def gathered(folders: Iterable[str | Path], whole: Path) -> Path:
-    """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``; return it."""
+    """Move the Parquet files of ``folders``, by partition, to the new folder ``whole``; return ``whole``."""
     # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
     made = {whole}
@@ -147,7 +147,7 @@ def place_files(
     Returns the paths in that folder afterwards; if the same work was done before, the paths of its files.
     ``unit`` and ``generation`` as in ``staged_frames.stage_frame``.
     """
-    # A folder that no task knows: a task that Spark gave up, or runs twice, may still write to ``draft``.
+    # Use a folder that no task knows: a task that Spark gave up or runs twice may still write to ``draft``.
     whole = draft / f"whole-{uuid.uuid4().hex}"
     # No failpoint: a draft that no table names yet.
     whole.mkdir(mode=0o700)
@@ -209,8 +209,8 @@ def _drafts(draft: Path, partition_by: tuple[str, ...]) -> list[tuple[str, Path]
 def _final_folder(table: TablePlace, window: str, generation: int, unit: str) -> str:
     """Return the folder for files of ``unit``, relative to the table.
 
-    In an object store each attempt has its own folder within the unit's: a folder on this disk may hold only
-    a part of what another machine made, so it never counts as complete.
+    In an object store each attempt has its own folder within the unit's. There, a folder on this disk never
+    counts as complete: another machine may have made the rest of it.
     """
     folder = layout.unit_folder(window, generation, unit)
     return folder if storage_of(table.folder).is_local else f"{folder}/{uuid.uuid4().hex[:12]}"
@@ -223,10 +223,10 @@ def _place(written: Path, target: Path) -> None:
         each.chmod(0o700 if each.is_dir() else 0o600)
         if each.suffix == ".parquet":
             sync_file(each)
-    # No failpoint: lake.place stands around its calls.
+    # No failpoint: lake.place is around the calls of this function.
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
-        # A fresh time keeps ``sweep`` away until the commit.
+        # Renew the time, so that ``sweep`` leaves the folder alone until the commit.
         os.utime(written)
         try:
             os.rename(written, target)

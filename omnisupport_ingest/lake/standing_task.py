@@ -70,7 +70,7 @@ class _Task:
             self.end()
             return None
         except BaseException:
-            # A late answer would be taken for the answer to the next piece of work.
+            # End it: a late answer would be taken for the answer to the next piece of work.
             self.end()
             raise
 
@@ -136,7 +136,7 @@ def ask(spark: SparkSession, work: Callable[[], T]) -> T | None:
         answer = task.ask(sent)
         if answer is not None:
             break
-        # It had been idle for too long and ended; a new one has not.
+        # The task had been idle for too long and ended. Start a new one and ask that.
         release()
     else:
         return None
@@ -175,9 +175,9 @@ def _started(spark: SparkSession) -> _Task | None:
 def _hold(
     spark: SparkSession, serve: Callable[..., Iterator[pa.RecordBatch]], address: str, key: bytes
 ) -> None:
-    """Run the job; afterwards tell a driver that still waits for its worker that there is none."""
+    """Run the job. When it ends, tell a driver that still waits for its worker that there is none."""
     try:
-        # The caller then runs the work by another job, which raises what is wrong.
+        # The caller then runs the work as another job, which raises the error.
         with contextlib.suppress(Exception):
             spark.range(0, 1, 1, 1).mapInArrow(serve, "works long").collect()
     finally:
@@ -195,8 +195,8 @@ def _serve(
             contextlib.suppress(OSError, EOFError, AuthenticationError),
             Client(address, _UNIX) as connection,
         ):
-            # The driver answers when it has a first piece of work, perhaps never: ``Client`` with a key would
-            # wait for that without a limit.
+            # The driver accepts the connection when it has a first piece of work, perhaps never. ``Client``
+            # with a key would wait for that without a limit.
             if not connection.poll(idle_seconds):
                 continue
             answer_challenge(connection, key)

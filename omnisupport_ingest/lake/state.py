@@ -33,8 +33,8 @@ FORMAT_VERSION = 1
 
 
 _KEPT_BYTES = 32 * 1024 * 1024
-"""Text of the states that a process keeps. A run asks for the states of its windows in several rounds, those
-of two layers in turn; 10,000 states of windows with few batches are about 20 MB."""
+"""Bytes of the states' text that a process keeps. A run asks for the states of its windows several times, for
+two layers in turn. 10,000 states of windows with few batches take about 20 MB."""
 
 
 class StateUnreadable(IngestError):
@@ -63,8 +63,8 @@ class WindowState:
     contracts that made it; with other versions the window is stale. ``compacted_units``: for each file made
     by compaction, the names of the files it replaced; a downstream layer that consumed those has consumed it.
     ``carried``: text of the layer's own that its next update needs and no row holds; may be empty.
-    ``made_from``: digest of what the window of the layer above held, where ``versions`` and ``batches`` do
-    not say that; empty in states that were written before there was one.
+    ``made_from``: digest of the part of its input that ``versions`` and ``batches`` do not describe, in the
+    window of the layer above; empty in states of program versions without it.
     """
 
     generation: int
@@ -80,7 +80,7 @@ class WindowState:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left to compact, and no event arrived since the watermark closed the window."""
+        """Whether the window is compacted, and no event arrived since the watermark closed it."""
         return self.checkpoint.closed
 
     def same_work(self, other: WindowState) -> bool:
@@ -89,8 +89,8 @@ class WindowState:
         return mine == (other.generation, frozenset(other.inputs), other.upstream_table_id)
 
     def same_rows(self, other: WindowState) -> bool:
-        """Return whether both were made from the same events by the same rules, so that all rows of both say
-        the same. One made from another table above does not count as the same."""
+        """Return whether both were made from the same events by the same rules, and so have the same rows.
+        False if they were made from different tables."""
         mine, its = (
             (
                 *(each.versions, frozenset(each.batches), each.upstream_table_id, each.carried),
@@ -124,11 +124,11 @@ class WindowState:
     def from_text(cls, text: str) -> WindowState:
         """Read what ``to_text`` wrote; ``ValueError`` for any other text.
 
-        States of versions that did not close windows have no compacted units.
+        States of versions that did not close windows have no ``compacted_units``.
         """
         state = _FORMAT.decode(text)
-        # States of all layers name the same batches, those of a layer the same versions: interned, each is in
-        # memory once.
+        # Intern the texts: states of all layers name the same batches, and those of a layer the same
+        # versions.
         batches, versions = (tuple(map(sys.intern, each)) for each in (state.batches, state.versions))
         return replace(state, batches=batches, versions=versions)
 
@@ -184,7 +184,7 @@ class _KeptStates:
         self.clear()
 
     def clear(self) -> None:
-        """Keep none. A forked process begins so: another thread of its parent may have held the lock."""
+        """Keep none. Called in a forked process, because another thread of its parent may hold the lock."""
         self._lock, self._bytes = threading.Lock(), 0
         self._states: dict[Path, tuple[tuple[int, int], WindowState, int]] = {}
 

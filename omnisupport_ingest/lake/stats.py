@@ -1,7 +1,7 @@
 """Delta statistics of a Parquet file, from its footer alone (Delta protocol, per-file statistics).
 
-Only integer columns get bounds: the footer's bounds of integers are exact, while those of text and times may
-be cut short. Personal columns get none: a bound is a value of some row, and the log keeps it for weeks after
+Only integer columns get bounds. The footer has exact bounds of integers, but may truncate those of text and
+times. Personal columns get none: a bound is a value of some row, and the log would keep it for weeks after
 the row is erased and its files are swept.
 """
 

@@ -1,11 +1,12 @@
 """Deletes files that a crash left behind, and files that no version in use holds.
 
-A unit's folder gets a new time when it is staged and again when a second run finds it, so a folder that a
-running writer is about to commit is young. A folder is moved aside before its age is checked a second time: a
-writer that comes later finds no folder and stages its own. A writer may have been held up for longer than any
-age, on a machine that slept. So files that no commit ever named go only behind a fence: an entry of the log
-that changes nothing, put at the version on which they were found to be nobody's. Who planned before it cannot
-commit any more, and plans anew.
+When a unit's folder is staged, or a second run finds it, the folder gets a new time. So a folder that a
+running writer is about to commit is young. Before deleting a folder, ``sweep`` moves it aside and checks its
+age again: a writer that comes later finds no folder and stages its own.
+
+A writer may have been held up for longer than any age, on a machine that slept. So files that no commit ever
+named are deleted only behind a fence: an empty commit on the version at which nobody referenced them. A
+writer that planned before the fence can no longer commit, and plans again.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.storage import Kept, forget_unread, storage_of
 
 _SUFFIXES = (".parquet", ".bin")
-"""Of data files, and of files with deletion vectors."""
+"""Matches data files, and files of deletion vectors."""
 
 _TRIES = 20
-"""How often to look again while others commit."""
+"""How often to look again while other writers commit."""
 
 _REMEMBERED = timedelta(days=6)
 """Checkpoints know what left a table for a week (``delta.deletedFileRetentionDuration``)."""
@@ -50,8 +51,8 @@ def sweep(
     ``spare``: paths of files that stay whatever this table's log says, because another table needs them.
 
     Unreferenced are unit folders, states and foreign files that no commit added, or that a commit removed
-    longer ago than ``older_than``; and unfinished writes in the staging folder. Older versions of the table
-    can then no longer be read, and a writer must commit within that time.
+    longer ago than ``older_than``; and unfinished writes in the staging folder. Afterwards older versions of
+    the table can no longer be read. A writer must commit within ``older_than``.
     """
     if not table.exists:
         return []
@@ -68,13 +69,13 @@ def sweep(
             for target in sorted(_targets(folder, unreferenced))
             if _remove_if_old(folder / target, folder / layout.STAGING, before)
         ]
-    # Drafts are on this machine, wherever the table is.
+    # Drafts are on this machine, wherever the table is stored.
     return sorted([*removed, *_sweep_drafts(folder, before)])
 
 
 def _fenced(table: LakeTable, older_than: timedelta, spare: Collection[str]) -> set[str]:
-    """Return the unreferenced files. Of those that no commit named and that are old, no writer can make files
-    of the table any more. Raises ``CommitConflict`` if somebody committed meanwhile."""
+    """Return the unreferenced files, after putting a fence if old ones among them were never committed: no
+    writer can commit those any more. Raises ``CommitConflict`` if another writer committed meanwhile."""
     handle = open_delta(table.folder)
     unreferenced = _unreferenced(table, handle, older_than, spare)
     if not unreferenced:
@@ -124,9 +125,9 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
     replaced = {unquote(path) for path in found} | in_log.gone_vectors()
     replaced -= in_log.needed(datetime.now(UTC)) | set(spare)
     if not storage_of(table.folder).is_local:
-        # Whatever the store's clock says: what a commit removed, none adds again.
+        # Whatever the store's clock says: no commit adds a file again that a commit removed.
         removed = _sweep_objects(table.folder, replaced, datetime.max.replace(tzinfo=UTC))
-        # The log forgets what it removed a week ago; and a dead writer may have left files.
+        # ``sweep`` finds the rest: files removed longer than a week ago, and those of dead writers.
         removed += sweep(table, spare=spare)
         _forget_strays(table, spare)
         return sorted(removed)
@@ -142,8 +143,8 @@ def sweep_replaced(table: LakeTable, *, spare: Collection[str] = ()) -> list[str
 def sweepable(
     table: LakeTable, older_than: timedelta = timedelta(days=1), *, spare: Collection[str] = ()
 ) -> tuple[int, int]:
-    """Return how many files ``sweep`` would delete, unfinished writes apart, and the bytes that this
-    frees."""
+    """Return how many files ``sweep`` would delete, without unfinished writes, and how many bytes that would
+    free."""
     if not table.exists:
         return 0, 0
     if not storage_of(table.folder).is_local:
@@ -164,8 +165,8 @@ def sweepable(
 
 
 def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -> list[Kept]:
-    """Return the objects of ``unreferenced`` that were written before ``before``; a younger one may be about
-    to be committed. Objects cannot be renamed, so none is moved aside first."""
+    """Return the objects of ``unreferenced`` written before ``before``; younger ones may be about to be
+    committed. Objects cannot be renamed, so none is moved aside first."""
     return [
         each
         for each in storage_of(folder).listed(folder)
@@ -176,7 +177,7 @@ def _objects_of(folder: Path, unreferenced: Collection[str], before: datetime) -
 
 
 def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime) -> list[str]:
-    """Delete them, and the copies here."""
+    """Delete the objects, and their copies on this machine."""
     storage, removed = storage_of(folder), []
     for each in _objects_of(folder, unreferenced, before):
         with failpoint("lake.sweep_delete", each.path):
@@ -186,14 +187,15 @@ def _sweep_objects(folder: Path, unreferenced: Collection[str], before: datetime
 
 
 def _forget_strays(table: LakeTable, spare: Collection[str]) -> None:
-    """Delete copies of files that the newest version does not hold: another machine may have swept them."""
+    """Delete local copies of files that the newest version does not hold; another machine may have swept
+    the originals."""
     folder, files = table.folder, table.open().all_files()
     held = {file.path for file in files} | set(spare)
     held |= {file.vector.path for file in files if file.vector is not None and file.vector.path is not None}
     for copy in storage_of(folder).copies(folder):
         path = copy.relative_to(folder).as_posix()
         if path not in held and not layout.is_state(path):
-            # No failpoint: a copy, which is brought again if anybody needs it.
+            # No failpoint: a copy, which is downloaded again when somebody needs it.
             copy.unlink(missing_ok=True)
 
 
@@ -224,18 +226,19 @@ def _unreferenced(
 
 
 def _in_log(table: LakeTable, handle: DeltaTable) -> LogFiles:
-    """Return what the log says of a table that may have deletion vectors; nothing of another table.
+    """Return what the log says of files, for a table that may have deletion vectors; else an empty result.
 
-    delta-rs lists a file with vectors that the table needs, and a file that left just now if it got a vector
-    long ago.
+    delta-rs alone would be wrong for such a table: it lists vector files that the table needs, and files that
+    left just now but got a vector long ago.
     """
     return files_in_log(table.folder, handle.version()) if has_vectors(handle) else LogFiles()
 
 
 def _targets(folder: Path, unreferenced: set[str]) -> set[str]:
-    """Return unit folders without a referenced file, and unreferenced files outside of these.
+    """Return unit folders without a referenced file, and unreferenced files elsewhere.
 
-    A unit with a referenced file was committed, so nobody places it again: its other files go by themselves.
+    A unit with a referenced file was committed, so no writer places it again, and its other files can be
+    deleted one by one.
     """
     targets = set()
     units: dict[str, list[str]] = {}
@@ -260,7 +263,7 @@ def _content(folder: Path) -> list[Path]:
 
 def _remove_if_old(target: Path, staging: Path, limit: float) -> bool:
     aside = staging / f"swept-{uuid.uuid4().hex}"
-    # No failpoint: a folder: one that is there already is as good.
+    # No failpoint: making a folder that exists already does no harm.
     staging.mkdir(mode=0o700, exist_ok=True)
     try:
         if target.stat().st_mtime >= limit:

@@ -33,9 +33,9 @@ _KEPT_OPEN = 16
 
 @dataclass(frozen=True)
 class LakeTable(TablePlace):
-    """A table of the lake; ``open`` creates it, nothing else does.
+    """A table of the lake. Only ``open`` creates it.
 
-    ``looks``: those of the work that uses it; None: each use looks at the newest version.
+    ``looks``: those of the work that uses the table; None: each use looks for the newest version.
     """
 
     looks: Looks | None = field(default=None, repr=False, compare=False)
@@ -60,7 +60,7 @@ class LakeTable(TablePlace):
         try:
             opened = self._opened_anew()
         finally:
-            # It may have been made just now, or got columns: whoever looks in this process is to see that.
+            # The table may have been created or widened just now: other users in this process must see that.
             changed(self.folder)
         if self.looks is not None:
             self.looks.of(self.folder, lambda: opened)

@@ -1,8 +1,8 @@
 """Reads the rows of a few keys from many files, by Spark tasks of ours.
 
-Spark would decode every row of every file, in each plan that uses them. A task reads the columns that tell
-which rows are wanted, and whole rows only of the row groups that hold one: about a millisecond for a file
-without any.
+In each plan that uses them, Spark would decode every row of every file. A task reads the columns that decide
+which rows are wanted, and whole rows only from row groups that hold one. A file without any costs about a
+millisecond.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MOST_KEYS = 20_000
-"""Keys up to which rows are looked for in this way; each task is sent all of them."""
+"""Most keys that are looked for in this way; every task is sent all of them."""
 
 _MOST_LETTERS = 8 * 1024 * 1024
-"""Letters of keys up to which they are few."""
+"""Most characters of keys that count as few."""
 
 Values = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows are wanted: those whose ``key`` is among ``keys``, those with a value in the column
-    ``moved``, those that have one of the values of each column of ``others``, and with ``keyless`` those
-    without a key.
+    """Which rows are wanted. A row is wanted if any of these holds:
 
-    Only rows that have the values in ``only``, by column, are.
+    - its ``key`` is one of ``keys``;
+    - its column ``moved`` has a value;
+    - each column of ``others`` has one of the values given for it;
+    - it has no key, and ``keyless`` is set.
+
+    With ``only`` (column → value), a wanted row must also have these values.
     """
 
     key: str
@@ -58,7 +61,7 @@ class Wanted:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that tell."""
+        """The columns that decide."""
         return [self.key, self.moved, *self.others, *self.only]
 
     @cached_property
@@ -66,7 +69,7 @@ class Wanted:
         return pa.array(self.keys, pa.string())
 
     def among(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """A mask of the wanted ``rows``, which have ``columns``."""
+        """Return a mask of the wanted ones among ``rows``, which have ``columns``."""
         key, moved = rows.column(self.key), rows.column(self.moved)
         of_others = (_is_in(rows.column(name), values) for name, values in self.others.items())
         ways = [pc.is_in(key, self._keys), pc.is_valid(moved), reduce(pc.and_, of_others)]
@@ -83,7 +86,7 @@ def _is_in(column: pa.Array, values: Values) -> pa.BooleanArray:
 
 
 def few_keys(keys: DataFrame) -> frozenset[str] | None:
-    """Return the values in the only column of ``keys``, but NULL; None if they are not few."""
+    """Return the values in the only column of ``keys``, without NULL; None if there are too many."""
     rows = keys.dropna().distinct().limit(MOST_KEYS + 1).collect()
     found = frozenset(row[0] for row in rows)
     return None if len(found) > MOST_KEYS or sum(map(len, found)) > _MOST_LETTERS else found
@@ -98,10 +101,10 @@ def keys_frame(spark: SparkSession, keys: Iterable[str]) -> DataFrame:
 def reading_wanted(
     spark: SparkSession, schema: StructType, files: Sequence[LakeFile], wanted: Wanted
 ) -> Iterator[DataFrame]:
-    """Yield the live rows of ``files`` that are ``wanted``, with the columns of ``schema``.
+    """Yield a frame of the live rows of ``files`` that are ``wanted``, with the columns of ``schema``.
 
-    They are read once, and Spark keeps them until the ``with`` block ends. What is lost with an executor is
-    read again.
+    The files are read once, and Spark keeps the rows until the ``with`` block ends. Rows lost with an
+    executor are read again.
     """
     standing_task.release()
     if not files:

@@ -1,8 +1,8 @@
 """Record gaps that a person accepted with ``accept-loss``: a new epoch starts without reading its tables
 again.
 
-What committed between the end of the epoch before and the start of the new one is not in landing. The record
-names this stretch of the log. The tables stay incomplete until a snapshot reads them.
+Landing lacks what committed between the end of the previous epoch and the start of the new one. The record
+names this gap. The tables stay incomplete until a snapshot reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class AcceptedLoss:
     """What may be missing before ``epoch``: commits from ``lost_from`` (None: nothing had landed) to
     ``lost_to``.
 
-    ``of_another_history``: the source is another server or on another timeline, or was restored to an earlier
-    state. Then it may lack what landed up to ``lost_from``, and the two LSNs cannot be compared.
+    ``of_another_history``: the source is another server, is on another timeline, or was restored to an
+    earlier state. Then it may also lack what landed up to ``lost_from``, and the two LSNs cannot be compared.
     """
 
     epoch: int

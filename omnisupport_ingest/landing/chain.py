@@ -1,7 +1,7 @@
 """The chain of stream batches: each one continues exactly where the one before it ended.
 
-Because of ``previous_end_lsn → end_lsn``, whether an event was lost is a look-up. Where a link is missing,
-downstream takes nothing after it, and the gap is named by both of its ends.
+A batch records where it begins and ends (``previous_end_lsn → end_lsn``), so a lost event shows as a gap
+between two batches. Downstream takes nothing after a gap; the gap is named by both of its ends.
 """
 
 from __future__ import annotations

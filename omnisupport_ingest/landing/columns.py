@@ -24,7 +24,7 @@ _TIME = LandedEvent._fields.index("source_ts")
 
 def events_table(events: list[LandedEvent]) -> pa.Table:
     """Return ``events`` (at least one) as a table of ``EVENT_SCHEMA``."""
-    # Keep no tuple or iterator per event: thousands at once would start the garbage collector, which costs
+    # Build column by column. A tuple or iterator per event would start the garbage collector, which costs
     # more than the conversion.
     arrays = []
     for i, field in enumerate(EVENT_SCHEMA):
@@ -45,7 +45,7 @@ def times(values: list[datetime]) -> pa.Array:
 
 
 def row_group(window: str, events: pa.Table, batch_id: str) -> RowGroup:
-    """Return ``events`` with what the manifest says of them.
+    """Return ``events`` with the facts that the manifest records about them.
 
     ``events``: a table of ``EVENT_SCHEMA``, at least one row, all of ``window``.
     """

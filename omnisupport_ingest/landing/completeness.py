@@ -1,10 +1,10 @@
 """Whether a table is complete: its snapshot has landed as a whole, and the stream has passed it.
 
-The rows of a snapshot were read while the source went on. Until the stream has passed the highest LSN at
-which a chunk was read (``high``), the rows together are no state that the source ever had. The table is
-incomplete, and its history starts at that LSN. A table whose changes are missing (``lost_changes``) is
-incomplete too, until a later read covers them. Landing alone answers all this; ``verify`` and ``as_of``
-refuse incomplete tables.
+The rows of a snapshot were read while the source changed. Until the stream has passed the highest LSN at
+which a chunk was read (``high``), the rows together are no state that the source ever had, and the table is
+incomplete. Its history starts at that LSN. A table with missed changes (``lost_changes``) is incomplete too,
+until a later read covers them. Landing alone answers all this. ``verify`` and ``as_of`` refuse incomplete
+tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_CAPTURE = (
 class Incomplete:
     """Why a table is incomplete: ``problem`` names the table, ``fix`` says what a person can do.
 
-    ``bytes_behind``: bytes of WAL that the stream has still to land, where only that is missing.
+    ``bytes_behind``: bytes of WAL that have still to land, if nothing else is missing.
     """
 
     table: str
@@ -37,7 +37,7 @@ class Incomplete:
 
 
 def is_captured(batches: Iterable[Manifest]) -> bool:
-    """Whether a source is read by snapshot and stream. A delivery of files is always complete."""
+    """Whether a source is read by snapshot and stream. A source of delivered files is always complete."""
     return any(batch.file is None for batch in batches)
 
 
@@ -52,7 +52,8 @@ def incomplete_now(
         table: its name as in chunks.
         epoch: the newest recorded epoch. A table that this epoch has not read is incomplete: nothing proves
             what became of its rows.
-        lost: lost stretches of that epoch, read after ``batches`` so that none is overlooked.
+        lost: stretches of missed changes in that epoch. Read them after ``batches``, so that none is
+        overlooked.
     """
     landed = _InEpoch.of(batches, table, epoch)
     unknown = landed.unread() or landed.lost(lost)
@@ -66,9 +67,9 @@ def incomplete_at(
 ) -> Incomplete | None:
     """Return why the state of ``table`` below ``position`` is not certain; None if it is.
 
-    ``batches``, ``table`` and ``lost`` as in ``incomplete_now``. The state is certain if a whole snapshot
-    lies below ``position``, no other snapshot is being read there, the stream of the epoch has landed up to
-    it, and no changes are missing there.
+    ``batches``, ``table`` and ``lost`` are as in ``incomplete_now``. The state is certain if all of this
+    holds: a whole snapshot lies below ``position``, no other snapshot is being read there, the stream of the
+    epoch has landed up to it, and no changes are missing there.
     """
     landed = _InEpoch.of(batches, table, position.epoch)
     unread = landed.unread()
@@ -100,8 +101,8 @@ def incomplete_at(
 def chunks_of(batches: Iterable[Manifest], table: str, epoch: int) -> list[Manifest]:
     """Return the chunks of ``table`` in ``epoch``.
 
-    A layer is past the snapshot if it has taken them all, and all stream batches that begin below their
-    highest ``high``.
+    A layer has the whole snapshot once it has taken all of them, and all stream batches that begin below
+    their highest ``high``.
     """
     return [
         batch
@@ -194,7 +195,7 @@ class _InEpoch:
         return None
 
     def _known_again(self, stretch: LostStretch) -> list[Lsn]:
-        """Return the LSNs from which later reads cover what ``stretch`` lacks; empty without such a read."""
+        """Return the LSNs from which on a later read covers ``stretch``; empty without such a read."""
         known = [] if stretch.mended is None else [stretch.mended]
         if stretch.lost_to is not None:
             known += [high for low, high in self.finished() if low >= stretch.lost_to]
@@ -221,7 +222,7 @@ class _InEpoch:
 
 
 def _passed(high: Lsn, position: Position) -> bool:
-    """Whether everything that a snapshot saw up to ``high`` lies below ``position``."""
+    """Whether ``position`` lies above everything that a snapshot saw up to ``high``."""
     return high < position.commit_lsn or (high == position.commit_lsn and position.ordinal >= 0)
 
 

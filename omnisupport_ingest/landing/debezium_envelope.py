@@ -1,6 +1,6 @@
 """Show a landed event in the envelope that Debezium's PostgreSQL connector writes (``landing tail``).
 
-Only the envelope is translated. Values stay the text that landed, where Debezium would give them types.
+Only the envelope is translated. Values stay the text that landed; Debezium would give them types.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def envelope(event: LandedEvent, origin: Origin) -> dict[str, Any]:
 
 def _source(event: LandedEvent, origin: Origin) -> dict[str, Any]:
     committed = _microseconds(event.source_ts)
-    # A snapshot row has no LSN of its own; it takes that of its snapshot.
+    # A snapshot row has no LSN of its own, so it takes that of its snapshot.
     lsn = event.lsn if event.lsn is not None else event.commit_lsn or None
     return {
         "version": origin.version,
@@ -98,8 +98,8 @@ def _source(event: LandedEvent, origin: Origin) -> dict[str, Any]:
 def _sequence(event: LandedEvent, lsn: int | None) -> str | None:
     """Return a commit LSN and the event's own LSN, both as text.
 
-    The first is the commit of the event's own transaction. Debezium writes the commit before it, which an
-    event does not know. Both rise with the stream.
+    The first is the commit LSN of the event's own transaction. Debezium writes that of the previous
+    transaction, which an event does not know. Both rise with the stream.
     """
     if lsn is None:
         return None

@@ -1,7 +1,7 @@
 """Epoch records: which history of the source an event belongs to. Each epoch has a number, allocated durably.
 
 A new epoch begins when continuity cannot be proved (another server, timeline or slot, or a gap). Its record
-says why, and what the server was at that moment.
+says why, and describes the server at that moment.
 """
 
 from __future__ import annotations

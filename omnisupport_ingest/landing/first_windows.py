@@ -1,12 +1,13 @@
-"""Find positions that landed in another window before: one position in two windows is a collision.
+"""Find positions that landed in another window before, so that collisions across windows are noticed.
 
-Two events are the same if position and identity agree, and dedupe compares events within one window only. A
-captured transaction has one commit time, but a delivered file may repeat a position with another time. Such
-an event lands in the window in which its position landed first. There judging sees both, as any two contents
-of one position. Landing never changes, so a rebuild judges the same.
+Two events with the same position and identity are the same event, or collide. Dedupe compares events within
+one window only. A captured transaction has one commit time, so one window; but a delivered file may repeat a
+position with another time. Such an event lands in the window where its position landed first. There judging
+compares it like any other two events of one position. Landed batches never change, so a rebuild judges the
+same.
 
-Files of other windows are read only if their range of positions overlaps that of the new files, and of them
-only the row groups that do. Results beyond a few megabytes are kept on disk.
+Files of other windows are read only if their range of positions overlaps that of the new files, and then only
+the row groups that overlap. Results beyond a few megabytes are kept on disk.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _EVENT_IDENTITY = ["commit_lsn", "ordinal", "identity"]
 _POSITION_COLUMNS = [LANDED_SCHEMA.get_field_index(name) for name in _EVENT_IDENTITY[:2]]
 
 _BLOCK_ROWS = 500_000
-"""Rows of the batch that are compared at once; they take at most some 100 MB of memory."""
+"""Rows of the batch that are compared at a time; they take at most some 100 MB of memory."""
 
 _IN_SENTINEL, _IN_SAME_BATCH = 1 << 62, 1 << 61
-"""Added to the rank of a copy: real windows come before the sentinel, landed files before those that land
-now."""
+"""Added to a file's rank. Where a position has copies in several windows, the lowest rank decides its window:
+real windows come before the sentinel, landed files before those of this batch."""
 
 PositionInEpoch = tuple[int, int]
 """Commit LSN and ordinal: a position without its epoch."""
@@ -103,8 +104,8 @@ class FirstWindows:
         return self._found
 
     def window_of(self, event: LandedEvent) -> str | None:
-        """Return the window in which the position of ``event`` landed first; None if it is in one window
-        only."""
+        """Return the window in which the position of ``event`` landed first; None if only one window has
+        it."""
         row = self._base.execute(
             'SELECT "window" FROM home WHERE lsn = ? AND ordinal = ? AND identity = ?',
             (event.commit_lsn, event.ordinal, self._as_landed(event) or ""),
@@ -138,7 +139,7 @@ class FirstWindows:
                             self._note(shared, part, other)
 
     def _note(self, shared: pa.Table, part: _Part, other: _Part) -> None:
-        """Keep the window that each of the ``shared`` positions landed in first."""
+        """Record in which window each of the ``shared`` positions landed first."""
         homes = [other, part] if other.rank & _IN_SAME_BATCH else [other]
         for home in homes:
             rank = home.rank + (_IN_SENTINEL if home.window == OUT_OF_RANGE else 0)
@@ -180,9 +181,9 @@ def _part(store: LandingStore, file: DataFile | LandedPart, rank: int) -> _Part:
 
 
 def _groups(part: _Part) -> list[_Part]:
-    """Return the row groups of a file with the ranges in their statistics.
+    """Return the row groups of a file, each with the range of positions in its statistics.
 
-    These may be too wide: LSN and ordinal have statistics of their own.
+    The ranges may be too wide, because LSN and ordinal have separate statistics.
     """
     try:
         described = pq.read_metadata(part.path)
@@ -223,11 +224,10 @@ def _event_positions(group: _Part) -> pa.Table:
 
 
 def _shared(block: pa.Table, other: pa.Table, in_sentinel: bool) -> pa.Table:
-    """Return the positions that both have. ``in_sentinel``: one of them is in the sentinel; then only those
-    with different commit times.
+    """Return the positions that are in both tables.
 
-    With the same time it is the same event: it had no window of its own while the clock that landed it was
-    wrong.
+    ``in_sentinel``: one table is of the sentinel window. Then only positions with different commit times are
+    returned. With the same time it is the same event, which a wrong clock had put into the sentinel.
     """
     both = block.join(other, _EVENT_IDENTITY, join_type="inner", right_suffix="_there")
     if in_sentinel:

@@ -1,7 +1,7 @@
 """The lock of a data folder: at most one live writer has it, and the kernel releases it when the writer dies.
 
-It is ``flock`` on the folder itself. A folder that is unlocked and has no manifest was left by a dead writer
-and may be removed.
+The lock is ``flock`` on the folder itself. A folder that is unlocked and has no manifest was left by a dead
+writer and may be removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FolderLock:
     def take(cls, folder: Path) -> FolderLock | None:
         """Lock ``folder``, and create it if it is missing. Returns None if another writer holds it."""
         while True:
-            # No failpoint: a folder: one that is there already is as good.
+            # No failpoint: making a folder that exists already does no harm.
             folder.mkdir(exist_ok=True, mode=0o700)
             try:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -38,7 +38,7 @@ class FolderLock:
                 return None
             if _is_still(folder, descriptor):
                 return cls(folder, descriptor)
-            # A writer removed its folder between our open and our lock: lock the new one.
+            # A writer removed its folder after we opened it and before we locked it. Lock the new one.
             os.close(descriptor)
 
     def remove_contents(self) -> None:

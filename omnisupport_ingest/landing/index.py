@@ -1,15 +1,16 @@
-"""The landing index: what all manifests of a source say together, so that nobody lists or parses them all.
+"""The landing index: facts of all manifests of a source in one SQLite file, so that nobody has to parse all.
 
-Manifests are the truth, and this SQLite file beside them only repeats what they say. Whether it repeats all
-of it is told by the folder of manifests: whoever has brought the index up to date sets that folder's time of
-change to a number that nobody else would, and writes the number into the index. Any name that is added or
-removed afterwards, by whomever, changes the time; so while both are the same, no manifest is missing in the
-index and none is too much. Else the folder is listed, what is new or another file is parsed, and what is gone
-is forgotten. A publisher holds the folder's lock from before its manifest is there until the index knows it;
-one that dies in between leaves a time that the index does not have.
+The manifests are the truth; the index beside them can always be made again.
 
-The index counts only where it was made (a copy is made anew), and what is read of it is checked by sums. A
-damaged one is made anew. Where it cannot be written, the same is kept in memory for as long.
+How a reader knows that the index is up to date: whoever updates it sets the modification time of the folder
+of manifests to a value that nobody else would choose (the *stamp*), and writes the stamp into the index.
+Adding or removing any file changes the folder's time. So while time and stamp are equal, the index has every
+manifest and no other. When they differ, the folder is listed, new and changed manifests are parsed, and
+missing ones are forgotten. A publisher locks the folder before it creates its manifest, and releases it when
+the index has the manifest. If it dies in between, time and stamp differ.
+
+The index is valid only where it was made: a copied file is made again. Checksums protect what is read from
+it; a damaged index is made again. A process that cannot write the file keeps an index in memory.
 """
 
 from __future__ import annotations
@@ -62,24 +63,24 @@ _NOT_WRITABLE = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOLFS,
 }
-"""Errors of the file system, not of what the index holds."""
+"""Errors of the file system, as opposed to damage of the index."""
 
 _ROWS_AT_ONCE = 5000
-"""Manifests that are parsed before what was learned of them is written down."""
+"""Manifests that are parsed before the index is committed in between."""
 
 _LOOKS = 5
-"""How often to list a folder that others change meanwhile."""
+"""How often to list a folder while others change it."""
 
 
 class _Outdated(Exception):
-    """Raised when the standing of an epoch has to be folded again from its batches."""
+    """Raised when the standing of an epoch must be computed again from its batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What landed after a look that ended with ``number`` in ``era``: names of batches, and their windows.
+    """What landed after the look that ended with ``number`` in ``era``: names of batches, and their windows.
 
-    ``anew``: what was seen in earlier looks may have changed too, and ``batches`` is empty.
+    ``anew``: what earlier looks saw may have changed too; then ``batches`` is empty.
     """
 
     era: str
@@ -98,10 +99,10 @@ class LandingIndex:
         parse: Callable[[str], Manifest],
         bring: Callable[[], None] = lambda: None,
     ) -> None:
-        """``folder`` is the index's own, made when it is needed; ``manifests`` that of the manifests.
+        """``folder``: the index's own folder, created when needed. ``manifests``: the folder of manifests.
 
-        ``parse`` gives the manifest of a name; what it raises, every look at the index raises. ``bring`` is
-        called before each look, and has manifests that others landed elsewhere in their folder.
+        ``parse`` returns the manifest of a name; its errors are raised by every method that reads the index.
+        ``bring`` is called before each read, and downloads manifests that others landed in an object store.
         """
         self._bring = bring
         self._folder, self._manifests, self._parse = folder, manifests, parse
@@ -112,7 +113,7 @@ class LandingIndex:
         self._lock, self._process = threading.RLock(), os.getpid()
         self._is_alone = False
 
-    # --- what it answers --------------------------------------------------------------------------
+    # --- reading it -------------------------------------------------------------------------------
 
     def standings(self, starts: Starts) -> tuple[EpochStanding, ...]:
         """Return the standing of every epoch with a batch, in order."""
@@ -208,7 +209,7 @@ class LandingIndex:
         return self._ask(question)
 
     def news(self, era: str | None, number: int) -> News:
-        """Return what landed after the look that ended with ``number`` in ``era``; None: everything."""
+        """Return what landed after the look that ended with ``number`` in ``era`` (None: no look)."""
 
         def question(db: sqlite3.Connection) -> News:
             now, newest = db.execute("SELECT era, newest FROM meta").fetchone()
@@ -231,25 +232,28 @@ class LandingIndex:
         return self._ask(question)
 
     def close(self) -> None:
-        """Let go of the file; the next question opens it again."""
+        """Close the file; the next read opens it again."""
         with self._mine():
             self._close()
 
     def look_again(self) -> None:
-        """Hold every manifest against what the index says of it: one that was changed in its place does not
-        change its folder. Costs a look at every file."""
+        """Have the next read compare every manifest with the index.
+
+        This finds a manifest that was changed in place, which does not change the folder's time. It costs a
+        look at every file.
+        """
         with self._mine(), contextlib.suppress(OSError, sqlite3.Error, IndexDamaged):
             db = self._connected()
             with self._alone(), failpoint("landing.index", "look"), writing(db):
                 db.execute("UPDATE meta SET stamp = NULL")
 
-    # --- what it learns ---------------------------------------------------------------------------
+    # --- adding to it -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def adding(self) -> Iterator[Callable[[Manifest], None]]:
         """Context in which one manifest is created: call the yielded function with it once it exists.
 
-        An index that cannot learn of it now learns of it at the next look.
+        If the index cannot be updated now, the next read updates it.
         """
         with self._mine(), self._alone():
             current = self._current_on_disk()
@@ -278,7 +282,7 @@ class LandingIndex:
                 return db
         return None
 
-    # --- keeping it true --------------------------------------------------------------------------
+    # --- keeping it up to date --------------------------------------------------------------------
 
     def _ask(self, question: Callable[[sqlite3.Connection], T], starts: Starts | None = None) -> T:
         self._bring()
@@ -296,7 +300,7 @@ class LandingIndex:
                 with contextlib.suppress(_Outdated), reading(db):
                     if self._is_current(db):
                         return question(db)
-                # Alone, for others may land one batch after the other.
+                # Hold the lock: otherwise others may land one batch after the other meanwhile.
                 with self._alone():
                     self._bring_up(db)
                     with contextlib.suppress(_Outdated):
@@ -323,8 +327,8 @@ class LandingIndex:
             return question(self._memory)
 
     def _bring_up(self, db: sqlite3.Connection) -> None:
-        """List the folder and learn what is new; called alone. Whoever changes it meanwhile changes its time
-        too, and the next look sees that."""
+        """Update the index from the folder; call it with the lock held. A change by somebody who ignores the
+        lock changes the folder's time, so the next read notices it."""
         if self._is_current(db):
             return
         stamp = self._stamp()
@@ -333,8 +337,8 @@ class LandingIndex:
             db.execute("UPDATE meta SET stamp = ?", (stamp,))
 
     def _compare(self, db: sqlite3.Connection) -> None:
-        """Make ``db`` say what the manifests in the folder say, but for the standings of epochs."""
-        # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
+        """Make ``db`` agree with the manifests in the folder, except for the standings of epochs."""
+        # No failpoint: landing.index is around this transaction, or the index is in memory.
         db.execute(
             "CREATE TEMP TABLE IF NOT EXISTS listed (id TEXT PRIMARY KEY, size INTEGER, changed INTEGER)"
         )
@@ -358,7 +362,7 @@ class LandingIndex:
                 else:
                     step(db, BatchLine.of(manifest))
             if len(new) == _ROWS_AT_ONCE and db is not self._memory:
-                # What was learned so far is kept, should this be interrupted.
+                # Commit what was parsed so far, in case this is interrupted.
                 db.execute("UPDATE meta SET stamp = NULL")
                 db.execute("COMMIT")
                 db.execute("BEGIN IMMEDIATE")
@@ -398,7 +402,7 @@ class LandingIndex:
     @contextlib.contextmanager
     def _mine(self) -> Iterator[None]:
         if self._process != os.getpid():
-            # What SQLite has opened is the parent's; to close it here would be as wrong as to use it.
+            # The connections are the parent process's; closing them here would be as wrong as using them.
             _of_parents.append((self._db, self._memory))
             self._lock, self._process = threading.RLock(), os.getpid()
             self._db = self._memory = None
@@ -449,8 +453,7 @@ class LandingIndex:
         made_for = self._made_for() if db is not self._memory else ""
         with writing(db):
             for statement in TABLES.split(";"):
-                # No failpoint: inside the transaction that landing.index stands around; or of an index in
-                # memory.
+                # No failpoint: landing.index is around this transaction, or the index is in memory.
                 db.execute(statement)
             db.execute("INSERT INTO meta VALUES (1, ?, NULL, ?, 0, 0, 0)", (made_for, uuid.uuid4().hex))
 

@@ -33,14 +33,14 @@ CREATE TABLE reach (epoch INTEGER, last TEXT, batch TEXT, number INTEGER, first 
     PRIMARY KEY (epoch, last, batch, number)) WITHOUT ROWID;
 CREATE TABLE epoch (number INTEGER PRIMARY KEY, standing TEXT, crc INTEGER);
 """
-"""``epoch.standing`` has to be folded afresh where it is empty, and for the first time where it is null."""
+"""``epoch.standing`` is empty if it must be computed again, and NULL before it is computed first."""
 
 
 BEHIND = "\U0010ffff"
-"""Above every character of a name."""
+"""Sorts behind every character of a name."""
 
 Starts = Mapping[int, Lsn]
-"""Where the streams of epochs start, by the epochs' records."""
+"""Where the stream of each epoch starts, from the epoch's record."""
 
 
 def connect(file: Path) -> sqlite3.Connection:
@@ -61,7 +61,7 @@ def insert(db: sqlite3.Connection, manifest: Manifest, size: int, changed: int) 
     batch_id = manifest.batch_id
     line, windows = BatchLine.of(manifest).to_text(), json.dumps(manifest.windows)
     crc = checksum(batch_id, line, windows)
-    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
+    # No failpoint: landing.index is around this transaction, or the index is in memory.
     db.execute("UPDATE meta SET newest = newest + 1, batches = batches + 1, digest = digest + ?", (crc,))
     db.execute(
         "INSERT INTO batch VALUES ((SELECT newest FROM meta), ?, ?, ?, ?, ?, ?)",
@@ -93,9 +93,9 @@ def digest_of(names: Iterable[str]) -> int:
 
 
 def forget(db: sqlite3.Connection, batch_id: str) -> None:
-    """Take away all that ``insert`` added; the standing of the epoch is to be folded afresh."""
+    """Remove all that ``insert`` added; the standing of the epoch is then computed again."""
     epoch_of = "SELECT line, windows, crc FROM batch WHERE id = ?"
-    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
+    # No failpoint: landing.index is around this transaction, or the index is in memory.
     line, windows, crc = db.execute(epoch_of, (batch_id,)).fetchone()
     db.execute("UPDATE meta SET batches = batches - 1, digest = digest - ?", (crc,))
     db.execute("DELETE FROM batch WHERE id = ?", (batch_id,))
@@ -120,7 +120,7 @@ def forget(db: sqlite3.Connection, batch_id: str) -> None:
 
 
 def touch(db: sqlite3.Connection, epoch: int) -> None:
-    # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
+    # No failpoint: landing.index is around this transaction, or the index is in memory.
     db.execute("UPDATE epoch SET standing = '' WHERE number = ? AND standing IS NOT NULL", (epoch,))
 
 
@@ -143,7 +143,7 @@ def _save(db: sqlite3.Connection, standing: EpochStanding) -> None:
 
 
 def fold(db: sqlite3.Connection, starts: Starts) -> None:
-    """Fold every epoch afresh that needs it, from the lines of its batches."""
+    """Compute the standing of every epoch that needs it, from the lines of its batches."""
     totals = db.execute("SELECT count(*), sum(crc) FROM batch").fetchone()
     if (totals[0], totals[1] or 0) != db.execute("SELECT batches, digest FROM meta").fetchone():
         raise IndexDamaged
@@ -153,12 +153,12 @@ def fold(db: sqlite3.Connection, starts: Starts) -> None:
             continue
         standing = EpochStanding.folded(number, start, _lines(db, number))
         if standing.chunks + standing.files == 0 and standing.last_stream is None:
-            # No failpoint: inside the transaction that landing.index stands around; or of an index in memory.
+            # No failpoint: landing.index is around this transaction, or the index is in memory.
             db.execute("DELETE FROM epoch WHERE number = ?", (number,))
         else:
             _save(db, standing)
         if text is not None:
-            # Batches that were taken may have to be held back, or the other way round.
+            # Some batches may now be behind a gap, or no longer be.
             db.execute("UPDATE meta SET era = ?", (uuid.uuid4().hex,))
 
 
@@ -168,7 +168,7 @@ def standing_in(text: str) -> EpochStanding:
 
 
 def _lines(db: sqlite3.Connection, epoch: int) -> Iterator[BatchLine]:
-    """The batches of an epoch; names of the stream are in the order of the stream."""
+    """Yield the batches of an epoch. The names of stream batches sort in the order of the stream."""
     for prefix in (chunk_prefix(epoch), stream_prefix(epoch), offsets_prefix(epoch), "f-"):
         for batch_id, line, windows, crc in db.execute(
             "SELECT id, line, windows, crc FROM batch WHERE id >= ? AND id < ? ORDER BY id",

@@ -17,7 +17,7 @@ _WINDOWS_KEPT = 4
 
 
 class Batches(Protocol):
-    """The batches that have landed, of whatever epoch, also those behind a gap (``LandingStore``)."""
+    """All batches that have landed, of any epoch, including those behind a gap (``LandingStore``)."""
 
     def manifests(self) -> list[Manifest]: ...
 
@@ -34,8 +34,8 @@ class Batches(Protocol):
 class Landed:
     """What downstream may take, and the gap that holds back the rest of an epoch.
 
-    If several epochs have a gap, it is that of the newest of them, which may still be repaired. ``epochs``:
-    how far each epoch with a batch has come, in order.
+    If several epochs have a gap, ``gap`` is that of the newest of them, which may still be repaired.
+    ``epochs``: how far each epoch with a batch has come, in order.
     """
 
     epochs: tuple[EpochStanding, ...]
@@ -81,7 +81,7 @@ class Landed:
 
     def parts(self, window: str) -> list[LandedPart]:
         """The data files in ``window``, by batch. Those of a few windows are kept in memory, because every
-        table asks for those of an open window."""
+        table reads those of an open window."""
         if window not in self._parts:
             epochs = {each.epoch: each for each in self.epochs}
             while len(self._parts) >= _WINDOWS_KEPT:

@@ -1,9 +1,9 @@
 """Record stretches of the log in which changes of single tables may be missing (missed changes).
 
-This happens when a table was not published for a time, or when rows left it with a partition. The table is
-read again in the same epoch, so the chain of the stream has no gap, and an older snapshot of the table is
-still whole. Only this record says that the states in between are none of the source. A stretch is recorded
-before anything is done about it, and its record stays.
+Changes are missed when a table was not published for a time, or when rows left it with a partition. The table
+is read again in the same epoch, so the stream has no gap and an older snapshot of the table stays whole. Only
+this record shows that the states in between are no states of the source. A stretch is recorded before
+anything is done about it, and its record stays.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LostStretch:
-    """A stretch of missed changes of ``table``, from ``lost_from`` on; changes that committed below are in
-    the stream.
+    """A stretch of missed changes of ``table``. It begins at ``lost_from``; the stream has all changes that
+    committed below.
 
     Attributes:
-        lost_to: a snapshot of the whole table whose chunks all stand there or above covers it; None until one
-            is about to be planned.
-        mended: where the table is as in the source again without such a snapshot; None if it is not.
-        whole: whether it takes a snapshot of the whole table, not one chunk.
+        lost_to: a snapshot of the whole table covers the stretch if all of its chunks were read at this LSN
+            or above. None until such a snapshot is about to be planned.
+        mended: from this LSN on the table equals the source again without such a snapshot; None if it does
+            not.
+        whole: whether only a snapshot of the whole table covers the stretch, and not a single chunk.
     """
 
     table: str
@@ -86,7 +87,7 @@ class LostChanges:
     ) -> None:
         """Record that changes of ``table`` may be missing.
 
-        A known stretch stays as it is; an open one may turn out to have begun earlier.
+        A stretch that is recorded already is not recorded twice; an open one may only begin earlier.
         """
         with self._lock:
             recorded = self.all()
@@ -113,13 +114,12 @@ class LostChanges:
         """Record that a snapshot of the whole ``table`` is about to be planned, with all chunks at ``at`` or
         above.
 
-        It covers what was lost until now.
+        It covers the changes that were missed until now.
         """
         self._end_stretches(table, lambda each: replace(each, lost_to=at))
 
     def was_mended(self, table: str, at: Lsn) -> None:
-        """Record that from ``at`` on ``table`` has what was missing, without a snapshot of the whole
-        table."""
+        """Record that ``table`` equals the source from ``at`` on, without a snapshot of the whole table."""
         self._end_stretches(table, lambda each: each if each.whole else replace(each, mended=at))
 
     def _end_stretches(self, table: str, ended: Callable[[LostStretch], LostStretch]) -> None:

@@ -1,7 +1,7 @@
 """The manifest of a landed batch: what the batch holds and what it continues.
 
-A batch exists when its manifest exists. The manifest's name is derived from what the batch continues, and it
-is created exclusively, so two writers cannot both continue the same chain.
+A batch exists when its manifest exists. The manifest's name follows from what the batch continues, and it is
+created exclusively, so two writers cannot both continue the same chain.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DataFile:
 
     Attributes:
         path: relative to the source's landing folder.
-        window: the window of the commit times, and for events whose position landed in another window before,
-            that window (``first_windows``). It never changes.
+        window: the window of the commit times. An event whose position landed in another window before is in
+            a file of that window (``first_windows``). It never changes.
         first: lowest position in the file.
         last: highest position in the file.
         ordered: positions rise strictly from row to row, so they are unique in the file.
@@ -62,9 +62,8 @@ class StreamSpan:
         last_xid: of its last transaction.
         first_commit_ts: of its first transaction.
         last_commit_ts: of its last transaction.
-        recovered_from: the slot's confirmed position, on the first batch after capture died with durable
-            batches that it had not confirmed: what lies between was sent again and dropped. None on other
-            batches.
+        recovered_from: on the first batch after a crash of capture, the slot's confirmed position, if durable
+            batches lay above it: what lay between was sent again and dropped. None on other batches.
     """
 
     previous_end_lsn: Lsn
@@ -109,11 +108,11 @@ class OffsetSpan:
     """The offsets of one Kafka partition that a batch covers: from ``start`` on, below ``next``.
 
     Attributes:
-        next: where the next batch goes on.
-        records: how many of the offsets held a record; compaction and transaction ends leave offsets without
+        next: where the next batch continues.
+        records: how many of the offsets held a record. Compaction and transaction ends leave offsets without
             one.
-        topic_id: identifies the topic among topics of this name; None where the cluster does not say.
-        gone: so many offsets from ``start`` on were deleted before they were read.
+        topic_id: identifies the topic among topics of this name; None if the cluster does not give it.
+        gone: how many offsets from ``start`` on were deleted before they were read.
         accepted: why a person accepted that loss.
     """
 
@@ -149,14 +148,14 @@ class FileSpan:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
-    """What depends on when the batch arrived, frozen so that a rebuild reaches the same verdicts.
+    """Facts that depend on when the batch arrived, frozen so that a rebuild reaches the same verdicts.
 
     ``…_before`` is the state that the batch found; the other field is the state that it left.
 
     Attributes:
         highest_commit_ts: the highest commit time of the epoch's stream that is not impossibly far ahead.
         newest_epoch_before: the highest epoch of which an event had landed; 0 if none had. None in batches of
-            format version 1, which count as landed before any newer epoch began.
+            format version 1: these count as landed before any newer epoch began.
     """
 
     landed_at: datetime
@@ -207,9 +206,9 @@ class Manifest:
 
 
 def _with_new_fields(*fields: tuple[str, str]) -> Callable[[Document], Document]:
-    """Return what adds ``fields``, each a part and a name, to a document whose version did not record them.
+    """Return a function that adds ``fields``, each a part and a name, to a document of an older version.
 
-    They become null; ``FieldProblem`` for one that is there.
+    The fields become null. Raises ``FieldProblem`` if one is there already.
     """
 
     def upgraded(document: Document) -> Document:
@@ -235,4 +234,4 @@ FORMAT = Format(
         4: _with_new_fields(("file", "offsets")),
     },
 )
-"""The form of a manifest on disk."""
+"""The format of a manifest on disk."""

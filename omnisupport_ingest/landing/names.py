@@ -38,8 +38,8 @@ def file_batch_id(sha256: str) -> str:
 
 
 def offsets_batch_id(epoch: int, starts: int) -> str:
-    """Return the name of a batch of Kafka records. ``starts``: the sum of all partitions' start offsets,
-    which every batch raises."""
+    """Return the name of a batch of Kafka records. ``starts``: the sum of the start offsets of all
+    partitions, which rises with every batch."""
     return f"{offsets_prefix(epoch)}{starts:019d}"
 
 

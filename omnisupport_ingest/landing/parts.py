@@ -28,10 +28,10 @@ _WITH_STATISTICS = ["epoch", "commit_lsn", "ordinal", "op", "source_ts", "source
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Events of one window as a table, with what the manifest says of them.
+    """Events of one window as a table, with the facts that the manifest records about them.
 
-    ``first`` and ``last`` are the lowest and highest ``(epoch, commit_lsn, ordinal)``; ``ordered``
-    says that positions rise strictly. ``rows_per_table`` is keyed by ``schema.table``.
+    ``first`` and ``last`` are the lowest and highest ``(epoch, commit_lsn, ordinal)``. ``ordered``: positions
+    rise strictly. ``rows_per_table`` is keyed by ``schema.table``.
     """
 
     window: str
@@ -45,12 +45,12 @@ class RowGroup:
 class PartFiles:
     """Writes row groups to files of ``folder`` named ``<window>-<number>-<token>.parquet``.
 
-    The token distinguishes the files of two writers of one batch. Not thread-safe: one thread at a time calls
-    it.
+    The token distinguishes the files of two writers of one batch. Not thread-safe: only one thread at a time
+    may call it.
     """
 
     def __init__(self, folder: Path, max_file_bytes: int) -> None:
-        """``max_file_bytes``: size in bytes at which a file is ended."""
+        """``max_file_bytes``: a file ends when it has this size in bytes."""
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._token = secrets.token_hex(4)

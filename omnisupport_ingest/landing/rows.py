@@ -38,17 +38,17 @@ LANDED_SCHEMA = pa.schema(
 """Arrow schema of a landed data file. LSNs are signed 64-bit (PostgreSQL stays far below 2^63)."""
 
 EARLIER_IDENTITY = r'(",\"[cud]\"|null,\"t\"),\"[0-9a-f]{16}\"\]$'
-"""Matches the end of an ``identity`` that an earlier version landed for changes of a Debezium without
-transaction metadata: after group 1, a hash of the content, with which two contents never collided. It is
-removed where identities are compared. A regular expression for Java and for RE2."""
+"""Matches the end of an ``identity`` that an earlier version landed for changes from a Debezium without
+transaction metadata. After group 1 it has a hash of the content, so two contents of one position never
+collided. The hash is removed wherever identities are compared. Works in Java and in RE2."""
 
 ODD, KEPT_OUT = "odd", "kept out"
 UNREAD = (f'["{ODD}",', f'["{KEPT_OUT}",')
-"""Begin the ``identity`` of an event that judging keeps out: what was delivered could not be read, or a gate
-of its delivery withholds it. Its ``envelope`` alone has all of it."""
+"""The beginnings of an ``identity`` of events that judging keeps out: what was delivered could not be read,
+or a gate of its delivery withholds it. Only the ``envelope`` has all of such an event."""
 
 EVENT_SCHEMA = LANDED_SCHEMA.remove(LANDED_SCHEMA.get_field_index("batch_id"))
-"""``LANDED_SCHEMA`` without the batch, which the writer adds; its fields are those of ``LandedEvent``."""
+"""``LANDED_SCHEMA`` without the batch, which the writer adds. Its fields are those of ``LandedEvent``."""
 
 DIVIDED_SCHEMA = pa.schema(
     [
@@ -60,16 +60,16 @@ DIVIDED_SCHEMA = pa.schema(
         ),
     ]
 )
-"""Events on their way to an ``as_landed`` that encrypts, some of whose images are divided (``Division``).
+"""Events on their way to an ``as_landed`` that encrypts; the row images of some are divided (``Division``).
 
-Where ``after_hidden`` is not null, it is a JSON object of the hidden columns, ``after`` one of the readable
-ones, and ``after_subject`` the subject's value, as it stands within quotes of JSON, null if the image does
-not say it; ``before`` alike."""
+If ``after_hidden`` is not null, the image ``after`` is divided: ``after_hidden`` is a JSON object of the
+hidden columns, ``after`` one of the readable columns, and ``after_subject`` the subject's value as within the
+quotes of JSON (null if the image does not have it). The same holds for ``before``."""
 
 
 class Division(NamedTuple):
-    """How the row images of a table are divided: its ``readable`` columns, all others hidden; and the column
-    of the ``subject``, which is readable."""
+    """How the row images of a table are divided: the ``readable`` columns, all others being hidden, and the
+    readable column of the ``subject``."""
 
     readable: frozenset[str]
     subject: str
@@ -89,9 +89,9 @@ class LandedEvent(NamedTuple):
             the whole table.
         unchanged: columns that were not sent (TOAST).
         moved_from_key: old key, on the ``c`` of a key-changing update; its ``d`` stands at ``ordinal - 1``.
-        identity: what distinguishes the event from others at its position, where positions are not unique.
+        identity: where positions are not unique, what distinguishes the event from others at its position.
             Capture leaves this and the next three None.
-        misplaced: the source gives no certain order, and in its file the event comes after one of the same
+        misplaced: the source gives no certain order, and the event comes in its file after one of the same
             key with a later time.
         file_row: line of the input file, from 1.
         envelope: the text that was delivered.

@@ -1,9 +1,9 @@
 """Record the schemas of a source's tables as they were last seen, and every change of them since.
 
-The log holds changes of values only. A column that is added, renamed or retyped shows there, if at all, with
-the first row written afterwards; a new NOT NULL or enum value never does. So capture compares the catalogs at
-each start and every few seconds, and a reading by a cursor when it begins. Of events and files their own
-columns are compared, batch by batch. One file keeps both the last seen schemas and the changes, so that a
+The log holds changes of values only. A column that is added, renamed or retyped shows at the earliest with
+the next row that is written; a new NOT NULL or enum value never shows. So capture compares the catalogs at
+each start and every few seconds, and a reading by a cursor compares them when it begins. For events and
+files, the columns of each batch are compared. One file keeps both the last seen schemas and the changes, so a
 change is neither missed nor recorded twice, however the process ends.
 """
 
@@ -27,7 +27,7 @@ FORMAT_VERSION = 2
 FILE = "schema-changes.json"
 
 UNKNOWN = Lsn(0)
-"""Stands for an LSN that nothing tells."""
+"""Stands for an unknown LSN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class SeenColumn:
     """A column of a table.
 
     Attributes:
-        number: PostgreSQL's number of the column; it stays when the column is renamed and is never given to
-            another. Where nothing tells it, a number of ours: then a renamed column has another one.
+        number: PostgreSQL's number of the column. It stays when the column is renamed, and no other column
+            ever gets it. If the source does not give it, a number of ours: then a renamed column has a new
+            one.
         pg_type: as ``format_type`` writes it; empty: not known.
         default: expression of its default.
         before: constant, as text, that rows older than the column have; None: NULL, or not known.
@@ -60,8 +61,8 @@ class SeenTable:
         relation: its OID; 0: not known.
         key: the columns that identify a row; empty: not known.
         rows: the server's estimate of its rows; None where there is none.
-        at: the time of the newest row that has shown it, of a source whose rows tell their schema; older rows
-            that come later say nothing of the table as it is.
+        at: for a source whose rows show their schema, the time of the newest row that showed it. Older rows
+            that come later say nothing about the table as it is now.
     """
 
     relation: int
@@ -76,8 +77,8 @@ class SeenTable:
 class Difference:
     """One difference between two observations of a table.
 
-    ``kind``: one of ``KINDS``. ``column``: its present name, or the one that it had; None if the difference
-    concerns the table. ``before`` and ``after``: in words.
+    ``kind``: one of ``KINDS``. ``column``: its present or former name; None if the difference concerns the
+    table. ``before`` and ``after``: in words.
     """
 
     kind: str
@@ -108,7 +109,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """A recorded change of the table whose contract is ``table``; it has the fields of ``Difference`` too.
+    """A recorded change of the table with the contract ``table``; it has the fields of ``Difference`` too.
 
     Attributes:
         number: counts the changes of a source, from 1.
@@ -117,9 +118,9 @@ class SchemaChange:
         below: the change was made below this LSN; 0: not known.
         first_commit: commit LSN of the first transaction whose rows came with the new schema; None until
             there is one.
-        rows: the server's estimate of the table's rows at that time; None: not known. Where ``place`` is set,
+        rows: the server's estimate of the table's rows at that time; None: not known. If ``place`` is set:
             how many rows of its batch came with the new schema.
-        place: the first row that shows it, in words, of a source whose rows tell their schema.
+        place: for a source whose rows show their schema, the first row that shows the change, in words.
     """
 
     number: int
@@ -156,7 +157,7 @@ class Seen:
 
 
 def _with_places(document: Document) -> Document:
-    """Add what version 1 did not record: it knew captured logs alone."""
+    """Add what version 1 did not record; it knew only captured logs."""
     tables, changes = document.get("tables"), document.get("changes")
     if isinstance(tables, dict):
         document = document | {"tables": {name: _with(each, "at") for name, each in tables.items()}}
@@ -177,8 +178,8 @@ _NOTHING = Seen({}, UNKNOWN, ())
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """When the catalogs were read: every statement saw what committed below ``certain``; the WAL ended at
-    ``end`` afterwards. ``place``: as of ``SchemaChange``, where rows were looked at and no catalogs."""
+    """When the catalogs were read. Every statement saw all commits below ``certain``; afterwards the WAL
+    ended at ``end``. ``place``: as in ``SchemaChange``, if rows were looked at and no catalogs."""
 
     epoch: int
     certain: Lsn = UNKNOWN
@@ -207,7 +208,7 @@ class SchemaChanges:
         return decode(_FORMAT, content, self._path)
 
     def held(self) -> Seen:
-        """Return what is recorded as the process knows it that alone writes it: read once."""
+        """Return what is recorded, read from disk once: for the one process that writes the record."""
         with self._lock:
             return self._held()
 
@@ -221,7 +222,8 @@ class SchemaChanges:
         tables: Mapping[str, SeenTable],
         differences: Mapping[str, Sequence[Difference]],
     ) -> tuple[SchemaChange, ...]:
-        """Record ``tables``, by contract, as they are now, and the ``differences`` to what they were.
+        """Record ``tables``, by contract, as they are now, and the ``differences`` from their earlier
+        schemas.
 
         Returns the new changes. A table that is gone keeps its last schema.
         """
@@ -272,7 +274,7 @@ class SchemaChanges:
         """Record that rows of ``table`` with ``columns`` (name → type) came with the transaction that
         committed at ``commit_lsn``.
 
-        It becomes the ``first_commit`` of every change that the columns show.
+        This becomes the ``first_commit`` of every change that the columns show.
         """
         with self._lock:
             known = self._held()
@@ -286,8 +288,8 @@ class SchemaChanges:
                 self._write(replace(known, changes=shown))
 
     def accept(self, tables: Collection[str]) -> None:
-        """Record that a person accepted all changes of ``tables`` so far by having the tables read again;
-        capture follows them again."""
+        """Record that a person accepted all changes of ``tables`` so far, by having the tables read again.
+        Capture then follows the tables again."""
         with self._lock:
             known = self._held()
             accepted = known.accepted | {
@@ -319,7 +321,7 @@ class SchemaChanges:
 
 
 def _differs(before: SeenTable | None, now: SeenTable) -> bool:
-    """Whether two observations show different schemas; the number of rows and their time do not count."""
+    """Whether two observations show different schemas. The number of rows and their time do not count."""
     return before is None or replace(before, rows=None, at=None) != replace(now, rows=None, at=None)
 
 
@@ -345,12 +347,12 @@ _SAME_TEXT = (
     re.compile(r"smallint|integer|bigint"),
     re.compile(r"text|character varying(\(\d+\))?"),
 )
-"""Types between which a value keeps its text. (``character`` pads, and ``numeric`` has digits of its own.)"""
+"""Types between which a value keeps its text. (``character`` pads, and ``numeric`` writes its own digits.)"""
 
 
 def gives_other_keys(change: SchemaChange) -> bool:
-    """Return whether rows may have other keys after ``change``, if its column is in the key: a row is known
-    by the text of its key."""
+    """Return whether the text of a key may differ after ``change``, if its column is in the key. Then rows
+    have other keys, because a row is known by the text of its key."""
     if change.kind in KINDS_OF_TYPES:
         types = (change.before or "", change.after or "")
         return not any(all(map(same.fullmatch, types)) for same in _SAME_TEXT)

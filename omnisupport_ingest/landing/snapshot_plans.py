@@ -38,13 +38,13 @@ class SnapshotPlan:
         boundary_ordinal: ordinal of the snapshot end, reserved before that of any row.
         rows: planned rows per chunk.
         by: the columns that divide the chunks.
-        types: the types of these columns.
-        bounds: between the chunks, each the texts of ``by``. Chunk *n* is above bound *n - 1*, up to and
-            including bound *n*; the first and the last chunk are open.
+        bounds: the bounds between chunks, each the texts of the columns ``by``. Chunk *n* begins above bound
+            *n - 1* and ends with bound *n*, inclusive; the first and the last chunk are open.
+        compared: chunks equal to the lake do not land (``source repair --mode recovery``).
         compared: chunks that equal the lake did not land (``source repair --mode recovery``).
         scope: the key range that is read; None: the whole table.
-        storage: the table's storage file, if chunks are ranges of ctids; they mean nothing once the rows are
-            stored elsewhere.
+        storage: the table's storage file, if chunks are ranges of ctids. The ranges mean nothing once the
+            rows are stored in another file.
     """
 
     snapshot_id: str
@@ -90,15 +90,15 @@ FORMAT = Format(
         3: lambda document: document | {"storage": None},
     },
 )
-"""The form of a plan on disk."""
+"""The format of a plan on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """A finished search of the stream for rows that moved while a snapshot was read (``parallel_reading``).
 
-    The stream was searched up to ``high``, below which ``chunks`` chunks were read, and no row was left to be
-    read again.
+    The stream was searched up to ``high``, and no row was left to be read again. ``chunks``: how many chunks
+    had been read by then, all below ``high``.
     """
 
     high: Lsn
@@ -106,13 +106,13 @@ class Search:
 
     @classmethod
     def due(cls, chunks: Iterable[ChunkSpan]) -> Search | None:
-        """Return what must be searched once ``chunks``, of one snapshot, have landed; None if none has."""
+        """Return the search to make once ``chunks``, of one snapshot, have landed; None if none has."""
         highs = [chunk.high for chunk in chunks if not chunk.boundary]
         return cls(max(highs), len(highs)) if highs else None
 
 
 class SnapshotPlans:
-    """The plans of one source, in its landing folder, and the searches that are finished."""
+    """The plans of one source, in its landing folder, and the records of finished searches."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: the landing folder of the source."""
@@ -127,9 +127,9 @@ class SnapshotPlans:
         return sorted(map(_read, files), key=lambda plan: plan.boundary_ordinal)
 
     def write(self, plan: SnapshotPlan) -> None:
-        """Write ``plan``; durable when this returns. No two plans have the same ordinal of a snapshot end, so
-        no two have one name."""
-        # No failpoint: a folder: one that is there already is as good.
+        """Write ``plan``; durable when this returns. Each plan has its own ordinal of the snapshot end, and
+        so a file name of its own."""
+        # No failpoint: making a folder that exists already does no harm.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         with failpoint("landing.snapshot_plan", plan.table):
             create_exclusively(self._folder / _file_name(plan), encode(plan))
@@ -142,8 +142,8 @@ class SnapshotPlans:
             return None
 
     def note_searched(self, plan: SnapshotPlan, search: Search) -> None:
-        """Record ``search``; durable when this returns. What landed up to there is not read again for
-        ``plan`` and may be removed."""
+        """Record ``search``; durable when this returns. ``plan`` does not need the stream batches up to there
+        any more, so they may be removed."""
         with failpoint("landing.snapshot_plan", plan.table):
             replace(self._folder / f"{_SEARCHED}{_file_name(plan)}", encode(search))
 
@@ -181,8 +181,8 @@ def plans_in_force(plans: Sequence[SnapshotPlan]) -> list[SnapshotPlan]:
 def is_whole(chunks: Iterable[ChunkSpan]) -> bool:
     """Whether ``chunks``, of one snapshot, are all of it: every chunk, and the snapshot end.
 
-    A snapshot end with the number 0 comes from a version that did not divide tables: its snapshot has one
-    chunk.
+    A snapshot end with the number 0 comes from a version that did not divide tables: its snapshot has a
+    single chunk.
     """
     spans = list(chunks)
     read = {chunk.chunk for chunk in spans if not chunk.boundary}

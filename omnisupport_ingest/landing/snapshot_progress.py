@@ -1,11 +1,10 @@
-"""How far a snapshot has come, how fast it is, and how long it will take: from its plan and its landed
-chunks.
+"""How far a snapshot is, how fast it is, and how long it will take: from its plan and its landed chunks.
 
-When the reading of a chunk began is not recorded, so ``ReadingTime`` uses the later of two recorded facts.
-One is the server's clock at the chunk's low watermark. It can be much too early: one watermark serves several
-chunks while the source writes no WAL or a long transaction is open. The other is the landing of the chunks
-whose rows were read before. Their ordinals tell which these are, for ordinals are taken as rows are read. A
-chunk without rows has no ordinal and counts as read after the last landing before its own.
+Landing does not record when the reading of a chunk began. ``ReadingTime`` takes the later of two recorded
+times. One is the server's clock at the chunk's low watermark. It can be much too early: several chunks share
+one watermark while the source writes no WAL or has a long transaction open. The other is the landing of the
+chunks whose rows were read before. Their ordinals show which these are, because ordinals are assigned as rows
+are read. A chunk without rows has no ordinal, and counts as read after the last landing before its own.
 Chunks of one table that are read in parallel overlap a little; each second counts once.
 """
 
@@ -29,8 +28,9 @@ class SnapshotProgress:
 
     Attributes:
         scope: the key range that is read, for people; None: the whole table.
-        compared: only chunks that differ from the lake land, and ``rows`` counts these, though all are read.
-        rows_left: about so many rows are still to be read.
+        compared: all chunks are read, but only those that differ from the lake land, and ``rows`` counts
+            these.
+        rows_left: about how many rows are still to be read.
         seconds: seconds spent reading the chunks that have landed.
     """
 
@@ -76,18 +76,18 @@ def progress(plan: SnapshotPlan, landed: Mapping[int, Manifest], reading: Readin
 
 
 def _seconds_compared(plan: SnapshotPlan, landed: Mapping[int, Manifest]) -> float:
-    """Return the seconds since the plan was made.
+    """Return the seconds from the making of the plan to the last landed chunk.
 
-    Tables are planned and compared one by one, and a stopped one is planned again. A chunk may be read three
-    times, and only the last time is recorded.
+    Tables are planned and compared one by one, and a stopped comparison is planned again. A chunk may be read
+    up to three times, and only the last time is recorded.
     """
     last = max((batch.arrival.landed_at for batch in landed.values()), default=plan.planned_at)
     return max(0.0, (last - plan.planned_at).total_seconds())
 
 
 def _rows_of_a_chunk(plan: SnapshotPlan, landed: Mapping[int, Manifest]) -> int:
-    """Return the average rows of the landed chunks, else the planned number. The last chunk may be smaller
-    and is left out."""
+    """Return the average number of rows of the landed chunks without the last chunk, which may be smaller; if
+    there are none, the planned number."""
     full = [batch.rows for number, batch in landed.items() if number < plan.chunks - 1]
     return (round(sum(full) / len(full)) if full else 0) or plan.rows
 

@@ -1,9 +1,9 @@
-"""How far the landing of an epoch has come: sums over its batches, kept up to date batch by batch.
+"""How far the landing of an epoch has come: sums over its batches, updated batch by batch.
 
-``BatchLine`` is what the sums need of one manifest, ``EpochStanding`` the sums. The chain of the stream is
-among them, so "may downstream take this batch?" is answered without reading earlier batches. If a batch does
-not fit at the end (a missing batch came back, the epoch starts elsewhere), the sums are computed anew from
-all batches. The landing index stores them.
+``BatchLine`` has the facts of one manifest that the sums need; ``EpochStanding`` has the sums. They include
+the chain of the stream, so "may downstream take this batch?" is answered without reading earlier batches. If
+a batch does not fit at the end (a missing batch came back, the epoch starts elsewhere), the sums are computed
+again from all batches. The landing index stores them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_TIME = "time"
 """Order of files whose positions are not from a log."""
 
 _REMEMBERED = 10_000
-"""Data files that a process remembers parsed, about 1 KB each: those of windows that runs work on."""
+"""Parsed data files that a process keeps, about 1 KB each: those of the windows that runs work on."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -182,7 +182,7 @@ class LandedPart:
     def from_text(window: str, batch_id: str, text: str) -> LandedPart:
         """Parse what ``to_text`` wrote of a file of ``batch_id`` in ``window``.
 
-        The result is shared: each layer of a run asks for all files of its window.
+        The result is cached, because each layer of a run asks for all files of its window.
         """
         epoch, path, rows, first, last, ordered, tables, landed_at, mark, before, begins = json.loads(text)
         return LandedPart(
@@ -210,14 +210,14 @@ class EpochStanding:
         file_ordinal: highest ordinal of files.
         deliveries: number of files without events.
         order: order of the files of events; it, ``commit``, ``read`` and ``changed`` are as in ``BatchLine``.
-        batches: number of batches that downstream may take; all that follow are of such batches.
+        batches: number of batches that downstream may take. The next fields, up to ``last``, are of these.
         events: their events.
         out_of_range: their events with an impossible time.
-        recoveries: their batches that recovered.
-        streams: their stream batches.
+        recoveries: how many of them are the first after capture died.
+        streams: how many of them are stream batches.
         mark: their highest watermark.
         stream_mark: watermark of the last stream batch that has one.
-        marked: the last batch that has a watermark.
+        marked: the last of them that has a watermark.
         last: the last batch in landing order.
         end: where the unbroken chain ends.
         end_of: the batch that ends there.
@@ -329,8 +329,8 @@ class EpochStanding:
         )
 
     def takes(self, begins: Lsn | None) -> bool:
-        """Whether downstream may take a batch of this epoch. ``begins``: where a stream batch begins, else
-        None."""
+        """Whether downstream may take a batch of this epoch. ``begins``: where a stream batch begins; None
+        for other batches."""
         return begins is None or self.break_at is None or begins < self.break_at
 
     def gap(self, newest_epoch: int) -> Gap | None:

@@ -43,8 +43,8 @@ _REMEMBERED = 256
 """Parsed manifests that a store keeps in memory, about 11 KB each."""
 
 HELD_UP_SECONDS = 1800.0
-"""A writer that took longer to land a batch looks whether its data is still kept: a sweep leaves what is
-younger than an hour, or than it was told."""
+"""Seconds after which a writer checks that its data is still stored. A sweep spares data younger than an
+hour, or than the age that its caller gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class LandingStore:
         Args:
             root: the home's landing folder.
             remembered: number of parsed manifests kept in memory.
-            as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to what is written of
-                them; for writers of personal data.
-            identity_as_landed: what it makes of the ``identity`` of one event.
-            divisions_as_landed: how it takes the images of each table divided (``DIVIDED_SCHEMA``), from who
-                can make them so; None: it takes them whole.
+            as_landed: converts events (a table with the columns of ``EVENT_SCHEMA``) to the form in which
+                they are written; for writers of personal data.
+            identity_as_landed: converts the ``identity`` of one event in the same way.
+            divisions_as_landed: returns for each table how its row images must be divided for ``as_landed``
+                (``DIVIDED_SCHEMA``), if the caller can divide them; None: not at all.
         """
         self.source = source
         self.as_landed, self.identity_as_landed = as_landed, identity_as_landed
@@ -102,7 +102,7 @@ class LandingStore:
         self._index = LandingIndex(self.folder / "index", self._manifests, self._parse, self._bring)
         if not self._epochs.is_dir():
             for folder in (self.folder, self._manifests, self._data, self._epochs):
-                # No failpoint: a folder: one that is there already is as good.
+                # No failpoint: making a folder that exists already does no harm.
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_folder(self.folder)
             sync_folder(root)
@@ -147,11 +147,11 @@ class LandingStore:
             self._make_whole(manifest)
 
     def _make_whole(self, manifest: Manifest) -> None:
-        """Have the data of a batch kept that has just landed after a long while.
+        """Store the data of the batch again if a sweep took it while this process landed the batch slowly.
 
-        This process or its machine slept, so a sweep elsewhere may have taken the data for a dead writer's.
-        It is still here, and nobody was told that the batch has landed. Where it is not, the batch does not
-        land.
+        This process or its machine slept, so a sweep on another machine may have taken the data for a dead
+        writer's. The data is still on this machine, and nobody has been informed that the batch landed. If
+        the data is gone here too, the manifest is removed again.
         """
         try:
             with failpoint("landing.data", manifest.batch_id):
@@ -162,14 +162,14 @@ class LandingStore:
             raise
 
     def last_change(self) -> int:
-        """Return when a manifest was last added or removed, in nanoseconds: a different number means a
-        different landing."""
+        """Return when a manifest was last added or removed, in nanoseconds. A different number means that
+        landing has changed."""
         self._bring()
         return self._manifests.stat().st_mtime_ns
 
     def batch_ids(self, prefix: str = "") -> list[str]:
-        """The names of all landed batches that begin with ``prefix``, sorted; opens no manifest that was
-        there before."""
+        """The names of all landed batches that begin with ``prefix``, sorted. Opens no manifest that the
+        index has already."""
         return self._index.names(prefix)
 
     def names_on_disk(self) -> list[str]:
@@ -189,8 +189,8 @@ class LandingStore:
             below = names[-1]
 
     def read(self, batch_id: str) -> Manifest:
-        """Return one manifest, checked; it is parsed once while it is kept in memory, unless its file
-        changed.
+        """Return one manifest, checked. It is parsed once while it is kept in memory and its file does not
+        change.
 
         Raises ``ManifestUnreadable`` or ``ManifestFromNewerVersion``.
         """
@@ -208,7 +208,7 @@ class LandingStore:
             return parsed[1]
         manifest = self._parse(batch_id)
         while len(self._parsed) >= self._remembered:
-            # The one that was read first. Another thread may take it away, or add one, at any moment.
+            # Drop the one that was read first. Another thread may drop it, or add one, at any moment.
             with suppress(RuntimeError):
                 self._parsed.pop(next(iter(self._parsed), ""), None)
         self._parsed[batch_id] = (written.st_mtime_ns, written.st_size), manifest
@@ -240,8 +240,8 @@ class LandingStore:
 
         Each epoch has a chain. It starts at the consistent point in the epoch's record; landed batches are
         not deleted, so a first batch that starts elsewhere is a gap too. Without a record the lowest batch
-        starts the chain. A gap holds back the rest of its epoch and is reported as long as it is there. Later
-        epochs are taken all the same, because a new epoch is the repair of a gap that cannot be filled.
+        starts the chain. A gap holds back the rest of its epoch, and is reported while it exists. Batches of
+        later epochs are taken nevertheless, because a new epoch repairs a gap that cannot be filled.
         """
         epochs = self._standings()
         newest = max([*(each.epoch for each in epochs), *epoch_numbers(self._epochs)], default=0)
@@ -264,8 +264,8 @@ class LandingStore:
         return self._index.windows()
 
     def reaching(self, epoch: int, first: Position, last: Position) -> list[LandedPart]:
-        """The data files of files of events of ``epoch`` that hold positions from ``first`` to ``last``, in
-        the order in which they landed."""
+        """The data files of batches of events of ``epoch`` that hold positions from ``first`` to ``last``, in
+        landing order."""
         parts = self._index.reaching(epoch, first, last)
         return sorted(parts, key=lambda each: (each.landed_at, each.batch_id, each.window, each.path))
 
@@ -278,7 +278,8 @@ class LandingStore:
         return self._standings()
 
     def stream_between(self, epoch: int, since: Lsn, below: Lsn) -> list[Manifest]:
-        """The stream batches of ``epoch`` that hold what committed from ``since`` on, below ``below``."""
+        """The stream batches of ``epoch`` with commits from ``since`` (inclusive) to ``below``
+        (exclusive)."""
         start, end = stream_batch_id(epoch, since), stream_batch_id(epoch, below)
         before = self._index.highest(stream_prefix(epoch), start, count=1)
         return [self.read(name) for name in before + self._index.between(start, end)]
@@ -296,8 +297,10 @@ class LandingStore:
         return self.read(newest) if newest is not None else None
 
     def last_file(self, epoch: int) -> Manifest | None:
-        """The batch of an input file of events that the next one of ``epoch`` follows: the last of the
-        epoch, else of the nearest before it that has one; none before the first."""
+        """The batch of events from a file that the next one of ``epoch`` follows; None before the first.
+
+        It is the last such batch of the epoch, else of the nearest earlier epoch that has one.
+        """
         last: BatchLine | None = None
         for each in self._standings():
             if each.epoch <= epoch and each.last_file is not None:
@@ -307,7 +310,7 @@ class LandingStore:
     def newest_epoch_begun(self) -> int:
         """Return the highest epoch of which an event has landed; 0 before the first.
 
-        An epoch has not begun if it is only recorded, or if only idle stretches of it have landed.
+        An epoch that is only recorded, or has only landed idle stretches, has not begun.
         """
         return max((each.epoch for each in self._standings() if each.begun), default=0)
 
@@ -358,10 +361,9 @@ class LandingStore:
         self._index.look_again()
 
     def make_names_durable(self) -> None:
-        """Make the names of landed batches durable: the process that landed them may have died just before
-        that.
+        """Make the names of landed batches durable; the process that landed them may have died just before.
 
-        Call it before anything of them is confirmed to a source.
+        Call it before confirming anything in them to a source.
         """
         if self._storage.is_local:
             sync_folder(self._manifests)
@@ -387,9 +389,9 @@ class LandingStore:
         return cleared
 
     def sweep(self, older_than: timedelta) -> list[str]:
-        """Delete data that was put to an object store more than ``older_than`` ago and that no manifest
-        names; returns the names of its batches. Copies here that nobody has read since go too. In folders
-        ``clear_garbage`` does it, by locks of writers."""
+        """Delete data in an object store that no manifest names and that is older than ``older_than``; return
+        the names of its batches. Local copies that nobody has read since go too. On a local disk this does
+        nothing: ``clear_garbage`` cleans up there, by the locks of writers."""
         if self._storage.is_local:
             return []
         self._storage.bring(self.folder, afresh=True)
@@ -430,7 +432,7 @@ class LandingStore:
                 if self._storage.is_local:
                     sync_file(path)
                 else:
-                    # No failpoint: landing.data stands around its calls.
+                    # No failpoint: landing.data is around the calls of this function.
                     self._storage.upload([path])
             except FileNotFoundError:
                 raise DamagedBatch(

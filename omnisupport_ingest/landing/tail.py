@@ -53,7 +53,7 @@ def last_events(
 def _events_in(store: LandingStore, file: DataFile, table: str | None) -> Iterator[LandedEvent]:
     try:
         rows = _rows(store, file, table)
-        # Only a file that another program wrote into the chain can be out of order.
+        # Only another program can have written a file out of order into the chain.
         yield from rows if file.ordered else sorted(rows, key=_position)
     except (OSError, pa.ArrowException):
         store.verify_file(file)

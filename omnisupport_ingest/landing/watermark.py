@@ -21,15 +21,15 @@ def stream_facts(
     landed_at: datetime,
     max_clock_skew: timedelta,
 ) -> ArrivalFacts:
-    """Return the facts of a stream batch, or a file of events, of ``epoch`` that lands after ``previous``.
+    """Return the facts of a batch of ``epoch`` (of the stream, or of events from a file) after ``previous``.
 
     The watermark is ``min(max(highest commit time, confirmed_clock), landed_at) - max_clock_skew`` and never
     moves back within an epoch. A new epoch starts without it: its server may be restored from a backup, with
     clocks and commits in the past.
 
     Args:
-        previous: the last batch of this kind of the source, of this epoch or the one before.
-        commit_times: of the batch; a time too far ahead of ``landed_at`` cannot be right and does not count.
+        previous: the last batch of this kind from the source, of this epoch or an earlier one.
+        commit_times: of the batch. A time too far ahead of ``landed_at`` cannot be right and does not count.
         confirmed_clock: a server clock up to which the caller knows that everything has landed; None: not
             known.
     """

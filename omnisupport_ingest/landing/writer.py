@@ -42,11 +42,10 @@ _EVENT_OVERHEAD = 100
 """Estimated bytes of an event besides its texts."""
 
 BLOCK_ROWS = 10_000
-"""Sizes at which an ``EventBlock`` should end: so large that work per block costs nothing per event, so small
-that the end of a batch does not wait long for it."""
+"""Number of rows at which an ``EventBlock`` should end."""
 BLOCK_BYTES = 16 * 1024 * 1024
-"""An ``EventBlock`` should end at either: large enough that what is done once for it costs an event
-nothing, small enough that the end of a batch does not wait long for it."""
+"""Size in bytes at which an ``EventBlock`` should end. Both limits are large enough that the work per block
+costs nothing per event, and small enough that the end of a batch does not wait long for a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,14 @@ class WriterLimits:
 
 @dataclass(frozen=True, slots=True)
 class EventBlock:
-    """Events of one ``window`` that a thread of the writer makes when it is their turn.
+    """Events of one ``window``, which a thread of the writer makes when their turn comes.
 
     Attributes:
-        rows: number of events, as far as it is known before.
-        bytes: size of the events, as far as it is known before.
+        rows: number of events, as far as it is known beforehand.
+        bytes: size of the events, as far as it is known beforehand.
         highest_ts: their highest commit time.
-        table: makes them: a table of ``EVENT_SCHEMA``, at least one row. ``add_block`` or ``seal`` raises
-            what it raises.
+        table: makes the events: a table of ``EVENT_SCHEMA`` with at least one row. Its errors are raised by
+            ``add_block`` or ``seal``.
     """
 
     window: str
@@ -93,11 +92,11 @@ class Covered:
 
 
 class _GivenUp(Exception):
-    """Ends the work that waits for the threads of a writer whose batch was given up."""
+    """Ends the work that waits for a writer's threads when its batch is abandoned."""
 
 
 class _Buffer:
-    """Events of one window that are not written yet; of those in ``tables`` there are ``table_rows``."""
+    """Events of one window that are not written yet; ``table_rows`` of them are in ``tables``."""
 
     __slots__ = ("bytes", "events", "table_rows", "tables", "window")
 
@@ -112,7 +111,7 @@ class _Buffer:
         return len(self.events) + self.table_rows
 
     def emptied(self) -> Callable[[], pa.Table]:
-        """What makes a table of its events, which it has no more."""
+        """Empty the buffer; return a function that makes a table of its events."""
         made = partial(_one_table, self.events, self.tables)
         self.events, self.tables, self.table_rows, self.bytes = [], [], 0, 0
         return made
@@ -151,8 +150,8 @@ class BatchWriter:
         self.bytes = 0
         """Size of the events taken in so far, an estimate of their text size in bytes."""
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called on the caller's thread about every second that ``add``, ``add_block`` or ``seal`` waits for
-        the disk. What it raises they raise, and then the batch is to be abandoned."""
+        """Called on the caller's thread about every second while ``add``, ``add_block`` or ``seal`` waits for
+        the disk. They raise its errors, and then the batch must be abandoned."""
         self._store, self._grid, self._epoch = store, grid, epoch
         self._clock, self._limits = clock, limits
         self._opened_at = clock()
@@ -170,8 +169,8 @@ class BatchWriter:
         self._failure: BaseException | None = None
 
     def share(self, threads: WriterThreads) -> None:
-        """Write on ``threads``, which other writers use too and their maker closes. Call it before all
-        else.
+        """Write on ``threads``, which other writers use too and which their creator closes. Call this first,
+        before any other method.
         """
         self._threads, self._has_own_threads = threads, False
 
@@ -201,8 +200,10 @@ class BatchWriter:
             self._bound_buffers()
 
     def add_table(self, window: str, events: pa.Table, highest_ts: datetime) -> None:
-        """Take in some events of one window, a table of ``EVENT_SCHEMA`` with too few rows for a row group of
-        their own: they wait for others. ``highest_ts``: their highest commit time; errors as in ``add``."""
+        """Add a few events of one window: a table of ``EVENT_SCHEMA`` too small for a row group of its own.
+
+        They wait for others of the window. ``highest_ts``: their highest commit time. Errors as in ``add``.
+        """
         self._note_time(window, highest_ts)
         buffer = self._buffers.setdefault(window, _Buffer(window))
         buffer.tables.append(events)
@@ -216,8 +217,8 @@ class BatchWriter:
             self._bound_buffers()
 
     def add_to(self, window: str, event: LandedEvent) -> None:
-        """Add one event to another window than that of its commit time: the one in which its position landed
-        first (``first_windows``). Errors as in ``add``."""
+        """Add one event to the window in which its position landed first (``first_windows``), not to that of
+        its commit time. Errors as in ``add``."""
         self._turn_to(event.source_ts)
         self._current = self._buffers.setdefault(window, _Buffer(window))
         self.add(event)
@@ -275,17 +276,17 @@ class BatchWriter:
         return manifest
 
     def begin_seal(self, covered: Covered) -> Future[Manifest]:
-        """As ``seal``, without waiting: the result comes, or raises, when ``seal`` would return or raise.
+        """Seal as ``seal`` does, without waiting: the future gets the result or the error of ``seal``.
 
-        The writer must be left alone until then.
+        Do not use the writer until then.
         """
         self._spill_all()
         return self._threads.run(lambda: self._land(covered))
 
     def abandon(self) -> None:
-        """Give the batch up and delete what it wrote. Does nothing after ``seal`` or ``abandon``."""
+        """Abandon the batch and delete what was written of it. Does nothing after ``seal`` or ``abandon``."""
         if self._lock is not None:
-            # The batch may wait for the threads behind its row groups: it must not land without one of them.
+            # The batch may be about to land behind its row groups, and must not land without one of them.
             self._failure = self._failure or _GivenUp()
             self._threads.settle()
             if not self._has_landed():
@@ -368,7 +369,7 @@ class BatchWriter:
             raise
 
     def _require_all_written(self) -> None:
-        """Raise what an earlier row group was not written for."""
+        """Raise the error that kept an earlier row group from being written."""
         if self._failure is not None:
             raise self._failure
 
@@ -403,7 +404,7 @@ class BatchWriter:
                 return False
             named = {self._store.folder / file.path for file in self._store.read(self.batch_id).files}
         except StorageUnreachable:
-            # The store cannot be read; files that no manifest names go with the garbage later.
+            # The store cannot be read. If no manifest names the files, the garbage collection removes them.
             return True
         return not named.isdisjoint(self._parts.paths)
 
@@ -436,7 +437,7 @@ class BatchWriter:
         elif file is not None and file.order is not None:
             previous = self._store.last_file(self._epoch)
             if file.order == CURSOR_ORDER or file.offsets is not None:
-                # Tables, or partitions, are read one after the other; the caller knows how far all have come.
+                # Tables or partitions are read one after the other; only the caller knows how far all are.
                 times = ()
         else:
             return unchanged_facts(self._store.last_stream_until(self._epoch), landed_at)

@@ -1,8 +1,8 @@
-"""The threads of a writer: one makes tables of events, one makes row groups of them as they land, one writes
-these, then lands the batch.
+"""The threads of a writer: one makes tables of events, one makes row groups of them, and one writes these and
+lands the batch.
 
-NumPy, Arrow and the calls of the disk let go of the interpreter's lock, so the caller goes on reading. What
-lands encrypted takes as long as making its table, so each has a thread.
+NumPy, Arrow and system calls release the interpreter lock, so the caller can go on reading. Encrypting events
+takes as long as making their table, so each of the two has a thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MEANWHILE_SECONDS = 1.0
 """How often ``meanwhile`` is called while a caller waits for the disk."""
 
 _QUEUED_GROUPS = 3
-"""Row groups that may wait before ``write`` waits for them."""
+"""Row groups that may wait; with more, ``write`` blocks."""
 
 
 class WriterThreads:
     """Does one piece of work after another, in the order of submission.
 
-    Writers of batches that follow one another may share them: while one is landing, the next takes events in.
-    So few row groups wait however many writers there are, which bounds the memory.
+    Writers of consecutive batches may share the threads: while one batch lands, the next takes events in. Few
+    row groups wait, however many writers there are, so memory stays bounded.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class WriterThreads:
         write: Callable[[Future[T]], None],
         meanwhile: Callable[[], None],
     ) -> None:
-        """Have ``make``, then ``convert``, then ``write`` called, each with what came of the one before; wait
-        until few others wait before them.
+        """Queue ``make``, ``convert`` and ``write``, each called with the result of the one before; block
+        while too many others wait.
 
-        Raises what an earlier ``write`` has raised.
+        Raises the error of an earlier ``write``.
         """
         converted = self._converter.submit(convert, self._maker.submit(make))
         self._queued.append(self._writer.submit(write, converted))
@@ -54,28 +54,28 @@ class WriterThreads:
             self._queued.popleft()
 
     def run(self, work: Callable[[], T]) -> Future[T]:
-        """Have ``work`` done on the thread that writes, behind everything that is to be written."""
+        """Queue ``work`` on the thread that writes, behind all that is queued there."""
         return self._writer.submit(work)
 
     def settle(self) -> None:
-        """Wait until all submitted work is done. Its errors are left to the writer that submitted it."""
-        # The writer first: it waits for what the others are working on.
+        """Wait until all submitted work is done. Errors are left to the writer that submitted the work."""
+        # The writing thread first: it waits for the work of the others.
         for pool in (self._writer, self._converter, self._maker):
             pool.submit(_nothing).result()
         self._queued.clear()
 
     def close(self) -> None:
-        """End the threads, once all is done."""
+        """End the threads once all work is done."""
         for pool in (self._writer, self._converter, self._maker):
             pool.shutdown(wait=True)
 
 
 def awaited(done: Future[T], meanwhile: Callable[[], None]) -> T:
-    """Return what comes of ``done``; call ``meanwhile`` about every second until it has come."""
+    """Return the result of ``done``; call ``meanwhile`` about every second until it is there."""
     while not wait((done,), MEANWHILE_SECONDS).done:
         meanwhile()
     return done.result()
 
 
 def _nothing() -> None:
-    """Do nothing: its result comes when all work submitted before is done."""
+    """Do nothing. Its result shows that all work submitted before is done."""

@@ -1,8 +1,8 @@
 """A file of checkpoints: how far every source has landed, and every window of the lake is complete.
 
-The truth is landing's chain and the tables' own logs, and a file beside them cannot restore what
-they have lost. What it can do is prove: a home that was restored from a backup holds at least what
-the file says, or every difference is named. No row and no key is in it.
+The truth is landing's chain and the tables' own logs; a file beside them cannot restore what they have lost.
+But it can prove that a home restored from a backup holds at least what the file says. If not, every
+difference is named. The file has no row and no key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _SaidOfSource:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """Of each source what has landed, and the checkpoints of all tables and windows."""
+    """What has landed of each source, and the checkpoints of all tables and windows."""
 
     window: str
     first_window: str
@@ -87,7 +87,7 @@ class _Contradiction:
 
 
 def describe(workspace: Workspace) -> CheckpointFile:
-    """Everything the file says."""
+    """Return the content of a file of checkpoints for this home."""
     return CheckpointFile(
         str(workspace.grid.size),
         workspace.grid.first.isoformat(),
@@ -98,7 +98,8 @@ def describe(workspace: Workspace) -> CheckpointFile:
 
 
 def read_file(path: Path) -> CheckpointFile:
-    """The content of a file that was written from ``describe``; ``CheckpointFileUnreadable`` otherwise."""
+    """Return the content of a file that was written from ``describe``. Raises
+    ``CheckpointFileUnreadable``."""
     try:
         record = _FORMAT.decode(foreign.read_file(path))
         for number, each in enumerate(record.checkpoints):
@@ -123,7 +124,7 @@ def read_file(path: Path) -> CheckpointFile:
 def require_held(workspace: Workspace, record: CheckpointFile, path: Path) -> None:
     """Return if the home holds all that ``record``, read from ``path``, says; it may hold more.
 
-    ``HomeContradicts`` names every difference, the first few in full.
+    Raises ``HomeContradicts``, which names every difference, the first few in full.
     """
     found = list(_contradictions(workspace, record))
     if not found:
@@ -182,7 +183,7 @@ def _in_landing(workspace: Workspace, source: str, said: _SaidOfSource) -> Itera
 
 
 def _in_lake(said: Checkpoint, state: WindowState | None) -> str | None:
-    """What the lake lacks of a checkpoint in the file; nothing if it holds it, or has gone on from it."""
+    """Return what the lake lacks of a checkpoint in the file; None if it holds it or is further."""
     if state is None:
         return "has no checkpoint here; the file is ahead."
     here = state.checkpoint

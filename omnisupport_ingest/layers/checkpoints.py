@@ -55,11 +55,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan comes to: the key of its work, the batches its content holds then, and the counts.
+    """The result of a plan: the key of its work, the batches that its content then holds, and the counts.
 
     ``past_closing``: the watermark has closed the window by now. ``content``: hash of the content that the
-    work adds, where the hashes of the events written do not say it. ``exact_share`` and ``rules``: as of
-    ``Checkpoint``. ``replaced``: what the window held, if it is being made again. ``made_from``: as of
+    work adds, if the hashes of the written events do not give it. ``exact_share`` and ``rules``: as in
+    ``Checkpoint``. ``replaced``: what the window held, if it is rebuilt. ``made_from``: as in
     ``WindowState``.
     """
 
@@ -86,11 +86,10 @@ def change_for(
     identity: Identity,
     staged: StagedFiles,
 ) -> WindowChange:
-    """The change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
+    """Return the change that commits ``staged`` to the plan's window, with the checkpoint it leaves.
 
-    The content hash of an append is the old one joined with that of the new rows, so its cost
-    follows what is new. A closed window that files are added to is open again; one that is written whole
-    is closed at once.
+    An append adds the hash of its new rows to the content hash, so it costs what is new. A closed window is
+    open again after an append. A window that is written whole is closed at once.
     """
     files = staged.of(plan.window)
     before = snapshot.state(plan.window)
@@ -167,7 +166,7 @@ def _ordered(found: Mapping[Finding, int]) -> list[tuple[Finding, int]]:
 
 
 def found_before(checkpoint: Checkpoint) -> Counter[Finding]:
-    """What a checkpoint says was found of its window; one of an older version names no detectors."""
+    """Return the findings in a checkpoint of their window; one of an older version names no detectors."""
     return Counter(
         {
             Finding(name, checkpoint.detectors.get(name, SCENARIOS[name].detector)): count
@@ -178,7 +177,7 @@ def found_before(checkpoint: Checkpoint) -> Counter[Finding]:
 
 
 def with_found(checkpoint: Checkpoint, found: Finding) -> Checkpoint:
-    """``checkpoint`` as a run reports it that found ``found`` besides: it is not in the table."""
+    """Return ``checkpoint`` with ``found`` added, as a run reports it; the table does not get it."""
     count = checkpoint.scenarios.get(found.scenario, 0) + 1
     return replace(
         checkpoint,
@@ -188,9 +187,9 @@ def with_found(checkpoint: Checkpoint, found: Finding) -> Checkpoint:
 
 
 def report(table: LakeTable, windows: Sequence[str], repeated: Sequence[str] = ()) -> list[Checkpoint]:
-    """The checkpoints of ``windows`` as the newest version of ``table`` holds them.
+    """Return the checkpoints of ``windows`` as the newest version of ``table`` holds them.
 
-    ``repeated``: those that held all that was asked for already; their checkpoints count that.
+    ``repeated``: windows that already held all that was requested; their checkpoints count that. Raises
     ``KeyError`` for a window that was never committed.
     """
     snapshot, again = table.open(), frozenset(repeated)

@@ -1,5 +1,4 @@
-"""Closing windows: the many small files of a window become one file per partition, and it is marked as
-closed.
+"""Closes windows: compacts the many small files of a window into one per partition, and marks it as closed.
 
 Closing changes no row. Its commit says so (``dataChange`` is false), and the new files name the files that
 they replace, so the layer below reads nothing again. The old files stay on disk until ``sweep`` deletes them;
@@ -34,7 +33,7 @@ class CompactionDiffers(IngestError):
 
 
 def due(snapshot: TableSnapshot, windows: Iterable[str], is_past: Callable[[str], bool]) -> list[str]:
-    """Those of ``windows`` that are open in the table and of which ``is_past`` is true."""
+    """Return those of ``windows`` that are open in the table and for which ``is_past`` is true."""
     return [window for window in _open(snapshot, windows) if is_past(window)]
 
 
@@ -68,8 +67,8 @@ def _open(snapshot: TableSnapshot, windows: Iterable[str]) -> list[str]:
 class Compaction:
     """Writes one file per partition for windows that have several.
 
-    ``hash_column``: the rows' own hash; None where the content hash of the table is not one of its rows.
-    ``merge``: reduces rows that mean the same to fewer (called with the rows and their number); None: they
+    ``hash_column``: the column with each row's hash; None if the table's content hash is not made of these.
+    ``merge``: reduces rows that mean the same to fewer (called with the rows and their number); None: rows
     stay as they are.
     """
 
@@ -78,9 +77,10 @@ class Compaction:
     merge: Callable[[DataFrame, int], DataFrame] | None = None
 
     def files(self, snapshot: TableSnapshot, windows: Iterable[str]) -> Mapping[str, tuple[StagedFile, ...]]:
-        """The new files, in their final place, of those of ``windows`` that have several per partition.
+        """Return the new files, at their final paths, for those of ``windows`` with several files per
+        partition.
 
-        ``CompactionDiffers`` if the files do not have the content hash of the window's checkpoint.
+        Raises ``CompactionDiffers`` if the files do not have the content hash of the window's checkpoint.
         """
         split = [window for window in windows if _is_split(snapshot.files(window))]
         if not split:
@@ -102,7 +102,7 @@ class Compaction:
             for window, held in files.items()
         )
         every = [file for held in files.values() for file in held]
-        # Rows of one partition meet in one task, which writes one file for it.
+        # All rows of one partition go to one task, which writes one file for it.
         count, rows = sum(file.rows for file in every), snapshot.read(self.spark, every)
         if self.merge is not None:
             rows = self.merge(rows, count).select(*(f"`{name}`" for name in spec.schema.names))
@@ -137,7 +137,8 @@ def _change(snapshot: TableSnapshot, window: str, compacted: tuple[StagedFile, .
 def _stands_for(
     files: Sequence[LakeFile], before: WindowState, compacted: Iterable[StagedFile]
 ) -> dict[str, tuple[str, ...]]:
-    """For each new file, the names of all files that it replaces, directly or through earlier closings."""
+    """Return for each new file the names of all files that it replaces, directly or by earlier
+    compactions."""
     return {
         new.path: compacted_names(
             [file.path for file in files if file.partition == new.partition], before.compacted_units

@@ -1,10 +1,11 @@
 """``raw_cdc_staging`` → ``deduped_events`` and ``quarantine``: each distinct event once, or a reason why not.
 
-New events whose positions provably lie above everything judged before are judged alone and
-appended. Anything else (an overlap, a replaced window, another contract) judges the whole window
-again from raw. The quarantine files of a window are committed first and named in the state of the
-deduped window, which alone says what is withheld; afterwards those of the judgement before leave the
-table of quarantine (``quarantine``).
+New events whose positions provably lie above all judged ones are judged alone and appended. In every other
+case (an overlap, a replaced window, another contract) the whole window is judged again from raw.
+
+The new quarantine files of a window are committed first. The state of the deduped window then names them, and
+it alone decides what is withheld. Last, the files of the previous judgement leave the table of quarantine
+(``quarantine``).
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ class CountsDisagree(IngestError):
 class _Job(WindowJob):
     """The work of one window, and the raw files to judge.
 
-    ``batches``: those that raw holds of the window; ``landed``: what landing has of them. ``distinct``:
-    whether no two of the events can stand at one position. ``tables``: those that the events are of, by full
-    name; None if landing has forgotten that.
+    ``batches``: the batches that raw holds of the window; ``landed``: the data files that landing has of
+    them. ``distinct``: whether all events certainly have distinct positions. ``tables``: the tables of the
+    events, by full name; None if landing has forgotten a batch.
     """
 
     files: tuple[LakeFile, ...]
@@ -108,7 +109,7 @@ class _Job(WindowJob):
 
 @dataclass(frozen=True)
 class _Verdicts:
-    """What judging comes to: files of accepted and of quarantined events, counts, and what tasks report."""
+    """The result of judging: files of accepted and of quarantined events, counts, and the tasks' reports."""
 
     accepted: StagedFiles
     quarantined: StagedFiles
@@ -129,7 +130,7 @@ def materialize(
 
     With ``replay`` every event of the windows is judged again. A second call changes nothing. Windows
     that the watermark has closed, and in which nothing is left to judge, are closed.
-    Returns one checkpoint per window asked for, in order.
+    Returns one checkpoint per requested window, in order.
     """
     table, quarantined = workspace.deduped(source), workspace.quarantine(source)
     asked = Asked(replay, repeats_writes(workspace.decisions))
@@ -163,20 +164,20 @@ class _Update(WindowUpdate[_Job]):
         self._landing = workspace.landing(source)
         self._quarantine = workspace.quarantine(source)
         self._raw = workspace.raw(source).open()
-        # After raw: what raw has lost by retention is on record by then, and must not be judged as if it
-        # had never been.
+        # Read after raw: by then it is on record what retention removed from raw, so it is not judged as if
+        # it had never been.
         self._sealed = frozenset(Removed.open(workspace, source).sealed)
-        # Before its version is asked for: the map of tokens is made here.
+        # Before the versions are read: this creates the map of tokens, which they depend on.
         workspace.secrets(workspace.contracts.of_source(source))
-        # In this order: who has something erased looks at what has landed after it is recorded, so every
-        # event that a run judges without knowing of it is seen there.
+        # Read the versions after raw. A command first records its erasure, then looks at what has landed, so
+        # it finds every event that this run judges without knowing of the erasure.
         self._versions = RulesVersions(workspace, source)
 
     def targets(self, windows: Sequence[str]) -> list[str]:
         return [*dict.fromkeys(windows), *([OUT_OF_RANGE] if self._raw.files(OUT_OF_RANGE) else [])]
 
     def is_past(self, window: str) -> bool:
-        # A sealed window is closed already. What lands in it since must not be compacted with files that a
+        # A sealed window is closed already. What landed in it since must not be compacted with files that the
         # layer below has taken.
         return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
@@ -188,8 +189,8 @@ class _Update(WindowUpdate[_Job]):
         return _job(self.snapshot, self._raw, self._landing, window, versions, self._asked(window))
 
     def _asked(self, window: str) -> Asked | None:
-        """None of a sealed window, which takes in what is new and is never judged again. A window of which a
-        quarantine file is gone from disk is judged again."""
+        """How ``window`` is requested. None if it is sealed: then new events are added, but it is never
+        judged again. A window with a quarantine file missing on disk is judged again."""
         if window in self._sealed:
             return None
         asked = self.run.asked
@@ -254,7 +255,7 @@ def _job(
     versions: tuple[str, ...],
     asked: Asked | None,
 ) -> _Job:
-    """``asked``: as of ``_Update._asked``."""
+    """``asked``: as ``_Update._asked`` returns it."""
     files = raw.files(window)
     raw_state, state = raw.state(window), snapshot.state(window)
     paths, stands_for = [file.path for file in files], raw_state.compacted_units if raw_state else {}
@@ -295,7 +296,7 @@ def _job(
 
 
 def _tables_in(parts: Sequence[LandedPart], names: Collection[str]) -> frozenset[str] | None:
-    """The tables that batches ``names`` have events of; None if landing has forgotten one of these."""
+    """Return the tables of the events in the batches ``names``; None if landing has forgotten a batch."""
     wanted = frozenset(names)
     if not wanted <= {part.batch_id for part in parts}:
         return None
@@ -305,7 +306,7 @@ def _tables_in(parts: Sequence[LandedPart], names: Collection[str]) -> frozenset
 def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | None) -> bool:
     wanted = frozenset(names)
     if not wanted <= {part.batch_id for part in parts}:
-        # Landing has forgotten a batch.
+        # Landing has forgotten a batch, so nothing is proved.
         return False
     return rise_from(last, [part for part in parts if part.batch_id in wanted])
 
@@ -313,8 +314,8 @@ def _rises(parts: Sequence[LandedPart], names: Sequence[str], last: Position | N
 def _judged_by_tasks(
     run: LayerRun, snapshot: TableSnapshot, jobs: Sequence[_Job], judging_rules: JudgingRules, unit: str
 ) -> _Verdicts:
-    """The verdicts of events, each task's on files of its own; where positions may not be distinct, by marks
-    that tasks made of whole windows."""
+    """Return the verdicts of tasks, each on its own files. If positions may not be distinct, tasks first mark
+    the copies and collisions in whole windows."""
     files = [file for job in jobs for file in job.files]
     generation = {job.window: job.plan.generation for job in jobs}
     make = partial(made_by_tasks, run.spark, snapshot.table, unit=unit, generation=generation)
@@ -343,7 +344,7 @@ def _judged_by_tasks(
         first = made(judging_rules)
         judged = _reported(first)
         if judged.broken.rejected:
-            # Who judges a batch must have seen all of it; that is another task's work, and seldom to be done.
+            # Only now is it known which batches the rules reject, so all is judged once more. This is rare.
             first = made(replace(judging_rules, rejected=judged.broken.rejected))
         return _placed(run, snapshot, jobs, first, unit)
 
@@ -374,7 +375,7 @@ def _reported(made: Made | None) -> Judged:
 def _judged(
     run: LayerRun, snapshot: TableSnapshot, judged: DataFrame, jobs: Sequence[_Job], unit: str
 ) -> _Verdicts:
-    """The verdicts of events of a source of which rows were erased, by a shuffle of whole rows."""
+    """Return the verdicts by a shuffle of whole rows: for a source with erased rows."""
     seen = Observation()
     accepted = stage_frame(
         snapshot.table,
@@ -406,10 +407,10 @@ def _judged(
 
 @contextmanager
 def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
-    """The events that were refused or late or break a rule, kept by Spark meanwhile, so that they are judged
-    once.
+    """Yield the events that were refused, were late or break a rule; Spark keeps them, so that they are
+    judged once.
 
-    None if every event was accepted in time, which is the rule: then the events are read once.
+    Yields None if every event was accepted in time, which is the usual case: then the events are read once.
     """
     if not seen.get["refused"] and not seen.get["late"] and not seen.get["broken"]:
         yield None
@@ -423,8 +424,8 @@ def _kept(judged: DataFrame, seen: Observation) -> Iterator[DataFrame | None]:
 
 
 def _found(before: WindowState | None, job: _Job, tallies: Tallies) -> Counter[Finding]:
-    """What was found of the job's window: of its events, those it held before included, and how often it
-    was made again for what it is judged by."""
+    """Return the findings in the job's window: about its events, including those it held before, and how
+    often it was rebuilt because its rules changed."""
     found = Counter(tallies.found.get(job.window, {}))
     if before is None:
         return found
@@ -432,12 +433,12 @@ def _found(before: WindowState | None, job: _Job, tallies: Tallies) -> Counter[F
     if job.plan.work is Work.APPEND:
         return found + held
     again = found_in(before.versions, job.upstream.versions)
-    # Its events are counted anew.
+    # All its events are judged again, so findings about events are counted anew.
     return found + Counter(again) + Counter({f: n for f, n in held.items() if f.scenario not in JUDGED})
 
 
 def _quarantine_files(before: WindowState | None, job: _Job, staged: StagedFiles) -> tuple[str, ...]:
-    """The quarantine files of the job's window: the new ones, beside those before where it appends."""
+    """Return the quarantine files of the job's window: the new ones, and after an append the earlier ones."""
     kept = named_by(before) if job.plan.work is Work.APPEND else ()
     return tuple(sorted({*kept, *(file.path for file in staged.of(job.window))}))
 
@@ -456,13 +457,14 @@ def _marked(
 
 
 def to_judge(raw: DataFrame) -> DataFrame:
-    """Raw events with the identity that they would land with today: one of an earlier version, which held
-    a hash of the content, is the same event's all the same."""
+    """Return raw events with the identity that they would land with today. An earlier version put a hash of
+    the content into it; without that, copies of one event have one identity again."""
     return raw.withColumn("identity", F.regexp_replace("identity", EARLIER_IDENTITY, "$1]"))
 
 
 def _counts(snapshot: TableSnapshot, jobs: Sequence[_Job], verdicts: _Verdicts) -> dict[str, Counts]:
-    """Counts per window, each taken where it arises; ``CountsDisagree`` if they do not add up."""
+    """Return counts per window, each counted where it arises. Raises ``CountsDisagree`` if they do not add
+    up."""
     counts, tallied = {}, verdicts.tallies.verdicts
     for job in jobs:
         window, state = job.window, snapshot.state(job.window)

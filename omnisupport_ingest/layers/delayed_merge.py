@@ -1,14 +1,14 @@
-"""When net changes wait, so that one merge into the dimension takes those of several runs.
+"""When net changes wait, so that one merge into the dimension takes the net changes of several runs.
 
-A data file is always rewritten whole. Where each run touches a few keys anywhere in a large table, it
-rewrites much of the table for few rows. A contract may let net changes wait (``x-cdc.delayed_merge``). They
-wait while both hold: the oldest is younger than the contract's age, counted from the commit of the run that
+A data file is always rewritten whole. If each run changes a few keys anywhere in a large table, it rewrites
+much of the table for few rows. A contract may let net changes wait (``x-cdc.delayed_merge``). They wait while
+both conditions hold: the oldest is younger than the contract's age, counted from the commit of the run that
 folded it; and they have fewer rows than the contract's share of the dimension (a key that several runs
 changed counts once for each). At most ``WAITING_FILES`` files wait, because every run looks at them.
 
-The dimension does not show what waits: its checkpoint says up to which LSN it is complete.
-Only plain changes of rows wait. Replaced windows (a replay, late events, a review, an erasure), a truncate, a
-snapshot end, another contract, and rows to purge cause a merge at once, of everything that waits.
+The dimension does not show what waits; its checkpoint says up to which LSN it is complete. Only plain changes
+of rows wait. A replaced window (by a replay, late events, a review, an erasure), a truncate, a snapshot end,
+another contract, and rows to purge cause an immediate merge of everything that waits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from omnisupport_ingest.layers.shown import judging_rules_of, net_facts, purged_
 from omnisupport_ingest.layers.versions import of_contract
 
 MERGES_KEPT = 10
-"""A dimension remembers what so many updates came to."""
+"""Number of updates whose costs a dimension keeps."""
 
 WAITING_FILES = 1_000
-"""So many files of net changes may wait: one run adds one or a few."""
+"""Most files of net changes that wait; one run adds one or a few."""
 
 _MERGES = 3
 _FILES = 8
@@ -44,8 +44,8 @@ _SMALL_FILES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class WaitingMerge:
-    """``rows`` of net changes that the dimension does not show yet, the oldest committed at ``since``; they
-    are merged at ``due``, or before if there are too many."""
+    """``rows`` of net changes that the dimension does not show yet, the oldest committed at ``since``. They
+    are merged at ``due``, or earlier if there are too many."""
 
     rows: int
     since: datetime
@@ -58,10 +58,10 @@ def waiting_merge(
     net_changes: TableSnapshot,
     changes: LogChanges | None = None,
 ) -> WaitingMerge | None:
-    """The net changes that wait for their merge into a dimension with ``state``; None if nothing waits, or
-    may wait.
+    """Return the net changes that wait for their merge into a dimension with ``state``; None if none may wait
+    or none do.
 
-    ``changes``: what the net changes have that the dimension does not show, if it is known already.
+    ``changes``: the net changes that the dimension does not show, if the caller has them already.
     """
     delay = contract.delayed_merge
     if delay is None or state is None or judging_rules_of(state.versions) != set(of_contract(contract)):
@@ -82,9 +82,10 @@ def waiting_merge(
 
 @dataclass(frozen=True, slots=True)
 class ScatteredWrites:
-    """The middle one of the last ``updates``: shares (0 to 1) of the files it rewrote and of the keys it
-    touched. ``rows_per_file``: smaller files of which it would rewrite at most half as many rows; None if
-    there are none.
+    """The median of the last ``updates``: shares (0 to 1) of the files rewritten and of the keys changed.
+
+    ``rows_per_file``: a smaller file size with which at most half as many rows would be rewritten; None if
+    there is none.
     """
 
     updates: int
@@ -94,10 +95,11 @@ class ScatteredWrites:
 
 
 def scattered_writes(merges: tuple[MergeCost, ...]) -> ScatteredWrites | None:
-    """Whether the last updates of a dimension rewrote much for few keys; None if not, or if it is not known.
+    """Return how the last updates of a dimension rewrote much for few keys; None if they did not, or if too
+    little is known.
 
-    Much is a quarter of its files for a hundredth of its rows or fewer, or half a million rows and a thousand
-    for each key. Of a table of a few files nothing is said.
+    Much is a quarter of its files for a hundredth of its rows or fewer; or half a million rows, and a
+    thousand for each key. For a table of a few files the result is None.
     """
     found = [each for each in merges if each.keys and each.rows and each.held >= _FILES]
     if len(found) < _MERGES:
@@ -115,7 +117,7 @@ def scattered_writes(merges: tuple[MergeCost, ...]) -> ScatteredWrites | None:
 
 
 def _share_rewritten(share: float, files: int, others: float) -> float:
-    """Where keys anywhere rewrite a ``share`` of so many ``files``, the share they rewrite of so many
-    ``others`` with the same rows: each falls into any file alike."""
+    """Return the share of ``others`` files that an update rewrites, if it rewrites ``share`` of ``files``
+    files with the same rows. Every changed key is assumed to fall into any file with equal probability."""
     keys = -files * math.log1p(-min(share, 1 - 0.5 / files))
     return -math.expm1(-keys / others)

@@ -1,18 +1,18 @@
 """Net changes → ``dim_<table>``: the current state, one row per key, updated in place.
 
-Net changes that came since the last update are merged into the rows of the keys they touch, and only the
-files that hold those are written anew: the cost follows the keys touched. Keys whose windows were made
-again, and those that depend on another key's life, are folded from the net changes of all windows. A window
-that was made again and came to the same rows touches no key.
+Net changes since the last update are merged into the rows of the keys they touch. Only the files that hold
+these rows are rewritten, so the cost follows the keys touched. Keys of windows that were made again, and keys
+that depend on another key's life, are folded from the net changes of all windows. A window that was made
+again with the same rows touches no key.
 
-Between writing the rows and committing them stands the contract's pandera gate: row rules have judged the
-events one by one, the gate judges what became of them, and a table that does not pass stays as it was. Files
-whose columns show that every rule is kept pass as they are written; of the others the gate reads the rows.
+Before the written rows are committed, they pass the contract's pandera gate. Row rules have judged the events
+one by one; the gate judges the resulting rows. If rows fail, the table stays as it was. For most files a
+check of whole columns shows that every rule is kept; of the others the gate reads the rows.
 
-A contract may let net changes wait, so that many are merged by one update (``delayed_merge``).
+A contract may let net changes wait, so that one update merges many (``delayed_merge``).
 
-A contract may say that deleted rows are purged after a time. They are left out here alone: the
-net changes keep what ended them, so nothing that arrives below brings them back.
+A contract may have deleted rows purged after a time. They are left out here alone: the net changes keep what
+ended them, so nothing that arrives later brings them back.
 """
 
 from __future__ import annotations
@@ -99,21 +99,21 @@ def materialize(
 ) -> list[Checkpoint]:
     """Fold the events of ``windows`` into net changes, then merge these into the dimension.
 
-    Two commits; who dies between them leaves net changes that are ahead, and the next call merges them, or
-    lets them wait as the contract allows. With ``replay`` the windows are folded again, and what that changes
-    is merged at once; where they are all that can be, so are all rows of the dimension. Returns the
-    checkpoint of each window's net changes, in order; then those of other windows that an earlier run had
-    folded and not merged, as it failed.
+    These are two commits. If the run dies in between, the net changes are ahead, and the next call merges
+    them or lets them wait as the contract allows. With ``replay`` the windows are folded again, and the
+    difference is merged at once; if they are all windows that can be folded, all rows of the dimension are
+    made again. Returns the checkpoint of each window's net changes, in order; then those of other windows
+    that a failed run had folded and not merged.
     """
     done = net_changes.materialize(workspace, spark, contract, windows, run_id, replay=replay)
     if replay:
         held = set(workspace.net_changes(contract).open().windows()) - {OUT_OF_RANGE}
-        # Of these only net changes are left, which a whole table is made from.
+        # Sealed windows have only net changes left, which a rebuild of the whole table uses.
         held -= Removed.open(workspace, contract.source).sealed
         merged = _merge(workspace, spark, contract.merged_at_once, run_id, whole=held <= set(windows))
     else:
         merged = _merge(workspace, spark, contract, run_id)
-    # A window that waited for a delayed merge was reported when it was folded.
+    # With a delayed merge, a waiting window was reported when it was folded.
     others = sorted(merged - {*windows, OUT_OF_RANGE}) if contract.delayed_merge is None else []
     folded = workspace.net_changes(contract)
     if others:
@@ -128,8 +128,8 @@ def update(
 ) -> Checkpoint:
     """Bring the dimension up to date with its net changes.
 
-    Nothing is written while the table shows what the net changes hold, or what it does not show may wait by
-    the contract. With ``whole`` all its rows are made again.
+    Writes nothing if the table shows all net changes already, or if the contract lets the rest wait. With
+    ``whole`` all its rows are made again.
     """
     _merge(workspace, spark, contract, run_id, whole=whole)
     return report(workspace.dimension(contract), [WHOLE_TABLE])[0]
@@ -138,10 +138,10 @@ def update(
 def _merge(
     workspace: Workspace, spark: SparkSession, contract: TableContract, run_id: str, *, whole: bool = False
 ) -> frozenset[str]:
-    """As ``update``; return the windows whose net changes were merged, as far as that is known.
+    """Do the work of ``update``; return the windows whose net changes were merged, if that is known.
 
-    Rows that break the contract close the gate, unless they may come from a window that is yet to be judged
-    by this contract. The dimension stays as it was then, until that has been done.
+    Rows that break the contract close the gate. If they may come from a window that waits to be judged by
+    this contract, the dimension stays as it was until that is done, and no error is raised.
     """
     table, folded = workspace.dimension(contract), workspace.net_changes(contract)
     merged = frozenset[str]()
@@ -166,10 +166,10 @@ def _merge(
 
 
 def _judges_again(workspace: Workspace, contract: TableContract, net_changes: TableSnapshot) -> bool:
-    """Whether windows of ``net_changes`` were judged by another contract, and wait to be judged again."""
+    """Whether windows of ``net_changes`` were judged by another contract and wait to be judged again."""
     layer = TableLayer(contract, net_changes, workspace.decisions)
     sealed = Removed.open(workspace, contract.source).sealed
-    # A window in which nothing has landed is visited by a replay, and never asked for again.
+    # A replay also visits windows in which nothing has landed; no later run does.
     return any(
         layer.is_stale(window) and bool(layer.taken(window))
         for window in net_changes.windows()
@@ -195,7 +195,7 @@ class _Update(KeyedUpdate):
         self._net_changes = net_changes
         self._carried = AppliedTableEnds.parse(self._before.carried) if self._before is not None else None
         changes = shown_since(self._before, net_changes)
-        # A table without news is not opened for the keys of its files.
+        # Without news there is nothing to write, so the table is not opened for the keys of its files.
         news = changes is None or bool(changes.windows or changes.same)
         quiet = not news and contract.purge_deleted_after is None
         stale = (
@@ -204,12 +204,12 @@ class _Update(KeyedUpdate):
             or self._before is None
             or self._carried is None
             or (not quiet and self._held is None)
-            # A replay also mends: rows that another program changed come back.
+            # A replay also repairs: rows that another program changed are made again.
             or (changes is not None and bool(changes.same) and self._written_by_others)
             or judging_rules_of(self._before.versions) != set(of_contract(contract))
         )
         if not stale and changes is not None and changes.gone:
-            # A truncate that is taken back, or came to a window that was made again, may reach any row.
+            # A truncate that a rebuilt window has lost, or has gained, may affect any row.
             again = [*changes.gone, *(f for w in changes.replaced for f in net_changes.files(w))]
             stale = any(True for _ in keyless_in(again)) or _most(again, snapshot)
         self._whole = stale or changes is None
@@ -217,7 +217,7 @@ class _Update(KeyedUpdate):
 
     @property
     def windows(self) -> frozenset[str]:
-        """The windows whose net changes the dimension did not show before; none if that is not known."""
+        """The windows whose net changes the dimension did not show before; empty if that is not known."""
         if self._before is None:
             return frozenset(self._net_changes.windows())
         return frozenset() if self._changes is None else self._changes.windows
@@ -226,17 +226,18 @@ class _Update(KeyedUpdate):
     def is_due(self) -> bool:
         if self._whole or self._changes is None or self._before is None or self._changes_rows:
             return True
-        # What came to the same is noted, so that nobody looks at it again.
+        # Record windows rebuilt with the same rows, so that nobody compares them again.
         return bool(self._changes.same) or self._far_behind
 
     @property
     def _changes_rows(self) -> bool:
-        """Whether net changes have come or gone, or deleted rows are to be purged."""
+        """Whether net changes were added or removed, or deleted rows are to be purged."""
         came = self._changes is None or bool(self._changes.windows)
         return self._whole or came or self._purged != purged_of(self._before)
 
     def may_wait(self, now: datetime) -> bool:
-        """Whether the contract lets at ``now`` wait what is due: another run merges it with what follows."""
+        """Whether the contract lets the due update wait at ``now``, so that a later run merges it with
+        more."""
         if self._whole or self._contract.delayed_merge is None:
             return False
         waits = waiting_merge(self._contract, self._before, self._net_changes, self._changes)
@@ -265,7 +266,7 @@ class _Update(KeyedUpdate):
 
     @cached_property
     def _carried_after(self) -> AppliedTableEnds:
-        """What the net changes tell, those of this update included."""
+        """The truncates and snapshot ends applied to the rows, including those of this update."""
         return self._carried_before.with_more(tuple(keyless_in(self._added)))
 
     @property
@@ -319,13 +320,13 @@ class _Update(KeyedUpdate):
                 if not updated.refold:
                     return updated
                 more = read_paths(self._spark, REFOLDED, updated.refold)
-                # Read now: the folder is cleared when this is done.
+                # Read it now, because the folder is cleared afterwards.
                 refold = (more if refold is None else refold.unionByName(more)).localCheckpoint()
 
     def _way(self, *, look_at_all: bool) -> Way:
-        """What becomes of the files of rows that are replaced.
+        """Return what becomes of the files of replaced rows.
 
-        Windows that were made again may have been so for an erasure: no file keeps an old row of their keys.
+        Windows may have been rebuilt for an erasure. Then no file may keep an old row of their keys.
         """
         has_marks = bool(self._fresh) or any(file.vector is not None for file in self._files)
         if not self._contract.deletion_vectors:
@@ -336,7 +337,7 @@ class _Update(KeyedUpdate):
 
     @cached_property
     def _changed(self) -> tuple[LakeFile, ...]:
-        """Files of the net changes, then and now, of windows that were made again."""
+        """Files of net changes of rebuilt windows, from before and after."""
         if self._whole or self._changes is None or not self._changes.gone:
             return ()
         now = [file for window in self._changes.replaced for file in self._net_changes.files(window)]
@@ -344,7 +345,8 @@ class _Update(KeyedUpdate):
 
     @contextmanager
     def _made_again(self, *, doubted: bool) -> Iterator[Sequence[LakeFile] | None]:
-        """What makes the rows of keys of windows that were made again; None where ``odd_keys`` folds them."""
+        """Yield the files that make the rows of rebuilt windows' keys; None if ``odd_keys`` has to fold
+        them."""
         changed = KeysToMake(self._contract, self._changed)
         if not self._changed or doubted or not changed.are_few:
             yield () if not self._changed else None
@@ -354,8 +356,8 @@ class _Update(KeyedUpdate):
             yield again
 
     def _odd(self, *, with_changed: bool) -> DataFrame | None:
-        """The keys that cannot be merged, and ``with_changed`` those of windows that were made again. None if
-        there are none."""
+        """Return the keys that cannot be merged; None if there are none. ``with_changed``: add the keys of
+        windows that were made again."""
         found = []
         odd = odd_files(self._added)
         if odd:
@@ -387,7 +389,7 @@ class _Update(KeyedUpdate):
             yield replace(sent, refolded=again)
 
     def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:
-        # What another run placed here before nobody has looked at.
+        # Nobody has looked at files that another run placed here before.
         looked_at = {file.name for file in updated.written} - updated.doubted
         doubted = tuple(file for file in files if Path(file.path).name not in looked_at)
         if doubted:
@@ -401,18 +403,18 @@ def _most(files: list[LakeFile], snapshot: TableSnapshot) -> bool:
 
 
 def known_live_rows(rows: DataFrame) -> DataFrame:
-    """The rows that the contract's rules are about: alive, and every cell known."""
+    """Return the rows that the contract's rules apply to: those alive with every cell known."""
     unresolved = F.coalesce(F.size("_cdc_unresolved"), F.lit(0))
     return rows.where(~F.col("_cdc_is_deleted") & (unresolved <= 0))
 
 
 def _doubted(rows: pa.Table, contract: TableContract) -> bool:
-    """Whether the gate must look at stored ``rows``: nearly always their columns show that they pass."""
+    """Whether the gate must read stored ``rows``; nearly always their columns show that they pass."""
     return not surely_kept(_known_live(rows, contract), contract)
 
 
 def _known_live(rows: pa.Table, contract: TableContract) -> pa.Table:
-    """The same of stored ``rows`` as ``known_live_rows``, in the columns of ``contract``."""
+    """Return what ``known_live_rows`` does, for stored ``rows``, with the columns of ``contract``."""
     unresolved = pc.fill_null(pc.list_value_length(rows["_cdc_unresolved"]), 0)
     shown = pc.and_(pc.equal(unresolved, 0), pc.invert(rows["_cdc_is_deleted"]))
     return rows.select([each.name for each in contract.columns]).filter(shown)
@@ -421,12 +423,12 @@ def _known_live(rows: pa.Table, contract: TableContract) -> pa.Table:
 def _gate(
     spark: SparkSession, snapshot: TableSnapshot, contract: TableContract, staged: tuple[StagedFile, ...]
 ) -> None:
-    # pandera takes seconds to import, so only who updates a dimension pays for it.
+    # pandera takes seconds to import, so only an update of a dimension imports it.
     from omnisupport_ingest.contracts.pandera_schema import ROWS_AT_ONCE, failures, failures_of_few
 
     files = [str(snapshot.table.folder / file.path) for file in staged]
     if sum(file.rows for file in staged) <= ROWS_AT_ONCE:
-        # No job of Spark for what one call judges.
+        # A single call judges these rows, so no Spark job is started.
         schema = arrow_schema(current_type(contract), without=())
         rows = pa.concat_tables(
             pq.ParquetFile(file).read().select(schema.names).cast(schema) for file in files

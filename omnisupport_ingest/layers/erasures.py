@@ -1,7 +1,7 @@
 """The ledger of erasures: the rows whose values people had erased.
 
-Accepting events depends on it, so an erasure makes the windows stale that hold events of its row. Events of
-the row that land later, in any window, are checked against the same ledger.
+Judging events depends on this ledger, so an erasure makes the windows that hold events of its row stale.
+Events of the row that land later, in any window, are checked against the same ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REQUIRED = frozenset(("source_schema", "source_table", "key_hash", "through", "
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 VERSION = "erasures:"
-"""Begins the version of a window of ``deduped_events`` that names the erasures it was judged with."""
+"""Prefix of the version of a ``deduped_events`` window that names the erasures it was judged with."""
 
 
 class ErasuresLost(IngestError):
@@ -91,9 +91,9 @@ class ErasureLedger:
         return Erasures({place: tuple(sorted(spans, key=_order)) for place, spans in found.items()})
 
     def digest(self, window: str) -> str | None:
-        """SHA-256 of the erasures that ``window`` was named with; None where there are none.
+        """Return a digest (SHA-256) of the erasures that name ``window``; None if none does.
 
-        The same erasures have the same digest, whoever made them, when, and how often.
+        The same erasures give the same digest, whoever made them, when, and how often.
         """
         erased = {(each.place, each.span) for each in self._by_window.get(window, ())}
         if not erased:
@@ -102,7 +102,7 @@ class ErasureLedger:
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
     def windows(self) -> list[str]:
-        """The windows that an erasure named, sorted."""
+        """Return the windows that some erasure names, sorted."""
         return sorted(self._by_window)
 
     def of(self, place: KeyPlace, span: Span) -> tuple[Erasure, ...]:
@@ -121,9 +121,9 @@ class ErasureLedger:
 def refuse_lost(
     workspace: Workspace, source: str, window: str, held: Sequence[str], wanted: Sequence[str]
 ) -> None:
-    """``ErasuresLost`` if ``window`` was made with erasures and there are none now.
+    """Raise ``ErasuresLost`` if ``window`` was judged with erasures and the ledger has none for it now.
 
-    ``held``: the versions it was made with; ``wanted``: those that it should have.
+    ``held``: the versions it was judged with; ``wanted``: the versions it should have.
     """
     lost, known = (any(each.startswith(VERSION) for each in versions) for versions in (held, wanted))
     if lost and not known:

@@ -1,11 +1,10 @@
-"""Which events of a window are copies of one another, or collide: one task finds them from narrow columns.
+"""Finds the events of a window that repeat or collide: one task per window reads narrow columns.
 
-Positions that are not known to be distinct have to be looked at together. What tells copies apart is narrow,
-so a task reads that alone, of all files of a window, and names the few rows that are not the only ones of
-their position. First it looks at positions alone: chunks of a snapshot that were read side by side have
-ordinals that alternate, and no position twice. The events themselves stay where they are: whoever judges a
-file asks for the marks of its rows. A mark means what ``cdc.dedupe.mark_copies`` says, which finds the same
-by a shuffle of whole rows.
+If positions may not be distinct, all events of a window must be compared. The columns that decide are narrow,
+so one task reads only these, from all files of the window, and lists the few rows that share their position.
+It begins with the positions alone: chunks that were read in parallel have alternating ordinals, but no
+position twice. The events themselves stay in their files. The task that judges a file looks up the marks of
+its rows. A mark means the same as in ``cdc.dedupe.mark_copies``, which finds it by a shuffle of whole rows.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from omnisupport_ingest.landing.rows import EARLIER_IDENTITY
 from omnisupport_ingest.storage import path_at_hand
 
 _MEMORY = "1GB"
-"""What DuckDB may hold of a window's narrow columns; beyond, it writes to the scratch folder of the task."""
+"""Memory of DuckDB for the narrow columns of a window; beyond, it writes to the task's scratch folder."""
 
 _ROWS_AT_ONCE = 100_000
 
 MOST_NUMBERED = 20_000_000
-"""Events of a window of which a task holds the position as a number; of more, all are looked at."""
+"""Most events of a window whose positions a task holds as numbers; with more events, all are compared."""
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _POSITION = ("epoch", "commit_lsn", "ordinal", "identity")
@@ -64,16 +63,16 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 _NARROW = (*_POSITION, *_ARRIVAL)
 _COMPARED = pa.schema([*(_RAW.field(name) for name in _NARROW), *ADDED])
 Rows = npt.NDArray[np.int64]
-"""Numbers of the rows of a file, rising from 0."""
+"""Numbers of rows of a file, ascending from 0."""
 
 _ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
 
-# What an earlier version landed as the identity is the same event's all the same.
+# The identity as it would land today: an earlier version added a hash of the content.
 _EVENTS = """
 CREATE OR REPLACE TABLE events AS
 SELECT * REPLACE (regexp_replace(identity, $earlier, '\\1]') AS identity) FROM read
 """
-# NULL comes first, as Spark has it. The name of a batch counts before the watermark where capture landed it.
+# NULL sorts first, as in Spark. For batches of capture the name of the batch counts before the watermark.
 _MARKS = """
 WITH shared AS (SELECT epoch, commit_lsn, ordinal, identity FROM events GROUP BY ALL HAVING count(*) > 1),
 together AS (SELECT events.* FROM events JOIN shared ON events.epoch = shared.epoch
@@ -95,9 +94,9 @@ SELECT * FROM marked WHERE copy > 1 OR collision ORDER BY file, row
 
 @dataclass(frozen=True)
 class Together:
-    """The raw files of one window, each with a number: their events are compared with one another.
+    """The raw files of one window, each with a number. Their events are compared with one another.
 
-    As several such are shared out among tasks (``file_tasks.in_shares``), it has ``rows`` and ``bytes``.
+    It has ``rows`` and ``bytes``, so that ``file_tasks.in_shares`` can divide windows among tasks.
     """
 
     files: tuple[tuple[int, LakeFile], ...]
@@ -117,11 +116,11 @@ def mark_windows(output: Output, windows: Sequence[Together], contents: Contents
 
 
 def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents: Contents = AS_LANDED) -> str:
-    """Put aside a row for each event of one window's ``files`` that has not its position for itself.
+    """Put aside a row for each event of one window's ``files`` that repeats another one or collides.
 
-    ``files``: all raw files of the window, each with a number. The row has that number (``file``), the number
-    of the event in the file (``row``, from 0), and ``copy`` and ``collision`` as of ``dedupe.mark_copies``.
-    Says how many there are.
+    ``files``: all raw files of the window, each with a number. Columns of a row: that number (``file``), the
+    event's number in the file (``row``, from 0), and ``copy`` and ``collision`` as in ``dedupe.mark_copies``.
+    Returns the number of rows as text.
     """
     schema, count = pa.schema([*_COMPARED, *_ROW]), 0
     compared = _rows_to_compare([file for _, file in files], by_identity=contents.keys is not None)
@@ -133,7 +132,7 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
         connection.register("read", pa.RecordBatchReader.from_batches(schema, narrow))
         # No failpoint: scratch files, which the next command removes if this process is killed.
         connection.execute(_EVENTS, {"earlier": EARLIER_IDENTITY})
-        # Where nothing lands encrypted all names count, as they always did: copies are alike there.
+        # Where nothing lands encrypted, copies are alike, and all names of batches count, as they always did.
         unsorted = "/" if contents.keys is None else UNSORTED
         found = connection.query(_MARKS, params={"unsorted": unsorted})
         assert found is not None, "a SELECT has a result"
@@ -144,10 +143,11 @@ def mark_copies(output: Output, files: Sequence[tuple[int, LakeFile]], contents:
 
 
 def _rows_to_compare(files: Sequence[LakeFile], *, by_identity: bool) -> list[Rows]:
-    """For each of ``files`` the numbers of the events that may share their position with another one.
+    """Return for each of ``files`` the numbers of the events that may share their position with another
+    event.
 
-    An event that is not among them is the only one of its position; one that is may be too. ``by_identity``:
-    looks at identities too, where a comparison costs much: all rows of a snapshot may have one position.
+    Every other event surely has its position alone. ``by_identity``: compare identities too, if a comparison
+    is expensive, because all rows of a snapshot may have one position.
     """
     if sum(file.rows for file in files) > MOST_NUMBERED:
         return [np.arange(file.rows) for file in files]
@@ -173,7 +173,7 @@ def _shared(numbers: Sequence[Rows]) -> Rows:
 
 
 def _identity_numbers(file: LakeFile, rows: Rows) -> Rows:
-    """A number for the identity of each of ``rows``, the same whatever form the event landed in."""
+    """Return a number for the identity of each of ``rows``, the same in whatever form the event landed."""
     found = [np.zeros(0, np.int64)]
     for batch in rows_at(file.uri, pa.schema([_RAW.field("identity")]), rows):
         texts = pc.replace_substring_regex(pc.fill_null(_of_today(batch.column(0)), ""), DIGEST, "")
@@ -186,11 +186,11 @@ def _of_today(identities: pa.Array) -> pa.Array:
 
 
 def _position_numbers(file: LakeFile) -> Rows:
-    """A number for the position of each event, the same for the same position."""
+    """Return a number for the position of each event; equal positions have equal numbers."""
     found = [np.zeros(0, np.int64)]
     for batch in batches_of(file.uri, _NUMBERS, {}):
         epoch, lsn, ordinal = (np.asarray(column.cast(pa.int64())) for column in batch.columns)
-        # It may overflow, as a hash does.
+        # Overflow is harmless, as in a hash.
         found.append((epoch * _ODD + lsn) * _ODD + ordinal)
     return np.concatenate(found)
 
@@ -198,7 +198,7 @@ def _position_numbers(file: LakeFile) -> Rows:
 def _narrow(
     files: Sequence[tuple[int, LakeFile]], compared: Sequence[Rows], contents: Contents, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The narrow columns of the rows of each file that are ``compared``, with what their contents are."""
+    """Yield the narrow columns of the ``compared`` rows of each file, and what ``contents`` makes of them."""
     read = pa.schema([_RAW.field(name) for name in dict.fromkeys((*_NARROW, *contents.needed))])
     for (number, file), rows in zip(files, compared, strict=True):
         start = 0
@@ -221,8 +221,9 @@ def reviews_of_all_forms(
 ) -> dict[EventId, str]:
     """Return ``reviews``, and the same decision for each copy of these events that landed in another form.
 
-    A review names an event by the hash of one copy. A copy that landed plain, encrypted or by another key has
-    another hash. ``files``: all raw files of one window. ``reviews``: of this window.
+    A review names an event by the hash of one copy. Copies have different hashes if one landed plain and one
+    encrypted, or if they were encrypted by different keys. ``files``: all raw files of one window.
+    ``reviews``: of this window.
     """
     found = dict(reviews)
     if contents.keys is None:
@@ -256,9 +257,12 @@ _FORM = ["epoch", "commit_lsn", "ordinal", "event_hash", PLACE, *ADDED.names]
 def duplicates_in_other_forms(
     files: Sequence[str], contracts: tuple[TableContract, ...], keys: SubjectKeys, spill: Path
 ) -> dict[str, int]:
-    """How many events of each table (``schema.table``) in raw ``files`` are duplicates though their hashes
-    differ: one copy landed plain, another one encrypted, or by the key of a subject that was erased since.
-    ``spill``: a folder for what does not fit into memory."""
+    """Count by table (``schema.table``) the events in raw ``files`` that are duplicates with different
+    hashes: one copy landed plain and one encrypted, or encrypted by the key of a subject that was erased
+    since.
+
+    ``spill``: a folder for what does not fit into memory.
+    """
     if not files:
         return {}
     contents = Contents(contracts, keys)
@@ -283,7 +287,7 @@ SELECT {columns} FROM read_parquet($files, hive_partitioning = false)
 WINDOW row AS (PARTITION BY epoch, commit_lsn, ordinal, source_schema, source_table, key)
 QUALIFY min(event_hash) OVER row <> max(event_hash) OVER row
 """
-# As ``_MARKS`` compares them.
+# The same comparison as in ``_MARKS``.
 _IN_OTHER_FORMS = f"""
 WITH compared AS (SELECT *, CASE max({ERASED}) OVER (PARTITION BY epoch, commit_lsn, ordinal, {PLACE})
     WHEN {BY_BARE} THEN {BARE} WHEN {BY_SHOWN} THEN {SHOWN} ELSE {CONTENT} END AS same FROM forms)
@@ -294,7 +298,7 @@ FROM compared GROUP BY 1
 
 
 class Marks:
-    """The marks of the rows of one file; whichever has none is the only one of its position."""
+    """The marks of the rows of one file. A row without a mark counts as the only event of its position."""
 
     def __init__(self, marks: pa.Table) -> None:
         """``marks``: ``row``, ``copy`` and ``collision``."""
@@ -308,7 +312,7 @@ class Marks:
         return bool(len(self._rows))
 
     def between(self, start: int, end: int) -> tuple[pa.Array, pa.Array]:
-        """Return ``copy`` and ``collision`` of the rows from ``start`` up to, and without, ``end``."""
+        """Return ``copy`` and ``collision`` of the rows from ``start`` (inclusive) to ``end`` (exclusive)."""
         first, last = np.searchsorted(self._rows, [start, end])
         copies, collisions = np.ones(end - start, np.int32), np.zeros(end - start, np.bool_)
         places = self._rows[first:last] - start
@@ -323,8 +327,8 @@ _NO_MARKS = pa.table(
 
 @dataclass(frozen=True)
 class Copies:
-    """The marks that tasks found: ``marks`` are the files that they put aside, ``numbers`` those of raw files
-    by their path. By default all positions are known to be distinct."""
+    """The marks that tasks found. ``marks``: the files that they put aside. ``numbers``: path of a raw file →
+    its number. Without any, all positions are distinct."""
 
     marks: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""The events of a source as one version of its lake holds them: accepted ones, and those in quarantine.
+"""The events of a source in one version of its lake: accepted ones, and those in quarantine.
 
-A window of deduped events names the files of its quarantine, so one version of that table says which
-events belong together. Files never change, so those that a newer version of the quarantine no longer
-holds are read all the same, while they are there.
+A window of deduped events names its quarantine files, so one version of that table says which events belong
+together. Files never change. A quarantine file that a newer version of the quarantine no longer holds is
+still read while it exists.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class EventFiles:
 
     @cached_property
     def withheld(self) -> tuple[LakeFile, ...]:
-        """The files of the quarantine, of all tables. ``EventsGone`` if one is missing."""
+        """Return the files of the quarantine, of all tables. Raises ``EventsGone`` if one is missing."""
         return tuple(file for window in self.deduped.windows() for file in self.withheld_in(window))
 
     def withheld_in(self, window: str) -> tuple[LakeFile, ...]:
-        """The quarantine files of one window, of all tables. ``EventsGone`` if one is missing."""
+        """Return one window's quarantine files, of all tables. Raises ``EventsGone`` if one is missing."""
         return QuarantineFiles(self.deduped, self.quarantine).of(window)
 
     def events(self, spark: SparkSession, contract: TableContract) -> DataFrame:
-        """Every event of the table, as the fold takes them; the column ``withheld`` marks those in
+        """Return every event of the table as the fold takes them. The column ``withheld`` marks those in
         quarantine.
         """
         return self.events_in(spark, contract, self.accepted(contract), self.withheld)
@@ -88,7 +88,7 @@ class EventFiles:
         accepted: Sequence[LakeFile],
         withheld: Sequence[LakeFile],
     ) -> DataFrame:
-        """The events of the table in files of accepted ones and in files of the quarantine."""
+        """Return the events of the table in the ``accepted`` files and the quarantine files ``withheld``."""
         frame = self.deduped.read(spark, accepted).withColumn("withheld", F.lit(False))
         if withheld:
             quarantined = self.quarantine.read(spark, withheld).select(
@@ -100,14 +100,15 @@ class EventFiles:
     def events_of(
         self, spark: SparkSession, contract: TableContract, keys: frozenset[str], kept: ExitStack
     ) -> DataFrame | None:
-        """What ``events`` gives, but only what the versions of a few ``keys`` depend on, until ``kept`` is
-        closed; None if it is much.
+        """Return, of what ``events`` returns, only what the versions of a few ``keys`` depend on; None if
+        that is much.
 
-        These are the events of the keys, those without a key, key changes, and accepted events at the place
-        of a withheld one of these, which they void. The cost is a look into each file.
+        These are the events of the keys, events without a key, key changes, and accepted events at the
+        position of such a withheld one, which they void. The cost is a look into each file. The frame can be
+        used until ``kept`` is closed.
         """
         only = {"source_schema": contract.schema, "source_table": contract.table}
-        # Of withheld events without a key the fold takes those that end rows alone.
+        # Of withheld events without a key, the fold needs only those that end rows.
         ends = {"op": ("t", "b")}
         sought = Wanted("key", tuple(sorted(keys)), "moved_from_key", ends, only, keyless=False)
         schema = self.quarantine.table.spec.schema

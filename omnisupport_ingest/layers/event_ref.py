@@ -12,7 +12,7 @@ from omnisupport_ingest.position import Lsn, Position
 _TEXT = re.compile(r"(\d{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}):(-?\d{1,19})#([0-9A-Fa-f]{16})")
 _MODULUS = 1 << 64
 _ORDINALS = range(-(1 << 63), 1 << 63)
-"""What the column of ordinals holds: signed 64-bit numbers. Rows without a cursor have 19 digits."""
+"""Bounds of the column of ordinals: signed 64-bit. Rows without a cursor have ordinals of 19 digits."""
 
 
 class EventRefRefused(IngestError):

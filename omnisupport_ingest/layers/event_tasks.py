@@ -1,7 +1,7 @@
-"""Tasks of Spark that take in files of events, judge them, or fold them.
+"""Spark tasks that take in files of events, judge them, or fold them.
 
-They use the same functions as Spark's shuffles do, so the rows are the same. A task sees only its own files.
-What it needs to know of other files is passed to it, or derived from the reports of all tasks.
+They call the same functions as Spark's shuffles do, so the rows are the same. A task sees only its own files.
+What it needs to know about other files is passed to it, or derived from the reports of all tasks.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _WHOLE_NUMBERS = frozenset({Kind.SHORT, Kind.INTEGER, Kind.LONG})
 
 @dataclass(frozen=True)
 class LandedFile:
-    """A landed file of one window, with the facts of its batch's arrival as raw has them, by column.
+    """A landed file of one window, and the facts of its batch's arrival as columns of raw.
 
-    ``folder`` of landing and ``file`` in it, as its manifest has it.
+    ``folder``: the source's landing folder. ``file``: the file in it, as its manifest describes it.
     """
 
     folder: Path
@@ -73,9 +73,9 @@ class LandedFile:
 
 
 def take_in(output: Output, files: Sequence[LandedFile]) -> str | None:
-    """Write the events of ``files`` as raw has them: ``RAW_TYPE`` rows.
+    """Write the events of ``files`` as ``RAW_TYPE`` rows.
 
-    None if a file is not what its manifest says: every byte of landing is read here, not by the driver.
+    Returns None if a file is not what its manifest says; the driver does not check the bytes, this task does.
     """
     for file in files:
         try:
@@ -88,12 +88,12 @@ def take_in(output: Output, files: Sequence[LandedFile]) -> str | None:
 
 
 def landed_rows(file: LandedFile) -> Iterator[pa.Table]:
-    """Yield the events of ``file`` as raw has them: ``RAW_TYPE`` rows."""
+    """Yield the events of ``file`` as ``RAW_TYPE`` rows."""
     place = _RAW.get_field_index("event_hash")
     known = {name: value for name, value in file.arrival.items() if name not in LANDED_TYPE.names}
     for batch in batches_of(str(at_hand(file.folder / file.file.path)), _RAW, known):
         rows = pa.Table.from_batches([batch])
-        # Rows of another batch are not what the manifest counts.
+        # Rows of another batch are not among those that the manifest counts.
         counted = pc.equal(rows["batch_id"], file.arrival["batch_id"])
         rows = rows if pc.all(counted).as_py() else rows.filter(counted)
         yield rows.set_column(place, _RAW.field(place), event_hashes(rows))
@@ -104,10 +104,10 @@ def judge(
 ) -> str:
     """Judge the events of the raw ``files`` by ``judging_rules``.
 
-    ``copies``: which of them have not their position for themselves; without it, every one has. Accepted
-    events are written; quarantined ones are put beside, as ``quarantine`` has them. A file of one table whose
-    every event is accepted is taken over as it is, unless a policy for personal data changes its values.
-    Returns the text that ``Judged`` parses.
+    ``copies``: marks of events that repeat others or collide; None: there are none. Accepted events are
+    written to the table; quarantined ones are put beside, with the columns of ``quarantine``. A file is
+    linked unchanged if all its events are of one table and accepted, and no policy for personal data changes
+    its values. Returns the text that ``Judged`` parses.
     """
     started = time.perf_counter()
     report, protected = Judged(), _protected_tables(judging_rules)
@@ -124,8 +124,8 @@ def judge(
 
 @dataclass(frozen=True)
 class Judged:
-    """What a task of ``judge`` reports of its events: how many there were, which rules they broke, and how
-    many that were refused or late are alike. ``seconds``: how long it took."""
+    """The report of a task of ``judge``: how many events there were, which rules they broke, and how many of
+    the refused or late ones are alike. ``seconds``: how long the task took."""
 
     taken: Taken = field(default_factory=Taken)
     broken: BrokenRules = field(default_factory=BrokenRules)
@@ -142,7 +142,7 @@ class Judged:
 
     @property
     def rules_share(self) -> float | None:
-        """The share of the time that asking rows for the rules of contracts took; None without time."""
+        """The share of the time that went into checking the rules of contracts; None without time."""
         return round(self.taken.rules_seconds / self.seconds, 6) if self.seconds else None
 
     def to_text(self) -> str:
@@ -158,10 +158,10 @@ class Judged:
 
 
 def _protected_tables(judging_rules: JudgingRules) -> Callable[[TableName], bool]:
-    """Return whether events of a table are not kept as they landed.
+    """Return a function: are the events of a table changed by protection?
 
-    Where one table of the source is protected, so is what has no contract (``cdc.protecting``): also a table
-    that is called as one with a contract, in another schema.
+    Once one table of the source is protected, so is what has no contract (``cdc.protecting``). That includes
+    a table in another schema with the same name as one with a contract.
     """
     protected = {each.table_name for each in judging_rules.contracts if needs_protection(each)}
     kept = {each.table_name for each in judging_rules.contracts} - protected
@@ -169,27 +169,30 @@ def _protected_tables(judging_rules: JudgingRules) -> Callable[[TableName], bool
 
 
 class _First:
-    """The first events of a file, judged while it was looked whether all of them are accepted: so no event is
-    judged a second time, by ``judging_rules``, where one of them is not. ``taken`` counts all of the file."""
+    """The first events of a file, with their verdicts from the check whether all of its events are accepted.
+
+    If one is not, ``_judge_rows`` reuses these verdicts, so that no event is judged twice. ``taken`` counts
+    all events of the file.
+    """
 
     def __init__(self, judging_rules: JudgingRules) -> None:
         self.judging_rules, self.taken = judging_rules, Taken()
         self._verdicts: list[pa.RecordBatch] = []
 
     def judge(self, marked: pa.RecordBatch) -> pa.RecordBatch:
-        """Judge the events that come next; none of them landed encrypted."""
+        """Judge the next events of the file. None of them landed encrypted."""
         [judged] = judge_unprotected([marked], self.judging_rules, taken=self.taken, readable=True)
         self._verdicts.append(judged.select(list(ADDED)))
         return judged
 
     def judged(self, marked: pa.RecordBatch, start: int) -> Iterator[pa.RecordBatch]:
-        """The events of the file from number ``start`` on, as ``judge_unprotected`` gives them."""
+        """Yield the events of the file from number ``start`` on, as ``judge_unprotected`` yields them."""
         count, known = 0, None
         if self._verdicts:
             known = pa.Table.from_batches(self._verdicts).slice(start, len(marked))
             count = len(known)
         if known is not None and count:
-            # None of them landed encrypted: these are not looked at first.
+            # These have verdicts already, and none of them landed encrypted.
             events = pa.Table.from_batches([marked.slice(0, count)]).drop_columns(list(MARKS))
             for name in ADDED:
                 events = events.append_column(name, known[name])
@@ -221,9 +224,10 @@ def _judge_rows(output: Output, file: LakeFile, marks: Marks, first: _First, loo
 def _taken_over(
     output: Output, file: LakeFile, name: TableName, first: _First, lookout: RulesLookout
 ) -> Judged | None:
-    """Take ``file`` over, if all its events, of the table ``name``, are accepted in time; else None.
+    """Link ``file`` unchanged if all its events, of the table ``name``, are accepted in time; else return
+    None.
 
-    It is what nearly every file comes to, and no column but those that are judged by is read for it.
+    This is the usual case. It reads only the columns that judging needs.
     """
     broken = BrokenRules()
     columns = _WITH_BATCH if first.judging_rules.rejected else _JUDGED_BY
@@ -232,7 +236,7 @@ def _taken_over(
         if not marked.column("identity").equals(batch.column("identity")):
             return None
         if has_encrypted(batch):
-            # Its contract says plain by now, and its values are to be readable.
+            # The contract does not encrypt any more, so the values must become readable.
             return None
         judged = first.judge(marked)
         in_time = pc.and_(pc.equal(judged.column("verdict"), ACCEPTED), pc.invert(judged.column("late")))
@@ -244,12 +248,12 @@ def _taken_over(
 
 
 def _distinct(count: int) -> tuple[pa.Array, pa.Array]:
-    """The marks of ``count`` events that have their position for themselves (``dedupe.mark_distinct``)."""
+    """Return the marks of ``count`` events that do not share their position (``dedupe.mark_distinct``)."""
     return pa.repeat(pa.scalar(1, pa.int32()), count), pa.repeat(pa.scalar(False), count)
 
 
 def _marked(batch: pa.RecordBatch, copies: pa.Array, collisions: pa.Array) -> pa.RecordBatch:
-    """Raw events with their marks, and with the identity that they would land with today
+    """Return raw events with their marks, and with the identity that they would land with today
     (``deduped.to_judge``)."""
     place = batch.schema.get_field_index("identity")
     identity = batch.column(place)
@@ -260,14 +264,15 @@ def _marked(batch: pa.RecordBatch, copies: pa.Array, collisions: pa.Array) -> pa
 
 
 def _only_table(file: LakeFile) -> TableName | None:
-    """The table that all events of a raw file are of, as its footer tells; None if they are of several."""
+    """Return the table of all events of a raw file, by its footer; None if they are of several."""
     footer = pq.read_metadata(file.uri)
     schema, table = (_only_value(footer, column) for column in ("source_schema", "source_table"))
     return None if schema is None or table is None else (schema, table)
 
 
 def _only_value(footer: pq.FileMetaData, name: str) -> str | None:
-    """The one text in the column ``name`` of a file; None if it has several, or the footer does not tell."""
+    """Return the only text in the column ``name``, by the footer; None if there are several or it is
+    unknown."""
     found: set[str] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -282,7 +287,7 @@ def _only_value(footer: pq.FileMetaData, name: str) -> str | None:
 
 
 def order_of(contract: TableContract) -> KeyOrder:
-    """By what the files are ordered: the key if that is one whole number, else its text."""
+    """Return the order of a table's files: by key if the key is one whole number, else by the key's text."""
     columns = {column.name: column for column in contract.columns}
     if len(contract.key) == 1 and columns[contract.key[0]].type.kind in _WHOLE_NUMBERS:
         return KeyOrder(contract.key[0], whole_numbers=True, personal=contract.personal)

@@ -19,16 +19,16 @@ from omnisupport_ingest.layers.versions import changes
 LATE_EVENTS, NEW_EVENTS, EVENTS_GONE = "late events", "new events", "events gone"
 UPSTREAM = "another layer above"
 UNEXPLAINED = "unexplained"
-"""Nothing that is known of the window changed, and its content did: never expected."""
+"""Reason if nothing known about the window changed, and yet its content did: never expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What a window held that is being made again, and what is known to have changed beneath it.
+    """What a window held before it is rebuilt, and what is known to have changed in its inputs.
 
-    ``keys_changed`` counts the keys with another state; it is called only if the content may differ,
-    and None where a layer has no keys. ``unseen``: those of ``by`` that may have changed what no hash
-    tells of (an erased event in quarantine keeps its hash, which is its name), but the layers below do.
+    ``keys_changed`` counts the keys with another state. It is called only if the content may differ; None for
+    a layer without keys. ``unseen``: reasons among ``by`` whose changes do not show in the hash of this
+    layer, only in layers below. (An erased event in quarantine keeps its hash, because the hash is its name.)
     """
 
     content_hash: str
@@ -53,11 +53,10 @@ def reasons(
     late: Collection[str],
     above: WindowState | None = None,
 ) -> tuple[str, ...]:
-    """What differs between what a window was made from and what it is made from now.
+    """Return what differs between the former inputs of a window and its inputs now.
 
-    ``batches``: that it will hold; ``late``: those of them whose events landed after the window had
-    closed. ``above``: the state of the window in the layer above, whose own reasons count too where
-    its files are other ones.
+    ``batches``: the batches that the window will hold. ``late``: those of them whose events landed after it
+    was closed. ``above``: the window's state in the layer above; its reasons count too if its files changed.
     """
     found = list(changes(before.versions, upstream.versions))
     new = set(batches) - set(before.batches)
@@ -77,10 +76,10 @@ def reasons(
 def changed(
     before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
 ) -> DataFrame:
-    """The keys that have another state, once per window: ``window`` and ``key``.
+    """Return the keys that have another state, once per window: ``window`` and ``key``.
 
-    ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that say what a row is,
-    ``key`` among them; rows without a key (truncates, boundaries) count as the one key ``""``.
+    ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that make up a row's state,
+    ``key`` among them. Rows without a key (truncates, snapshot ends) count as the one key ``""``.
     """
     columns = [F.col("window"), *(F.col(name) for name in state)]
     old, new = (each.where(F.col("window").isin(*windows)).select(*columns) for each in (before, after))

@@ -1,8 +1,8 @@
-"""What Spark's tasks do to fold files of events: some files are a block, which tasks share out by key.
+"""Folds files of events by Spark tasks: files form blocks, and several tasks share the keys of a block.
 
-A task reads the narrow columns of its block, and takes the events of its share of the keys. Their order says
-which events decide a row, and of those alone the images are read (``cdc.late_images``). So a block leaves one
-row per key, and no event is sent from one task to another.
+A task reads the narrow columns of its block and keeps the events of its share of the keys. Their order
+decides which events make up a row, and only for those the row images are read (``cdc.late_images``). So each
+block leaves one row per key, and no event is sent from one task to another.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 
 ROWS_OF_A_BLOCK = 1_000_000
-"""Events that are folded together: the more they are, the fewer rows they leave."""
+"""Events of a block. The larger a block, the fewer rows are left."""
 
 _BYTES_OF_A_BLOCK = 96 * 1024 * 1024
 SHARES = (2, 16)
-"""Tasks that share out the keys of a block, and how many do where the images are too large for so few."""
+"""Tasks that share the keys of a block: usually, and if the images are too large for so few tasks."""
 
 _RAW = arrow_schema(RAW_TYPE, without=())
 _IMAGES = pa.schema([_RAW.field(name) for name in IMAGES])
 _PLACES = pa.schema([_RAW.field(name) for name in ("window", "epoch", "commit_lsn", "ordinal", "identity")])
 _APART = pa.schema([_RAW.field(name) for name in ("source_table", "identity")])
-"""What is read of events besides, where some are withheld."""
+"""Further columns to read where some events are withheld."""
 
 _NARROW = pa.schema([field for field in _RAW if field.name in {*EVENT_COLUMNS, "source_schema"} - {*IMAGES}])
 
 
 class _TooLarge(Exception):
-    """The images that a task needs are larger than it may hold: they are folded in another way."""
+    """Raised if the images that a task needs are larger than it may hold; they are then folded otherwise."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The keys of a task: the ``number``-th of ``count`` parts of those in its block of files.
+    """One task's part of a block: its files, and which share of their keys (number ``number`` of ``count``).
 
-    ``files``: of accepted events. ``withheld``: of quarantined ones, of all tables. ``elsewhere``: of those
-    that other blocks have of the same windows.
+    ``files``: files of accepted events. ``withheld``: quarantine files, of all tables. ``elsewhere``:
+    quarantine files of the same windows that other blocks have.
     """
 
     files: tuple[LakeFile, ...]
@@ -73,9 +73,9 @@ class Share:
 def in_key_shares(
     files: Sequence[LakeFile], count: int, withheld: Collection[LakeFile] = ()
 ) -> list[list[Share]]:
-    """The blocks of ``files``, in their order, each with the ``count`` shares that its keys are folded in.
+    """Return the blocks of ``files``, in their order, each as ``count`` shares of its keys.
 
-    ``withheld``: those of ``files`` that are of the quarantine.
+    ``withheld``: those of ``files`` that are quarantine files.
     """
     if not files:
         return []
@@ -118,10 +118,10 @@ def _blocks(files: Sequence[LakeFile]) -> list[list[LakeFile]]:
 def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder) -> str | None:
     """Fold the events of the contract's table in ``share``: ``folded_type`` rows, in ``order``.
 
-    Returns the text that ``FoldReport`` parses. None if the events are more than a task may hold, or if one
-    of them voids one that another block has.
+    Returns the text that ``FoldReport`` parses. Returns None if the events are more than a task may hold, or
+    if one of them voids a withheld event of another block.
     """
-    # A file lies in the partition of its table, if not in that of a namesake in another schema.
+    # The partition names the table without its schema, so it may also hold a namesake in another schema.
     files = [file for file in share.files if dict(file.partition)["source_table"] == contract.table]
     known = _known(files, share, contract)
     if known is None:
@@ -140,15 +140,15 @@ def fold(output: Output, share: Share, contract: TableContract, order: KeyOrder)
         return None
     if rows:
         output.add(order.sort(pa.concat_tables(rows)))
-    # A key change that brought every column takes nothing from the old key.
+    # A key change that has every column needs nothing from the old key.
     found = {window: (first, last, window in moves) for window, (first, last, _) in stretches.items()}
     return json.dumps([json.dumps(found), taken.events, taken.exactly])
 
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What ``fold`` reports: the ``stretches`` of positions of its block (``parts_agree``), with the key
-    changes of its share alone, and what it took."""
+    """The report of ``fold``. ``stretches``: the ranges of positions in its block (``parts_agree``), with the
+    key changes of this share alone. ``taken``: how many events were folded, and how."""
 
     stretches: str
     taken: Taken
@@ -160,8 +160,8 @@ class FoldReport:
 
 
 def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> pa.Table | None:
-    """What the fold takes of the contract's events in ``files`` and in those that ``share`` has of the
-    quarantine, each with the number of its row. None as of ``fold``."""
+    """Return the columns that the fold needs of the contract's events in ``files`` and in the quarantine
+    files of ``share``, each with the number of its row. Returns None as ``fold`` does."""
     narrow = pa.schema([*_NARROW, *_APART]) if share.withheld or share.elsewhere else _NARROW
     accepted = rows_that_fit(files, narrow)
     withheld, others = rows_that_fit(share.withheld, narrow), rows_that_fit(share.elsewhere, _PLACES)
@@ -183,10 +183,11 @@ def _known(files: Sequence[LakeFile], share: Share, contract: TableContract) -> 
 def _of_table(
     events: pa.Table, numbers: npt.NDArray[np.int64], contract: TableContract, *, withheld: bool
 ) -> pa.Table:
-    """Those of ``events``, which have the ``numbers``, that are of the contract's table."""
+    """Return those of ``events`` that are of the contract's table. ``numbers``: the row numbers of
+    ``events``."""
     mine = pc.equal(events["source_schema"], contract.schema)
     if withheld:
-        # The files of the quarantine are of all tables.
+        # Quarantine files have the events of all tables.
         mine = pc.and_(mine, pc.equal(events["source_table"], contract.table))
     events = events.append_column(ROW, pa.array(numbers))
     events = events.append_column("withheld", pa.repeat(pa.scalar(withheld), len(events)))
@@ -194,13 +195,13 @@ def _of_table(
 
 
 def voided(withheld: pa.Table, accepted: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which of the events ``withheld`` have a place that one of ``accepted`` has too, which voids them
-    (``fold.without_voided``). Both have the columns ``_PLACES``."""
+    """Return which of the ``withheld`` events have the position and identity of an ``accepted`` one, which
+    voids them (``fold.without_voided``). Both tables have the columns ``_PLACES``."""
     found = np.zeros(len(withheld), np.bool_)
     if not len(withheld):
         return found
     marks, mine, theirs = np.unique(_marks_of(withheld)), _marks_of(withheld), _marks_of(accepted)
-    # Withheld events are few. Events of other places may have the same mark.
+    # Withheld events are few. Equal marks do not prove equal positions, so candidates are compared in full.
     nearby = marks[np.minimum(np.searchsorted(marks, theirs), len(marks) - 1)] == theirs
     if not nearby.any():
         return found
@@ -224,7 +225,7 @@ def of_share(known: pa.Table, share: Share) -> pa.Table:
         return known
     keys = integer_keys(columnar.one_chunk(known["key"]))
     if keys is None:
-        # Every task of the block meets them in the same order.
+        # Every task of the block reads the same rows in the same order, so all assign the same codes.
         codes = columnar.one_chunk(known["key"]).dictionary_encode().indices
         keys = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
     chosen = _between(keys, share)
@@ -240,7 +241,7 @@ def _between(keys: npt.NDArray[np.int64], share: Share) -> npt.NDArray[np.bool_]
 
 
 def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Table:
-    """The images of the events with the numbers ``rows``, which rise, in ``files``."""
+    """Return the images of the events with the numbers ``rows`` (ascending) in ``files``."""
     found: list[pa.Table] = []
     held = first = 0
     for file in files:
@@ -255,7 +256,7 @@ def _images_at(files: Sequence[LakeFile], rows: npt.NDArray[np.int64]) -> pa.Tab
 
 
 def of_block(shares: Iterable[str]) -> str:
-    """The stretches of a block, from those of its shares: a key changed in it if one changed in a share."""
+    """Return the stretches of a block, from those of its shares. A key change in any share counts for all."""
     together: dict[str, tuple[list[int], list[int], bool]] = {}
     for part in shares:
         for window, (first, last, moves) in json.loads(part).items():
@@ -265,7 +266,8 @@ def of_block(shares: Iterable[str]) -> str:
 
 
 def parts_agree(blocks: Iterable[str]) -> bool:
-    """Whether folding in blocks gives the same as folding all events at once, by the stretches of each block.
+    """Whether folding in blocks gives the same rows as folding all events at once, by the stretches of each
+    block.
 
     It does in a window where no key change left a column unsent. It also does where the blocks' stretches of
     positions do not overlap: then no block splits what the old key of a change holds (``cdc.fold``).
@@ -283,7 +285,7 @@ def parts_agree(blocks: Iterable[str]) -> bool:
 
 
 def stretches_of(events: pa.Table) -> dict[str, tuple[list[int], list[int], bool]]:
-    """By window of ``events`` (``EVENT_COLUMNS``): first and last position, and whether a key changed."""
+    """Return by window of ``events`` (``EVENT_COLUMNS``): first and last position, whether a key changed."""
     found = {}
     epoch, lsn = (columnar.one_chunk(events[name]).to_numpy() for name in ("epoch", "commit_lsn"))
     moved = columnar.one_chunk(events["moved_from_key"]).is_valid().to_numpy(zero_copy_only=False)

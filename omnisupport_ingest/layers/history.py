@@ -1,10 +1,10 @@
 """``deduped_events`` and ``quarantine`` → ``dim_<table>_history``: every version of every row, in place.
 
-Events later than all that the history was made from continue the open versions of their keys, and only the
-files with these versions are rewritten: the cost follows the keys touched. Keys that anything else changes (a
-late event, a window that was judged again, quarantine, a key change with an unsent column) are made again
-from all their events. The whole table is made where there is no history yet, for another contract or program
-version, and where any row may be affected: a truncate or a snapshot end that is earlier than the history, or
+Events later than everything in the history continue the open versions of their keys. Only the files with
+these versions are rewritten, so the cost follows the keys touched. Keys that anything else changes (a late
+event, a window that was judged again, quarantine, a key change with an unsent column) are made again from all
+their events. The whole table is made again if there is no history yet, after a change of contract or program
+version, and if any row may be affected: by a truncate or a snapshot end that is earlier than the history, or
 in quarantine.
 """
 
@@ -69,14 +69,14 @@ def materialize(
 ) -> Checkpoint:
     """Bring the history of one table up to date with its events.
 
-    Nothing is written while it was made from what they are. With ``replay`` all of it is made again.
+    Writes nothing if the history was made from exactly these events. With ``replay`` all of it is made again.
     """
     table = workspace.history(contract)
 
     def attempt(snapshot: TableSnapshot) -> None:
         require_types(workspace, contract, snapshot)
         files = EventFiles.opened(workspace, contract.source)
-        # Versions that retention has taken stay out, whatever is made again.
+        # Versions that retention has removed stay out, even when they would be made again.
         gone = Removed.open(workspace, contract.source).ended_before(contract.name)
         update = _Update(spark, contract, snapshot, files, whole=replay, ended_before=gone)
         if update.is_due:
@@ -98,7 +98,7 @@ def rows_to_make(workspace: Workspace, contract: TableContract, *, replay: bool)
     if state.versions != versions_of(contract):
         return files.size(contract)[0]
     added = sum(file.rows for file in news.added)
-    # A key that is anywhere has its file written anew.
+    # The file of any changed key is rewritten.
     held = sum(file.rows for file in history.files(WHOLE_TABLE))
     return added + min(held, added * (contract.rows_per_file or ROWS_PER_FILE))
 
@@ -110,7 +110,7 @@ def versions_of(contract: TableContract) -> tuple[str, ...]:
 
 
 def news_of(state: WindowState | None, files: EventFiles, contract: TableContract) -> EventNews | None:
-    """What the events have that a history with ``state`` was not made from; None if that is not known."""
+    """Return the events that a history with ``state`` was not made from; None if that is not known."""
     if state is None or state.upstream_table_id != files.deduped.table_id:
         return None
     version = state.checkpoint.upstream_version
@@ -153,7 +153,7 @@ class _Update(KeyedUpdate):
         if self._whole or self._news is None or self._before is None:
             return True
         if self._news.added or self._odd is not None or self._news.replaced:
-            # What came to the same is noted, so that nobody looks at it again.
+            # Record windows that were judged again with the same events, so that nobody compares them again.
             return True
         return self._far_behind
 
@@ -167,7 +167,7 @@ class _Update(KeyedUpdate):
         return last.epoch, last.commit_lsn.value, last.ordinal
 
     def _reaches_all(self, news: EventNews) -> bool:
-        """Whether the news may change any row, or most rows; if not, records which keys they change."""
+        """Whether the news may change any row, or most rows. If not, records which keys they change."""
         self._ends = distinct_table_events(ends_in(news.added, self._contract))
         if any(end.position <= self._through for end in self._ends):
             return True
@@ -217,7 +217,7 @@ class _Update(KeyedUpdate):
             return FilesUpdated()
         odd, many = self._odd, None
         if added and not are_few(added):
-            # A task cannot tell which events of a file are of its keys: they are put in order first.
+            # Sort first: a task cannot tell by the footer which events of a file are of its keys.
             parts = partitions_for(sum(file.rows for file in added), sum(file.bytes for file in added))
             events = read_files(self._spark, _told(), self._events.deduped.table.spec.partition_by, added)
             rows = events.mapInArrow(partial(_rows_of, rules=rules), _sent_type(contract))
@@ -232,11 +232,11 @@ class _Update(KeyedUpdate):
             if not updated.refold:
                 return updated
             refold = read_paths(self._spark, REFOLDED, updated.refold)
-            # Read now: the folder is cleared when this is done.
+            # Read it now, because the folder is cleared afterwards.
             odd = (refold if odd is None else odd.unionByName(refold)).localCheckpoint()
 
     def _all(self) -> Sent | None:
-        """Every version of every row, ready to be written; None where there are no events."""
+        """Return every version of every row, ready to be written; None if there are no events."""
         contract = self._contract
         count, size = self._events.size(contract)
         if not count:
@@ -253,8 +253,8 @@ class _Update(KeyedUpdate):
         return rows if parts == 1 else rows.repartitionByRange(parts, column).sortWithinPartitions(column)
 
     def _made_again(self, keys: DataFrame, kept: ExitStack) -> DataFrame:
-        """All versions of ``keys`` and of the keys tied to them, until ``kept`` is closed; these replace the
-        stored ones."""
+        """Return all versions of ``keys`` and of the keys tied to them, which replace the stored versions.
+        The frame can be used until ``kept`` is closed."""
         contract = self._contract
         events, wanted, parts = self._events_of_few(keys, kept) or self._events_of_many(keys)
         rows = _to_send(history(events, contract, partitions=parts, keys=wanted), contract)
@@ -262,7 +262,7 @@ class _Update(KeyedUpdate):
         return rows.unionByName(gone)
 
     def _events_of_few(self, keys: DataFrame, kept: ExitStack) -> tuple[DataFrame, DataFrame, int] | None:
-        """What ``_events_of_many`` gives; None if the keys are not few. The cost is a look into each file."""
+        """Return what ``_events_of_many`` returns, by a look into each file; None if the keys are not few."""
         wanted = few_keys(keys)
         while wanted is not None:
             events = self._events.events_of(self._spark, self._contract, wanted, kept)
@@ -274,13 +274,13 @@ class _Update(KeyedUpdate):
                 images = F.sum(F.octet_length(F.concat_ws("", "before", "after")))
                 count, size = events.agg(F.count("*"), images).collect()[0]
                 return events, keys_frame(self._spark, wanted), partitions_for(count, size or 0)
-            # All key changes were read with the others, so a second time is enough.
+            # All key changes were read with the first keys, so a second round finds everything.
             wanted = found
         return None
 
     def _events_of_many(self, keys: DataFrame) -> tuple[DataFrame, DataFrame, int]:
-        """The events that the versions of ``keys`` and of those tied to them depend on; these keys, each
-        once; and in how many parts to fold them."""
+        """Return three things: the events that the versions of ``keys`` and of keys tied to them depend on;
+        these keys, each once; and the number of parts in which to fold them."""
         events = self._events.events(self._spark, self._contract)
         wanted = tied(keys, events)
         if wanted is None:
@@ -315,7 +315,7 @@ def _sent_type(contract: TableContract) -> T.StructType:
 
 
 def _to_send(rows: DataFrame, contract: TableContract) -> DataFrame:
-    """Finished ``rows`` in the form that tasks receive; the task computes their hashes."""
+    """Return finished ``rows`` in the form that tasks receive; the task computes their hashes."""
     values = {
         EVENT: F.lit(None).cast(_EVENT.dataType),
         CHANGE: F.lit(SET),

@@ -1,7 +1,7 @@
-"""Which events of a table changed since its history was made, by the log of deduped events.
+"""Finds the events of a table that changed since its history was made, from the log of deduped events.
 
 Added events go to the files of their keys. A window that was judged again is compared with its previous
-events; the keys of those that were added or removed are made again from all their events.
+events; the keys of added or removed events are made again from all their events.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ENDS = pa.array(["t", "b"])
 
 @dataclass(frozen=True)
 class EventNews:
-    """Files that joined or left the events of a table.
+    """Files of events that were added to a table or removed from it.
 
-    ``added``: of accepted events, in windows that were not judged again. Of those that were, ``accepted`` are
-    the files now and ``accepted_before`` what they took the place of. ``withheld`` joined the quarantine and
-    ``withheld_before`` left it, of all tables. Windows that were judged again and came to the same events are
-    not among these. ``noted``: windows of the source that have another state; ``replaced``: whether files of
-    the table were.
+    ``added``: files of accepted events in windows that were not judged again. For windows that were:
+    ``accepted`` are the files now, and ``accepted_before`` those that they replaced. ``withheld``: quarantine
+    files that were added, and ``withheld_before`` those removed, of all tables. Windows that were judged
+    again with the same events are left out. ``noted``: windows of the source with another state.
+    ``replaced``: whether files of the table were replaced.
     """
 
     added: tuple[LakeFile, ...]
@@ -64,7 +64,7 @@ class EventNews:
 
 
 def news_since(files: EventFiles, contract: TableContract, version: int) -> EventNews | None:
-    """The news in ``files`` after ``version`` of the deduped events; None if they are not known any more."""
+    """Return the news in ``files`` after ``version`` of the deduped events; None if it is no longer known."""
     changes = files_since(files.deduped, version)
     if changes is None:
         return None
@@ -107,8 +107,8 @@ def news_since(files: EventFiles, contract: TableContract, version: int) -> Even
 
 @dataclass(frozen=True)
 class Differing:
-    """Events of windows that were judged again which came or went: how many, whether one is of no row (a
-    truncate or boundary), and the ``keys`` they reach (``_cdc_key``, repeats allowed)."""
+    """The events that differ in windows that were judged again: how many, whether one has no row (a truncate
+    or snapshot end), and the ``keys`` they affect (``_cdc_key``, repeats allowed)."""
 
     events: int
     keyless: bool
@@ -116,7 +116,7 @@ class Differing:
 
 
 def differing(spark: SparkSession, files: EventFiles, contract: TableContract, news: EventNews) -> Differing:
-    """The events by which ``news`` differ from what they took the place of."""
+    """Return the events in which the files of ``news`` differ from those that they replaced."""
     now, before = (
         files.events_in(spark, contract, accepted, withheld).select(
             "window", "event_hash", "withheld", "op", "key", "moved_from_key"
@@ -131,7 +131,7 @@ def differing(spark: SparkSession, files: EventFiles, contract: TableContract, n
     found = found.localCheckpoint()
     keyless = F.col("op").isin("t", "b")
     events, ends = found.agg(F.count("*"), F.count_if(keyless)).collect()[0]
-    # A withheld event is voided by an accepted one at its place, whatever the key of that is.
+    # An accepted event voids a withheld one at its position, whatever the keys are.
     quarantined = now.unionByName(before).where("withheld")
     keys = found.select("key").unionByName(found.select(F.col("moved_from_key").alias("key")))
     keys = keys.unionByName(quarantined.select("key")).where(F.col("key").isNotNull())
@@ -139,9 +139,9 @@ def differing(spark: SparkSession, files: EventFiles, contract: TableContract, n
 
 
 def tied(keys: DataFrame, events: DataFrame) -> DataFrame | None:
-    """``keys`` with all keys that key changes among ``events`` tie to them, each once.
+    """Return ``keys`` and all keys that key changes among ``events`` tie to them, each once.
 
-    None where a chain of key changes is too long to be followed.
+    Returns None if a chain of key changes is too long to follow.
     """
     moved = events.where(F.col("moved_from_key").isNotNull() & F.col("key").isNotNull() & ~F.col("withheld"))
     pairs = moved.select("key", "moved_from_key").distinct().localCheckpoint()
@@ -163,9 +163,9 @@ def tied(keys: DataFrame, events: DataFrame) -> DataFrame | None:
 
 
 def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[TableEvent]:
-    """The truncates and boundaries of the table among the accepted events of ``files``.
+    """Yield the truncates and snapshot ends of the table among the accepted events of ``files``.
 
-    Most files have none, which their footers tell.
+    Most files have none, as their footers show.
     """
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:

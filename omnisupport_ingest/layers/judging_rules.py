@@ -1,4 +1,4 @@
-"""What the events of a source are judged by: its contracts, decisions, erasures, reviews and secrets."""
+"""The rules that judge a source's events: its contracts, decisions, erasures, reviews and secrets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from omnisupport_ingest.visiting import Visit
 def judging_rules_of(
     workspace: Workspace, spark: SparkSession, source: str, windows: Iterable[str]
 ) -> JudgingRules:
-    """What the events of ``windows`` are judged by now, by tasks of ``spark``."""
+    """Return the rules in force for the events of ``windows``, usable by tasks of ``spark``."""
     raw = workspace.raw(source).open()
     versions = RulesVersions(workspace, source)
     return for_spark(workspace, spark, rules_in_force(workspace, source, versions, raw, windows))
 
 
 def for_spark(workspace: Workspace, spark: SparkSession, rules: JudgingRules) -> JudgingRules:
-    """``rules`` with secrets that tasks of ``spark`` can use, also where they see no home."""
+    """Return ``rules`` with secrets that tasks of ``spark`` can use, even if they do not see the home."""
     if Visit.of(spark, workspace.home.lake / "any") is None:
         return rules
     return replace(rules, secrets=for_tasks(rules.secrets, workspace.settings))
@@ -38,7 +38,8 @@ def for_spark(workspace: Workspace, spark: SparkSession, rules: JudgingRules) ->
 def rules_in_force(
     workspace: Workspace, source: str, versions: RulesVersions, raw: TableSnapshot, windows: Iterable[str]
 ) -> JudgingRules:
-    """What the events of ``windows`` in ``raw`` are judged by in this process. ``versions``: read before."""
+    """Return the rules for the events of ``windows`` in ``raw``, for this process. ``versions``: read
+    before."""
     rules = JudgingRules(
         contracts=workspace.contracts.of_source(source),
         decisions=workspace.decisions,
@@ -54,18 +55,18 @@ def rules_in_force(
 
 
 def contents_of(judging_rules: JudgingRules) -> Contents:
-    """Return how the contents of events are compared: it distinguishes their copies from collisions."""
+    """Return how the contents of events are compared, which tells copies from collisions."""
     return Contents(judging_rules.contracts, judging_rules.secrets.subjects)
 
 
 def contracts_needed(
     contracts: Sequence[TableContract], tables: Iterable[frozenset[str] | None]
 ) -> tuple[TableContract, ...]:
-    """Those of the source's ``contracts`` that the events of ``tables`` are judged by: tasks are sent no
-    others.
+    """Return those of the source's ``contracts`` that judging the events of ``tables`` needs; only these are
+    sent to tasks.
 
-    ``tables``: of each window, by full name; all contracts are needed where it is None. What no contract
-    describes is protected as soon as one table of the source is, so a protected one is kept.
+    ``tables``: of each window, by full name; None: any table, so all contracts are needed. A contract that
+    protects values is always kept: with one, events without a contract are protected too.
     """
     named: set[str] = set()
     for each in tables:

@@ -1,7 +1,7 @@
-"""One update of a table with one row per key or version, in place: its files, then one commit.
+"""An in-place update of a table with one row per key or version: write its files, then commit once.
 
-A dimension and a history are such tables. Each defines what its rows are made of (``_updated``). This module
-brings them into the table, the same way for both. Tables stored by window have ``window_update``.
+Dimensions and histories are such tables. Each defines how its new rows are made (``_updated``). This module
+writes them into the table, in the same way for both. Tables stored by window have ``window_update``.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from omnisupport_ingest.layers.progress import BatchFacts
 from omnisupport_ingest.layers.updating_files import FilesUpdated
 
 FAR_BEHIND = 256
-"""Versions of the table above after which a table without news notes that it has none: every look would read
-the log in between again."""
+"""With this many newer versions of the table above, a table without news records that it has seen them.
+Otherwise every look would read the log in between again."""
 
 
 class KeyedUpdate(ABC):
@@ -64,21 +64,21 @@ class KeyedUpdate(ABC):
 
     @cached_property
     def _held(self) -> list[KeyFile] | None:
-        """The files of the table by their keys; None where these are not known. Delta's library is asked."""
+        """The files of the table by key, as delta-rs lists them; None if their keys are not known."""
         return key_files(self._snapshot, self._order)
 
     @cached_property
     def _files(self) -> list[KeyFile]:
-        """Those that the update may write anew; none where every row is made again."""
+        """The files that the update may rewrite; none if every row is made again."""
         return [] if self._whole or self._held is None else self._held
 
     @property
     def _written_by_others(self) -> bool:
-        """Whether a file of the table is another program's, which may have changed rows."""
+        """Whether another program wrote a file of the table, and so may have changed rows."""
         return any(layout.unit_of(file.path) is None for file in self._snapshot.files(WHOLE_TABLE))
 
     def commit(self, identity: Identity) -> None:
-        """Update the files and commit what came of it."""
+        """Update the files and commit the result."""
         snapshot, above, before = self._snapshot, self._above, None if self._whole else self._before
         work = Work.REPLACE if self._whole else Work.APPEND
         plan = WindowPlan(WHOLE_TABLE, work, frozenset(), snapshot.version + 1)
@@ -128,14 +128,14 @@ class KeyedUpdate(ABC):
 
     @cached_property
     def _fresh(self) -> list[KeyFile]:
-        """The fresh files that the update may write anew; none where every row is made again."""
+        """The fresh files that the update may rewrite; none if every row is made again."""
         if self._whole or self._held is None or not self._snapshot.has_vectors:
             return []
         return fresh_files(self._snapshot, self._order)
 
     def _marked(self, updated: FilesUpdated, add: Sequence[StagedFile]) -> MarkedRows | None:
-        """What is marked and fresh in the table once ``updated`` is committed with the files ``add``; None if
-        nothing is."""
+        """Return the marked rows and fresh files of the table once ``updated`` is committed with the files
+        ``add``; None if there are none."""
         dead, fresh = 0, [file.rows for file in add if is_fresh(file.path)]
         for file in (*self._files, *self._fresh):
             if file.path not in updated.replaced:
@@ -147,36 +147,38 @@ class KeyedUpdate(ABC):
 
     @property
     def _far_behind(self) -> bool:
-        """Whether the table above has gone on so far that the table is to note it, though it has no news."""
+        """Whether the table above has so many newer versions that this table records having seen them."""
         version = self._before.checkpoint.upstream_version if self._before is not None else None
         return version is None or self._above.version - version >= FAR_BEHIND
 
     @abstractmethod
     def _versions(self) -> tuple[str, ...]:
-        """What makes the table stale when it changes."""
+        """Return the versions that make the table stale when they change."""
 
     @abstractmethod
     def _batch_facts(self) -> BatchFacts:
-        """How far the table is once the update is committed."""
+        """Return how far the table is complete once the update is committed."""
 
     @abstractmethod
     def _updated(self, draft: Path) -> FilesUpdated:
         """Write the new files into the folder ``draft``."""
 
     def _require(self, files: Sequence[StagedFile], updated: FilesUpdated) -> None:  # noqa: B027
-        """Raise what keeps ``files``, which are in their place, from being committed; nothing by default."""
+        """Raise an error if the placed ``files`` must not be committed; by default they may."""
 
     def _merges(self, updated: FilesUpdated) -> tuple[MergeCost, ...]:  # noqa: ARG002
-        """What the last merges cost, this one included; none by default."""
+        """Return the costs of the last merges, including this one; none by default."""
         return ()
 
     def _carried_text(self) -> str:
-        """What the next update must know and no row says; nothing by default."""
+        """Return what the next update must know and no row holds; nothing by default."""
         return ""
 
     def _unit_of(self, key: str, updated: FilesUpdated) -> str:
-        """The unit of the files that ``updated`` wrote. Those that another run of the work ``key`` placed are
-        as good only if they replace the same files, which they do not where files are to have another size.
+        """Return the name of the unit of the files that ``updated`` wrote.
+
+        Files that another run placed for the same work ``key`` are used only if they replace the same files.
+        With another file size they do not.
         """
         return idempotency_key(
             layer=self.layer,

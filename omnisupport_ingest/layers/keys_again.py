@@ -1,6 +1,6 @@
-"""Keys of windows that were made again: what makes their rows anew, from the net changes of all windows.
+"""Rebuilds the rows of keys whose windows were made again, from the net changes of all windows.
 
-Nearly always nothing but its own net changes bears on a row. Then tasks of Spark find these, each in a share
+Usually a row depends on nothing but the net changes of its key. Then Spark tasks find these, each in a share
 of the files, and hand them to the update of the dimension, which folds them (``cdc.updating.AGAIN``).
 Otherwise ``odd_keys`` folds the keys by joins.
 """
@@ -36,16 +36,16 @@ from omnisupport_ingest.layers.event_tasks import order_of
 _KEY = pa.schema([pa.field("_cdc_key", pa.string())])
 
 MOST_ROWS = 100_000
-"""Up to so many net changes that came or went, tasks look for all net changes of their keys: each task reads
+"""Most added or removed net changes for which tasks look up all net changes of their keys. Each task reads
 these keys."""
 
 _MOST_BYTES = 256 * 1024 * 1024
-"""Bytes of rows that are sent: a key is sent once by each task that finds it, and values may be long."""
+"""Most bytes of rows that are sent. Each task that finds a key sends it, and values may be long."""
 
 
 @dataclass(frozen=True)
 class KeysToMake:
-    """The keys of ``changed``: files of net changes that came or went, as their windows were made again."""
+    """The keys in ``changed``: files of net changes that rebuilt windows have lost or gained."""
 
     contract: TableContract
     changed: tuple[LakeFile, ...]
@@ -56,19 +56,19 @@ class KeysToMake:
 
     @cached_property
     def keys(self) -> pa.Array:
-        """Each once. Truncates and snapshot ends have none."""
+        """The keys, each once. Truncates and snapshot ends have none."""
         found = [batch.column(0) for file in self.changed for batch in live_pieces(file, _KEY)]
         return pc.unique(pa.chunked_array(found, pa.string())).drop_null()
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The net changes of these keys, and all that tie keys together."""
+        """Selects the net changes of these keys, and all that tie keys together."""
         keys = tuple(self.keys.to_pylist())
         return Wanted("_cdc_key", keys, "_cdc_moved_from_key", {"_cdc_kind": (ENDED,)}, keyless=False)
 
     def mine_in(self, file: LakeFile) -> pa.Table | None:
-        """The net changes of the keys in ``file``; None if one of them ties its key to another one, or is in
-        doubt."""
+        """Return the net changes of the keys in ``file``; None if one of them ties its key to another key, or
+        is in doubt."""
         found = []
         for rows in wanted_in(file, self.wanted, self._folded):
             mine = pc.is_in(rows["_cdc_key"], value_set=self.keys)
@@ -77,12 +77,12 @@ class KeysToMake:
             in_doubt = pc.and_(mine, pc.is_valid(rows["_cdc_doubt"]))
             if pc.any(pc.or_(pc.and_(ties, pc.or_(mine, from_mine)), in_doubt)).as_py():
                 return None
-            # Ties of other keys may be many.
+            # Drop the ties between other keys, of which there may be many.
             found.append(rows if pc.all(mine).as_py() else rows.filter(mine))
         return pa.Table.from_batches(found, self._folded).combine_chunks()
 
     def merged(self, rows: pa.Table) -> pa.Table:
-        """Rows for the update: what ``rows`` of any windows come to, one for each key."""
+        """Return rows for the update: ``rows`` of any windows folded to one row for each key."""
         place = rows.schema.get_field_index("window")
         once = rows.set_column(place, "window", pa.repeat(pa.scalar(""), len(rows))).combine_chunks()
         parts = [self._folded.empty_table()]
@@ -92,7 +92,7 @@ class KeysToMake:
         return sent.append_column(CHANGE, pa.repeat(pa.scalar(AGAIN), len(sent)))
 
     def forgotten(self) -> pa.Table:
-        """Rows for the update: the row that a key has counts no more."""
+        """Return rows for the update that discard the present row of each key."""
         order, count = order_of(self.contract), len(self.keys)
         known = {"_cdc_key": self.keys, CHANGE: pa.repeat(pa.scalar(GONE), count)}
         if order.whole_numbers:
@@ -120,14 +120,14 @@ class KeysToMake:
 def made_again(
     spark: SparkSession, dimension: TablePlace, changed: KeysToMake, net_changes: Sequence[LakeFile]
 ) -> Iterator[tuple[LakeFile, ...] | None]:
-    """Yield files of rows with ``CHANGE`` that make the rows of the keys of ``changed`` anew.
+    """Yield files of rows with ``CHANGE`` from which the update rebuilds the rows of the keys of ``changed``.
 
-    ``net_changes``: all their files. What is yielded is kept with the drafts of the ``dimension`` until the
-    ``with`` block ends. Yields None where a row may depend on more than the net changes of its key: on other
-    keys (a key change that left a column unsent), or on a person (a quarantined delete); and where it is too
-    much to be sent unfolded.
+    ``net_changes``: all files of the net changes. The result is kept with the drafts of the ``dimension``
+    until the ``with`` block ends. Yields None if it would be too large, or if a row may depend on more than
+    the net changes of its key: on other keys (a key change that left a column unsent), or on a person (a
+    quarantined delete).
     """
-    # The first task tells of keys that no file has any more, too.
+    # The first task also reports the keys that no file has any more.
     shares = in_shares(net_changes) or [[]]
     works = [
         partial(_sent_again, files=share, changed=changed, forgets=number == 0)
@@ -151,9 +151,9 @@ def _sent_again(
     output: Output, files: Sequence[LakeFile], changed: KeysToMake, *, forgets: bool
 ) -> str | None:
     """Put aside the net changes of the keys in ``files``, merged, for the update; return the number of rows
-    and bytes as JSON. None as of ``mine_in``.
+    and bytes as JSON. Returns None if ``mine_in`` does.
 
-    ``forgets``: say too that the rows that the keys have count no more.
+    ``forgets``: also put aside the rows that discard the present row of each key.
     """
     found = []
     for file in files:

@@ -1,7 +1,7 @@
 """The key of a replay of late windows, and when a failed one is requested again.
 
-One set of late arrivals is one replay. Its key is derived from them, so a second request, also after a crash
-between requesting and recording it, is the same one.
+One set of late arrivals is one replay. Its key is derived from them, so a second request is the same replay.
+This holds even after a crash between requesting and recording it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LateReplay:
 
     @property
     def named_batches(self) -> str:
-        """The first batches, and how many more there are."""
+        """The names of the first batches, and how many more there are."""
         more = len(self.batches) - _BATCHES_NAMED
         return ", ".join(self.batches[:_BATCHES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -71,7 +71,7 @@ class LateReplay:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that was asked for."""
+    """An attempt that was requested."""
 
     finished: bool
     asked_at: datetime
@@ -80,10 +80,11 @@ class Attempt:
 def next_attempt(
     replay: LateReplay, find: Callable[[str], Attempt | None], now: datetime
 ) -> tuple[int | None, str]:
-    """The number of the attempt to ask for now, None if none is due, and in words why not.
+    """Return the number of the attempt to request now, and a reason in words; None for the number if none is
+    due.
 
-    ``find`` looks an attempt up by its id. One that has ended although the windows still wait has
-    failed; the next one is asked for after a time that doubles with every attempt.
+    ``find`` looks an attempt up by its id. An attempt has failed if it has ended and the windows still wait.
+    The next one is requested after a delay that doubles with every attempt.
     """
     number = 1
     last: Attempt | None = None
@@ -102,16 +103,16 @@ def next_attempt(
 def without_running(
     arrivals: Iterable[LateArrival], running: Callable[[str], bool]
 ) -> tuple[LateArrival, ...]:
-    """The arrivals in windows that no run in progress covers; the others wait for its end."""
+    """Return the arrivals in windows that no run in progress covers. The others wait for the run to end."""
     return tuple(each for each in arrivals if not running(each.window))
 
 
 BY_HAND = OPERATOR.found(MANUAL_BACKFILL)
-"""Somebody asks for a backfill."""
+"""The finding that a person has requested a backfill."""
 
 
 def refuse_backfill(decisions: DecisionTable) -> None:
-    """``BackfillsRefused`` where the decision table refuses backfills that people ask for."""
+    """Raise ``BackfillsRefused`` if the decision table refuses backfills that people request."""
     if decisions.action(BY_HAND.scenario) == REFUSE:
         raise BackfillsRefused(
             f"Backfills by hand are refused: {decisions.path} says so in the row of {BY_HAND.scenario}.",

@@ -1,7 +1,7 @@
-"""Which windows a batch reached late, and which windows are closed: manifests and contracts say it.
+"""Which windows a batch reached late, and which windows are closed, from manifests and contracts.
 
-No event is opened for that: a batch's manifest holds the watermark it found and the tables it has
-events of, window by window.
+No event is read for that: for each window, a batch's manifest has the watermark it found and the tables of
+its events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lateness:
         return cls(workspace.grid, workspace.contracts.of_source(source))
 
     def closed(self, window: str, watermark: datetime | None) -> bool:
-        """Whether ``window`` is closed, for every table of the source, at ``watermark``."""
+        """Whether ``window`` is closed at ``watermark`` for every table of the source."""
         if window == OUT_OF_RANGE:
             return False
         return is_late(watermark, self._grid.end_of(window), self._longest_allowed)
@@ -51,11 +51,11 @@ class Lateness:
         return closes_at(self._grid.end_of(window), self._longest_allowed)
 
     def may_be_late(self, window: str, watermark: datetime | None) -> bool:
-        """Whether events of some table that find ``watermark`` are late in ``window``."""
+        """Whether events that found ``watermark`` may be late in ``window``, for some table."""
         return window != OUT_OF_RANGE and is_late(watermark, self._grid.end_of(window), self._least_allowed)
 
     def late_parts(self, parts: Iterable[LandedPart]) -> tuple[LateArrival, ...]:
-        """The late ones among the events of ``parts``, by window and batch; not one by one."""
+        """Return the late events among those of ``parts``, counted by window and batch."""
         found: dict[tuple[str, str], int] = {}
         for part in parts:
             late = self._late_events(part.mark_before, part.window, part.rows_per_table)

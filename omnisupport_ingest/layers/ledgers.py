@@ -1,6 +1,6 @@
 """The columns of the ledgers in the lake: reviews, erasures, and what retention removed.
 
-A ledger is a table that no window makes, so none can make it again.
+A ledger is a table that no run of a window makes, so no replay can restore it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ REVIEW_TYPE = T.StructType(
     ]
 )
 """``review_ledger``: one row per decision of a person on one quarantined event. ``identity_hash``: SHA-256 of
-its ``identity``, so that no value of a row is here. ``reason``: for which it was in quarantine. ``sequence``
-numbers the commands.
+the event's ``identity``, so that no value of a row is here. ``reason``: why the event was in quarantine.
+``sequence`` numbers the commands.
 """
 
 ERASURE_TYPE = T.StructType(
@@ -72,12 +72,14 @@ RETENTION_TYPE = T.StructType(
         T.StructField(SEQUENCE, T.LongType()),
     ]
 )
-"""``retention_ledger``: what retention removes from which window, one row before and one after it does.
+"""``retention_ledger``: what retention removes from a window, with one row before the removal and one after
+it.
 
 ``layer``: ``landing``, ``raw``, ``quarantine`` or ``history``; ``step``: ``begun`` or ``done``.
-``landed_until``: files (of quarantine: events) of batches that landed later stay. ``files``, ``events`` (of a
-history: versions) and ``bytes``: how much is removed. ``table``: of a quarantine or history, the name in the
-lake. ``ended_before``: of a history, the versions that ended before. ``sequence`` numbers the commits.
+``landed_until``: files (in quarantine: events) of batches that landed later stay. ``files``, ``events`` (in a
+history: versions) and ``bytes``: how much is removed. ``table``: for quarantine and history, the name in the
+lake. ``ended_before``: for a history, versions that ended before are removed. ``sequence`` numbers the
+commits.
 """
 
 

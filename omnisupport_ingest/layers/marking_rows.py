@@ -1,10 +1,10 @@
-"""How a task updates rows without writing their files anew: it marks the old rows and writes new ones apart.
+"""Updates rows without rewriting their files: a task marks the old rows, and writes the new ones elsewhere.
 
-The old rows of the keys that something is sent to are looked up in the files of their ranges and in the fresh
-files, and merged by the rules of the dimension. Of these rows the columns that decide a merge are read first
-(``UpdateRules.looked_at``); the others only where a new row copies a value from an old one, and of no other
-row group. Where the old rows are becomes part of the outcome; the commit makes deletion vectors of it. The
-new rows of a task go to one fresh file.
+A task looks up the old rows of the keys that are sent to it, in the files of their ranges and in the fresh
+files, and merges them by the rules of the dimension. It first reads only the columns that decide a merge
+(``UpdateRules.looked_at``). It reads other columns only where a new row copies a value from an old one, and
+only those row groups. The positions of the old rows become part of the outcome, and the commit makes deletion
+vectors of them. All new rows of a task go to one fresh file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from omnisupport_ingest.layers.updating_ranges import (
 )
 
 MARKED = -1
-"""In an outcome, in the place of the number of a range: rows of any ranges were marked."""
+"""Stands for the number of a range in an outcome with marked rows, which may be of any ranges."""
 
 
 def mark_rows(
@@ -44,10 +44,10 @@ def mark_rows(
     span: tuple[int, int],
     written: Collection[int],
 ) -> Iterator[pa.RecordBatch]:
-    """Update the rows of ``sent`` by marking, and move the rows of the fresh files that leave.
+    """Update the rows of ``sent`` by marking, and move the rows out of the fresh files that leave.
 
-    ``sent``: with ``RANGE``. ``span``: the first range of the task and the end. ``written``: ranges of it
-    that were written anew, with their fresh rows.
+    ``sent``: with the column ``RANGE``. ``span``: the task's first range (inclusive) and its end (exclusive).
+    ``written``: ranges of the task that were rewritten, with their rows in fresh files.
     """
     rules, order = _rules_of(target), target.order
     finder = RowFinder(order, rules.schema)
@@ -84,7 +84,7 @@ def mark_rows(
 
 @dataclass(frozen=True)
 class _Held:
-    """The rows ``found``, numbered in their order, with the columns of ``looked_at`` or all of them."""
+    """The rows ``found``, numbered consecutively, with the columns of ``looked_at`` or with all."""
 
     found: Sequence[Found]
     looked_at: pa.Schema
@@ -92,7 +92,7 @@ class _Held:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """All rows, with the columns that are looked at."""
+        """All rows, with the columns of ``looked_at``."""
         parts = [each.rows.select(self.looked_at.names) for each in self.found]
         return columnar.concat([self.looked_at.empty_table(), *parts])
 
@@ -114,7 +114,7 @@ class _Held:
         return {name: pa.concat_arrays(arrays) for name, arrays in parts.items()}
 
     def masks(self, numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[np.bool_]]:
-        """For each of ``found`` a mask of those of its rows that have one of ``numbers``."""
+        """Return for each of ``found`` a mask of its rows that have one of ``numbers``."""
         mask = np.zeros(self._ends[-1], np.bool_)
         mask[numbers] = True
         return np.split(mask, self._ends[1:-1]) if self.found else []
@@ -133,7 +133,7 @@ def _rules_of(target: FilesToUpdate) -> UpdateRules:
 def _held(
     sent: pa.Table, target: FilesToUpdate, ranges: Sequence[KeyRange], finder: RowFinder
 ) -> list[Found]:
-    """The rows that have the keys of ``sent``, in files that stay, with the columns that are looked at."""
+    """Return the rows with the keys of ``sent``, in files that stay, with the columns of ``looked_at``."""
     if not sent.num_rows:
         return []
     values, numbers = target.order.values(sent), sent[RANGE].to_numpy()
@@ -154,7 +154,7 @@ def _moving(
     written: Collection[int],
     finder: RowFinder,
 ) -> list[Found]:
-    """The rows of the ranges of ``span`` in fresh files that leave, unless they have moved already."""
+    """Return the rows of the ranges in ``span`` from fresh files that leave, without those moved already."""
     low, high = span
     keys = Between(ranges[low].start, ranges[high - 1].end)
     moving = [finder.find(file, keys) for file in target.fresh if file.path in target.leaving]

@@ -1,10 +1,10 @@
 """``deduped_events`` and ``quarantine`` → net changes: the fold of each window, in parts.
 
-A run adds the fold of its own events to the window, so it costs what is new, whatever the window holds; who
-reads the window folds the parts (``cdc.fold``). Closing leaves one row per key. Quarantined events are
-folded as withheld ones, never stepped over.
+A run folds its own events and adds the result to the window as a part, so it costs what is new, whatever the
+window holds. Readers of the window fold the parts (``cdc.fold``). Closing leaves one row per key. Quarantined
+events are folded as withheld ones, never skipped.
 
-The content hash of a window is that of the events folded into it, in however many parts.
+The content hash of a window is that of the events folded into it, however many parts it has.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 LAYER = "net_changes"
 
 THINNED = "thinned"
-"""What the state of a window carries that lost superseded rows (``retention.superseded_rows``)."""
+"""Carried text in the state of a window without its superseded rows (``retention.superseded_rows``)."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def materialize(
 
     With ``replay`` the windows are folded again from all their events. A second call changes
     nothing. Windows that are closed in the layer above are closed here too: their parts are folded into one
-    row per key. Returns one checkpoint per window asked for, in order.
+    row per key. Returns one checkpoint per requested window, in order.
     """
     asked = Asked(replay, repeats_writes(workspace.decisions))
     return update_windows(
@@ -135,15 +135,15 @@ class _Update(WindowUpdate[_Job]):
     def targets(self, windows: Sequence[str]) -> list[str]:
         targets = list(dict.fromkeys(windows))
         if self.snapshot.retyped:
-            # All in one commit: no reader ever finds files of both types, or a part of the table.
+            # Take all windows in one commit: no reader may find files of both types, or part of the table.
             targets = sorted({*targets, *self.snapshot.windows(), *self._deduped.windows()})
         if self._deduped.state(OUT_OF_RANGE) is not None and OUT_OF_RANGE not in targets:
-            # Events whose time cannot be right are withheld in the fold like any other.
+            # The sentinel's events have impossible times; the fold withholds them like others in quarantine.
             targets.append(OUT_OF_RANGE)
         return targets
 
     def is_past(self, window: str) -> bool:
-        # Whether the layer above has closed it, which is enough to know and cheap to ask.
+        # The layer above has closed it. That is sufficient, and cheap to look up.
         state = self._deduped.state(window)
         return state is not None and state.closed
 
@@ -158,13 +158,13 @@ class _Update(WindowUpdate[_Job]):
 
     @cached_property
     def _sealed(self) -> frozenset[str]:
-        """The windows that are sealed. Read after the deduped events: what these withhold of a window because
-        it is sealed, they withhold after that was recorded."""
+        """The sealed windows. Read after the deduped events: if these withhold events because a window is
+        sealed, its sealing is on record by then."""
         return Removed.open(self.run.workspace, self.run.source).sealed
 
     def _lacks_rows(self, job: _Job) -> bool:
-        """Whether events are to be appended to a window that lost superseded rows: beside these events they
-        may matter again, so the window is folded again from all of its events."""
+        """Whether events are to be appended to a window without its superseded rows. Beside new events these
+        rows may matter again, so the window must be folded again from all of its events."""
         news = bool(job.accepted or withheld_of(job.withheld, self._contract))
         return job.plan.work is Work.APPEND and news and self._is_thinned(job.window)
 
@@ -173,10 +173,10 @@ class _Update(WindowUpdate[_Job]):
         return state is not None and state.carried == THINNED
 
     def _may_hide(self, job: _Job) -> bool:
-        """Whether appending to a sealed window may hide events of a life that a key change ended.
+        """Whether an append to a sealed window may hide events of a life that a key change ended.
 
-        Events that a sealed window withholds may stand anywhere in its log order; elsewhere, appended events
-        lie above all others.
+        Withheld events of a sealed window may lie anywhere in its log order. In other windows, appended
+        events lie above all others.
         """
         return (
             job.plan.work is Work.APPEND
@@ -193,7 +193,8 @@ class _Update(WindowUpdate[_Job]):
         return Produced(files, partial(self._outcome, exact_share, changed))
 
     def closes_now(self, job: _Job, files: StagedFiles) -> bool:
-        # A table without news takes in the batches of others when its window closes, and is closed with it.
+        # A table without news takes in the batches of the other tables when its window closes, in this
+        # commit.
         return job.plan.work is Work.APPEND and self.is_past(job.window) and not files.of(job.window)
 
     def _outcome(self, exact_share: float | None, changed: ReplayChanges, job: _Job) -> Outcome:
@@ -212,19 +213,19 @@ class _Update(WindowUpdate[_Job]):
         )
 
     def _landed_parts(self, job: _Job) -> list[LandedPart]:
-        """The landed files of the job's window, of the batches that it holds."""
+        """Return the landed files of the job's window that belong to the batches it holds."""
         held = frozenset(job.batches)
         return [part for part in self._landing.parts(job.window) if part.batch_id in held]
 
     def _replaced(self, job: _Job, parts: Sequence[LandedPart], changed: ReplayChanges) -> Replaced | None:
         before = self.snapshot.state(job.window)
         if before is None or not job.replays or self.snapshot.retyped:
-            # Rows of other types are other rows, every one.
+            # With other column types every row differs, so nothing can be compared.
             return None
         late = {each.batch_id for each in self._lateness.late_parts(parts)}
         why = reasons(before, job.upstream, job.batches, late, self._deduped.state(job.window))
         rules = tuple(each for each in why if each in RULES)
-        # Rows that were superseded are back, and their keys have the state that they had.
+        # A rebuild restores superseded rows, and then their keys have the same state as before.
         keys = None if self._is_thinned(job.window) else partial(changed.of, job.window)
         return Replaced(before.checkpoint.content_hash, why, keys, unseen=rules)
 
@@ -243,7 +244,7 @@ def _job(
     state = snapshot.state(window)
     batches = above.batches if above else ()
     if plan.work is Work.NOTHING and state is not None and set(state.batches) != set(batches):
-        # Nothing for this table, but the checkpoint moves on with its source.
+        # There is nothing for this table, but its checkpoint advances with its source.
         plan = WindowPlan(window, Work.APPEND, frozenset(), state.generation)
     read = files_to_read(paths, stands_for, plan.read) or ()
     return _Job(
@@ -267,13 +268,14 @@ def _job(
 
 
 def units_above(accepted: Iterable[str], above: WindowState | None) -> frozenset[str]:
-    """What a window is folded from: its ``accepted`` files, and the quarantine files that ``above`` names."""
+    """Return the inputs of a window: its ``accepted`` files, and the quarantine files that ``above``
+    names."""
     stands_for = above.compacted_units if above is not None else {}
     return units_of(accepted, stands_for) | frozenset(f"{WITHHELD}{path}" for path in named_by(above))
 
 
 def _digest(above: WindowState | None) -> str:
-    """A digest of what events a window of the layer above has, and of what they were judged by."""
+    """Return a digest of the events of a window in the layer above, and of the rules they were judged by."""
     if above is None:
         return ""
     made_of = [above.checkpoint.content_hash, sorted(above.versions), sorted(above.batches)]
@@ -283,7 +285,7 @@ def _digest(above: WindowState | None) -> str:
 def content_of(
     contract: TableContract, accepted: Iterable[LakeFile], withheld: Iterable[LakeFile]
 ) -> ContentHash:
-    """The content hash of a window: of the table's events in its files of accepted and withheld events."""
+    """Return the content hash of a window, from the table's events in its accepted and withheld files."""
     of_table = {"source_schema": contract.schema}
     known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
     of_table |= {"source_table": contract.table}
@@ -291,7 +293,7 @@ def content_of(
 
 
 def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:
-    """The folded rows of windows that are closed, one per group."""
+    """Return the folded rows of windows being closed, one per group."""
     return merge_rows(rows, contract, partitions=partitions_for(count, 0))
 
 
@@ -303,8 +305,8 @@ def _stage(
     jobs: Sequence[_Job],
     unit: str,
 ) -> tuple[StagedFiles, float | None]:
-    """Write the fold of the jobs' new events; and the share of them that was folded one by one, if known."""
-    # Windows have the withheld events of all tables of a source; those of others need not be read.
+    """Write the fold of the jobs' new events; return its files, and the share folded one by one, if known."""
+    # A window has the withheld events of all tables of the source. Read only the files with this table's.
     of_table = [replace(job, withheld=withheld_of(job.withheld, contract)) for job in jobs]
     working = [job for job in of_table if job.files]
     if not working:
@@ -348,7 +350,7 @@ def _events(
     files: EventFiles,
     jobs: Sequence[_Job],
 ) -> DataFrame:
-    """The jobs' events of the table; ``withheld`` tells the quarantined ones."""
+    """Return the jobs' events of the table; the column ``withheld`` marks the quarantined ones."""
     accepted = files.deduped.read(spark, [file for job in jobs for file in job.accepted])
     frames = [accepted.withColumn("withheld", F.lit(False))]
     withheld = [file for job in jobs for file in job.withheld]

@@ -1,8 +1,8 @@
 """Net changes that depend on other keys, or on a person, and so cannot update a row by themselves.
 
-A key change with an unsent column ties two keys together, and a quarantined delete leaves open whether a
-row exists. Such rows are folded from the net changes of all windows (``cdc.current``). They are rare, so the
-footers of most files show that there are none.
+A key change with an unsent column ties two keys together, and a quarantined delete leaves open whether a row
+exists. Such rows are folded from the net changes of all windows (``cdc.current``). They are rare: the footers
+of most files show that there are none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from omnisupport_ingest.lake.wanted_rows import Wanted, few_keys, keys_frame, re
 
 
 def keyless_in(files: Iterable[LakeFile]) -> Iterator[TableEnd]:
-    """The truncates and snapshot ends among the folded rows of ``files``."""
+    """Yield the truncates and snapshot ends among the folded rows of ``files``."""
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:
             if _kinds(parquet) == {KEY}:
@@ -39,7 +39,7 @@ def keyless_in(files: Iterable[LakeFile]) -> Iterator[TableEnd]:
 
 
 def odd_files(files: Iterable[LakeFile]) -> list[LakeFile]:
-    """Those of ``files`` in which some key's row depends on more than its own state."""
+    """Return those of ``files`` in which the row of some key depends on more than the key's own state."""
     found = []
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:
@@ -60,8 +60,8 @@ def holds_ended_lives(files: Iterable[LakeFile]) -> bool:
 
 
 def _kinds(parquet: pq.ParquetFile) -> set[str]:
-    """The kinds of the rows, by the footer; the column is read of row groups whose statistics do not tell, as
-    of one that holds the boundary of a snapshot beside its rows.
+    """Return the kinds of the rows, by the footer. The column itself is read only for row groups whose
+    statistics do not tell, such as one with a snapshot end beside rows.
     """
     place = _leaf(parquet, "_cdc_kind")
     kinds: set[str] = set()
@@ -108,11 +108,12 @@ def refolded(
     deleted_since: datetime | None,
     doubted: bool,
 ) -> Iterator[DataFrame]:
-    """The rows that ``keys`` should have, by the net changes of all windows: stored rows with ``CHANGE``.
+    """Yield the rows that ``keys`` should have by the net changes of all windows: stored rows with
+    ``CHANGE``.
 
     ``keys``: ``_cdc_key``, repeats allowed. Keys that key changes tie together are folded together. A key
-    without a row is given as gone. ``doubted``: a truncate or snapshot end is in quarantine. The frame can be
-    used until the ``with`` block ends.
+    that should have no row is yielded as gone. ``doubted``: a truncate or snapshot end is in quarantine. The
+    frame can be used until the ``with`` block ends.
     """
     with ExitStack() as kept:
         rows, wanted, parts = _of_few(spark, net_changes, keys, kept) or _of_many(spark, net_changes, keys)
@@ -135,7 +136,7 @@ def refolded(
         there = current.join(states, "_cdc_key").withColumn(CHANGE, F.lit(SET))
         names = [*stored_type(contract).names, CHANGE]
         gone = wanted.join(current.select("_cdc_key"), "_cdc_key", "left_anti")
-        # The order of a table of whole numbers is by its key column.
+        # If the table is ordered by a whole-number key, the key column is needed to place the row.
         no_rows = gone.select(*(absent(contract, field) for field in there.select(*names).schema.fields))
         yield there.select(*(f"`{name}`" for name in names)).unionByName(no_rows)
 
@@ -143,7 +144,7 @@ def refolded(
 def _of_few(
     spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame, kept: ExitStack
 ) -> tuple[DataFrame, DataFrame, int] | None:
-    """What ``_of_many`` gives, until ``kept`` is closed; None if the keys are not few.
+    """Return what ``_of_many`` returns, usable until ``kept`` is closed; None if the keys are not few.
 
     The cost is a look into each file.
     """
@@ -158,7 +159,7 @@ def _of_few(
         tied = few_keys(_tied_keys(rows.where(_ties()))) if ties else frozenset[str]()
         if tied is not None and tied <= wanted:
             return rows, keys_frame(spark, wanted), partitions_for(held, held_bytes or 0)
-        # Mostly nothing ties keys. What does was read with the others, so a second time is enough.
+        # Usually nothing ties keys. All ties were read with the first keys, so a second round is enough.
         wanted = None if tied is None else wanted | tied
     return None
 
@@ -166,8 +167,8 @@ def _of_few(
 def _of_many(
     spark: SparkSession, net_changes: TableSnapshot, keys: DataFrame
 ) -> tuple[DataFrame, DataFrame, int]:
-    """The net changes of ``keys``, of those tied to them, and without a key; these keys, each once; and in
-    how many parts to fold them."""
+    """Return three things: the net changes of ``keys``, of keys tied to them, and without a key; these keys,
+    each once; and the number of parts in which to fold them."""
     files = net_changes.all_files()
     odd, rows = odd_files(files), net_changes.read(spark, files)
     if odd:
@@ -190,7 +191,7 @@ def _tied_keys(rows: DataFrame) -> DataFrame:
 
 
 def absent(contract: TableContract, field: T.StructField) -> Column:
-    """A column of a row that removes its key."""
+    """Return the value of the column ``field`` for a row that removes its key."""
     value = F.lit(None).cast(field.dataType)
     if field.name in contract.key:
         text = F.get(F.from_json("_cdc_key", "array<string>"), F.lit(contract.key.index(field.name)))

@@ -1,7 +1,7 @@
-"""What has landed and is not yet committed in every layer: the work a sensor asks for.
+"""What has landed and is not yet committed in every layer: the work for which a sensor requests runs.
 
-The answer is read from landing and from the tables' own logs, so a lost, rewound or failed cursor
-skips nothing, and a window that a changed contract made stale is pending again.
+The answer is read from landing and from the tables' own logs. So a lost, rewound or wrong cursor skips
+nothing, and a window that a changed contract made stale is pending again.
 """
 
 from __future__ import annotations
@@ -48,29 +48,28 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 T = TypeVar("T")
 
 GAP_FOUND = CHAIN_LSN.found(STREAM_GAP)
-"""A batch of the stream does not continue where the one before it ended."""
+"""Finding: a batch of the stream does not continue where the previous one ended."""
 
 _LOOKS = 5
-"""How often to look for versions of two tables that belong together while others commit."""
+"""How often to look for versions of two tables that belong together, while others commit."""
 
 _LOOK_SECONDS = 0.2
-"""How often to look whether a batch has landed; it costs one call of the file system."""
+"""Seconds between looks for a new batch; a look costs one call of the file system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """Windows with work to do, in order, and where landing stands.
 
-    ``windows``: of the first ``limit`` batches that some layer has not committed, windows that have
-    closed since their last commit, and those that a run left half done which made them again.
-    ``late_windows``: those to be replayed because events landed
-    in them after they had closed, which ``late`` names; they are not among ``windows``. ``batches``:
-    how many batches wait in all, and ``batch_ids`` which. ``last_batch_id``, ``last_lsn`` and ``watermark``:
-    of the newest landed batch. ``recoveries``: how often capture went on after a crash before a confirmation.
-    ``stream_end``: up to where the WAL stream has landed. ``gap``: what holds back
-    later batches. ``tables``: the names of the contracts whose tables have news in ``windows``; a run over
-    these need visit no other (``table_news``). ``half_done``: those of the windows that a run has made again
-    in some layers alone.
+    ``windows``: those with events of the first ``limit`` batches that some layer has not committed; those
+    that have closed since their last commit; and those that an interrupted run rebuilt only in part.
+    ``late_windows``: windows to be replayed because events (``late``) landed in them after they had closed;
+    they are not among ``windows``. ``batches``: how many batches wait in all; ``batch_ids``: their names.
+    ``last_batch_id``, ``last_lsn`` and ``watermark``: of the newest landed batch. ``recoveries``: how often
+    capture continued after a crash before a confirmation. ``stream_end``: up to where the WAL stream has
+    landed. ``gap``: the gap that holds back later batches. ``tables``: the contracts whose tables have news
+    in ``windows``; a run over these windows needs to visit no other table (``table_news``).
+    ``half_done``: windows that a run has rebuilt in some layers only.
     """
 
     windows: tuple[str, ...]
@@ -96,10 +95,13 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A window that waits for something: ``untaken`` files that some layer awaits, with the ``late`` ones;
-    ``half_done`` by a run that made it again; ``news`` of these tables by either. ``open`` in some layer, and
-    whether it ``may_close``, by a run that visits the tables ``unclosed``. ``uncertain`` while a commit to
-    another window may yet tell what its quarantine files are."""
+    """A window that waits for something.
+
+    ``untaken``: landed files that some layer awaits; ``late``: the late arrivals among them. ``half_done``:
+    an interrupted run rebuilt it only in part. ``news``: the tables with news by either. ``open``: some layer
+    has not closed it; ``may_close``: a run would close it; ``unclosed``: the tables that run must visit.
+    ``uncertain``: a commit to another window may still change what is known of its quarantine files.
+    """
 
     untaken: tuple[LandingOrder, ...]
     late: tuple[LateArrival, ...]
@@ -112,7 +114,7 @@ class _Unsettled:
 
 
 class _Survey:
-    """The state of a source as one look found it. ``seen``: the results of the last look."""
+    """The state of a source as one look finds it. ``seen``: the results of the previous look."""
 
     def __init__(
         self, workspace: Workspace, source: str, seen: Seen[_Unsettled], *, more: bool = True
@@ -124,7 +126,7 @@ class _Survey:
         self._lateness = Lateness.of(workspace, source)
         self._apart = workspace.decisions.action(LATE) == REPLAY_WINDOW
         self._watermark = workspace.closing_watermark(source)
-        # Landing first: what lands meanwhile is news of the next survey.
+        # Read landing first: what lands afterwards is news for the next survey.
         news = self._landing.news(seen.era, seen.number)
         self.landed = self._landing.landed()
         self._versions = RulesVersions(workspace, source)
@@ -134,7 +136,7 @@ class _Survey:
         changed = seen.changed(news, everything, apart, more=more)
         if changed is not None:
             changed |= {window for window, found in seen.unsettled.items() if found.uncertain}
-        # A window that has lost all that landed in it is not known any more, but was.
+        # A window that has lost everything is not known any more, but may be unsettled from before.
         for window in self._known().union(seen.unsettled) if changed is None else changed:
             seen.settle(window, self._unsettled(window), self._numbers(window))
         seen.settled(news, everything, apart)
@@ -147,11 +149,11 @@ class _Survey:
 
     @property
     def held_up(self) -> bool:
-        """Whether a gap of the stream holds everything back, by the decision table."""
+        """Whether a gap in the stream holds everything back, by the decision table."""
         return self.landed.gap is not None and self._workspace.decisions.action(GAP_FOUND.scenario) == STOP
 
     def closing(self, busy: Collection[str]) -> list[str]:
-        """Windows below the watermark that some layer has yet to close, in order; not the busy ones."""
+        """Windows below the watermark that some layer has yet to close, in order, without the busy ones."""
         return [
             window
             for window, found in sorted(self.windows.items())
@@ -168,8 +170,8 @@ class _Survey:
         return self._lateness.closed(window, self._watermark)
 
     def unmerged(self, now: datetime) -> dict[str, str]:
-        """For each table whose net changes the dimension does not show whole, and that may not wait any
-        longer at ``now``, by its name one window to run again."""
+        """Return tables whose dimension lacks net changes that may not wait any longer at ``now``: name of
+        the table → one window to run again."""
         found = {}
         for contract, net_changes in self._folded:
             dimension = self._seen.newest(self._workspace.dimension(contract))
@@ -187,9 +189,10 @@ class _Survey:
     def _purging(
         self, contract: TableContract, net_changes: TableSnapshot | None, dimension: TableSnapshot | None
     ) -> str | None:
-        """The window in which a visit would have a table without news purge what is due; None if none would.
+        """Return the window whose run would purge rows that are due, for a table without news; None if there
+        is nothing to purge.
 
-        Its own net changes know the watermark of their last visit alone.
+        The net changes of such a table know only the watermark of their last visit.
         """
         if contract.purge_deleted_after is None or net_changes is None or dimension is None:
             return None
@@ -198,7 +201,7 @@ class _Survey:
         if not windows:
             return None
         if any(waiting(self._workspace, contract, each) for each in (net_changes, dimension)):
-            # A run would purge nothing either, and be asked for again at once.
+            # The tables wait for a person. A run would purge nothing, and would be requested again at once.
             return None
         above, held = judged.state(windows[-1]), net_changes.state(windows[-1])
         shown = dimension.state(WHOLE_TABLE)
@@ -220,7 +223,7 @@ class _Survey:
 
     def _open_layers(self, source: str) -> SourceLayers:
         workspace, newest, decisions = self._workspace, self._seen.newest, self._workspace.decisions
-        # No mapping by contract: the hash of one costs more than the look at its table.
+        # A list, not a mapping by contract: hashing a contract costs more than the look at its table.
         self._folded = [(each, newest(workspace.net_changes(each))) for each in self._contracts]
         parked = tuple(
             each
@@ -228,7 +231,7 @@ class _Survey:
             if snapshot is not None and waiting(workspace, each, snapshot)
         )
         judged = self._judged
-        # Raw before the record, which is written first: what raw has lost is known to be removed.
+        # Read raw before the record. The record is written first, so it explains whatever raw has lost.
         held = newest(workspace.raw(source))
         removed = self._removed = Removed.open(workspace, source)
         return SourceLayers(
@@ -278,7 +281,7 @@ class _Survey:
         untaken, news = layers.awaited(window, self.landed.untaken(window, layers.held(window)))
         half_done = layers.half_done(window, self._files) if self._files is not None else frozenset()
         unclosed = layers.unclosed(window)
-        # What lands in a sealed window goes to quarantine, and no replay is needed for it.
+        # What lands in a sealed window goes to quarantine, so no replay is needed.
         replayed = self._apart and window not in self._removed.sealed
         found = _Unsettled(
             tuple(sorted({part.landing_order for part in untaken})),
@@ -328,18 +331,20 @@ def pending_windows(
 ) -> Pending:
     """Compare what landed from ``source`` with what every layer has committed.
 
-    Net changes that wait for their merge as their contract allows are not pending, until it is due (``now``:
-    null is this moment). ``Workspace.merging_at_once`` lets none wait.
-    What an earlier call of this workspace found settled is not looked at again before something lands in it,
-    a table commits to it, or what it is judged by changes.
+    Net changes that the contract lets wait are not pending until their merge is due at ``now`` (None: this
+    moment). ``Workspace.merging_at_once`` lets none wait. A window that an earlier call of this workspace
+    found settled is looked at again only after something lands in it, a table commits to it, or its rules
+    change.
     """
     moment = now or datetime.now(UTC)
     return _surveyed(workspace, source, lambda survey, _: _pending(workspace, source, survey, limit, moment))
 
 
 def standing_of_windows(workspace: Workspace, source: str) -> Standing:
-    """What all windows of ``source`` come to. It looks as ``pending_windows`` does, but opens no table that
-    nothing was committed to since the last look of anybody: the checks of a run ask this."""
+    """Return the totals over all windows of ``source``; the checks of a run read these.
+
+    It looks as ``pending_windows`` does, but opens no table without a commit since anybody's last look.
+    """
 
     def standing(survey: _Survey, seen: Seen[_Unsettled]) -> Standing:
         late = () if survey.held_up else sorted({each.window for each in survey.late})
@@ -394,13 +399,13 @@ def _pending(workspace: Workspace, source: str, survey: _Survey, limit: int, now
     half_done = sorted(window for window, found in survey.windows.items() if found.half_done)
     windows |= closing | set([window for window in half_done if window not in busy][:limit])
     windows -= late_windows
-    # Any run over a table merges all that waits there.
+    # Any run over a table merges everything that waits there.
     news = set(unmerged).union(
         *(survey.windows[window].news for window in windows if window in survey.windows),
         *(survey.windows[window].unclosed for window in closing),
     )
     if windows and repeats_writes(workspace.decisions):
-        # The run makes the events again, so a table that it left out would have been folded from others.
+        # The run judges the events again, so every table must fold them again.
         news |= survey.tables
     landed = survey.landed
     newest = workspace.landing(source).read(landed.last.batch_id) if landed.last is not None else None
@@ -431,10 +436,10 @@ def pending_soon(
     patience: float,
     ended: Callable[[], bool] = lambda: False,
 ) -> Pending:
-    """``pending_windows``; with nothing pending, the same again when a batch lands within ``patience`` s.
+    """Return ``pending_windows``. If nothing is pending, wait up to ``patience`` seconds for a batch to land.
 
-    Whoever asks every few seconds hears of a new batch at once, not at the next question. Once ``ended()``
-    nothing is waited for.
+    So a caller that asks every few seconds learns of a new batch at once, and not at its next call. It does
+    not wait once ``ended()`` is true.
     """
     landing = workspace.landing(source)
     give_up = time.monotonic() + patience
@@ -451,7 +456,7 @@ def pending_soon(
 
 @dataclass(frozen=True, slots=True)
 class _Unmerged:
-    """A ``window`` to run again once ``due`` has passed; null: at once."""
+    """A ``window`` to run again once ``due`` has passed; None: at once."""
 
     window: str
     due: datetime | None
@@ -463,7 +468,7 @@ def _unmerged(
     net_changes: TableSnapshot | None,
     dimension: TableSnapshot | None,
 ) -> _Unmerged | None:
-    """What a dimension lacks of its net changes; None if it is nothing, or waits for a person."""
+    """Return what a dimension lacks of its net changes; None if it lacks nothing, or waits for a person."""
     last = net_changes.last_window() if net_changes is not None else None
     if net_changes is None or last is None:
         return None

@@ -1,7 +1,7 @@
-"""Planning the work of a window: nothing, its new inputs, or all of them again; and the key of that work.
+"""Plans the work of a window: nothing, its new inputs, or all inputs again; and gives the work a key.
 
-A window remembers the files of the layer above that it took, by name. Compaction changes no event, so a file
-that closing made stands for the names of the files that it replaced: what was taken before counts as taken.
+A window remembers by name which files of the layer above it has taken. Compaction changes no event, so a
+compacted file stands for the names of the files it replaced: if they were taken, it counts as taken.
 
 The idempotency key of a unit of work makes doing it twice the same as doing it once.
 """
@@ -24,13 +24,13 @@ from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.state import WindowState
 
 REPEATED = IDEMPOTENCY_KEY.found(DUPLICATE_WRITE)
-"""A window is asked for whose content has all its inputs already, made as it would be now."""
+"""Finding: a window is requested that already has all its inputs, made as it would be made now."""
 
 
 class Work(Enum):
     """``NOTHING`` to do, ``APPEND`` the new inputs, or ``REPLACE`` the content from all inputs.
 
-    ``CLOSE`` folds the files of a window that has taken all its inputs; its rows stay.
+    ``CLOSE``: compact the files of a window that has taken all its inputs; its rows stay.
     """
 
     NOTHING = "nothing"
@@ -41,7 +41,7 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a window can be made from now: unit names, the table they belong to, logic versions."""
+    """The inputs a window has now: unit names, the table they belong to, and versions of the logic."""
 
     units: frozenset[str]
     table_id: str | None
@@ -52,7 +52,7 @@ class Upstream:
 class WindowPlan:
     """The work of one window: the units to read, and the generation to write.
 
-    ``repeated``: the window holds all that already, and nobody asked for it to be made again.
+    ``repeated``: the window holds all its inputs already, and no replay was requested.
     """
 
     window: str
@@ -64,19 +64,18 @@ class WindowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How windows are asked for. ``replay``: to be made again. ``remake``: also where nothing has changed
-    and nobody says replay, as the decision table may want it."""
+    """How windows are requested. ``replay``: rebuild them. ``remake``: also rebuild a window without changes
+    and without a request to replay, if the decision table wants that."""
 
     replay: bool
     remake: bool = False
 
 
 def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked: Asked) -> WindowPlan:
-    """Compare what the window holds with what is there now (semantics: reading upstream).
+    """Compare the inputs that the window was made from with its inputs now.
 
-    The content is made again on a replay; where the upstream table or a consumed file was
-    replaced; where logic or contract changed; and where another program rewrote the window, so
-    that what it was made from is not known here.
+    The content is replaced on a replay; if the upstream table or a consumed file was replaced; if logic or
+    contract changed; and if another program rewrote the window, because then its inputs are unknown.
     """
     state = snapshot.state(window)
     rewritten = state is None and bool(snapshot.files(window))
@@ -90,7 +89,7 @@ def plan_window(snapshot: TableSnapshot, window: str, upstream: Upstream, asked:
 
 
 def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, replay: bool) -> Work:
-    """The rule of ``plan_window`` as a truth table, without a table at hand."""
+    """Decide the work by the rule of ``plan_window``, as a truth table without a table at hand."""
     if rewritten:
         return Work.REPLACE
     if state is None:
@@ -106,12 +105,12 @@ def decide(state: WindowState | None, upstream: Upstream, *, rewritten: bool, re
 
 
 def repeats_writes(decisions: DecisionTable) -> bool:
-    """Whether a window that holds all its inputs is made again when it is asked for."""
+    """Whether a window that holds all its inputs is rebuilt when it is requested."""
     return decisions.action(DUPLICATE_WRITE) == REPLAY_WINDOW
 
 
 StandsFor = Mapping[str, Sequence[str]]
-"""Path of a file that closing made → the names it stands for; any other file stands for itself."""
+"""Path of a compacted file → the names it stands for; any other file stands for itself."""
 
 
 def units_of(files: Iterable[str], stands_for: StandsFor) -> frozenset[str]:
@@ -122,10 +121,10 @@ def units_of(files: Iterable[str], stands_for: StandsFor) -> frozenset[str]:
 def files_to_read(
     files: Iterable[str], stands_for: StandsFor, wanted: Collection[str]
 ) -> frozenset[str] | None:
-    """The ``files`` that hold exactly the ``wanted`` names.
+    """Return the ``files`` that hold exactly the ``wanted`` names.
 
-    None if a file holds some that are wanted beside some that are not: they cannot be told apart any
-    more, so whoever wants them has to begin again with all of them.
+    Returns None if a file holds both wanted names and others: they cannot be separated any more, so the
+    caller has to take all of them again.
     """
     found = set()
     for file in files:
@@ -139,7 +138,7 @@ def files_to_read(
 
 
 def compacted_names(files: Iterable[str], stands_for: StandsFor) -> tuple[str, ...]:
-    """The names that a file stands for that replaces ``files``; some of these may be compacted already."""
+    """Return the names that a file replacing ``files`` stands for; some of these may be compacted already."""
     return tuple(sorted(units_of(files, stands_for)))
 
 
@@ -148,7 +147,7 @@ def _names(file: str, stands_for: StandsFor) -> Sequence[str]:
 
 
 LOGIC_VERSION = 6
-"""Version of the logic of the layers; raised when the same input gives another output."""
+"""Version of the logic of the layers; raised when the same input gives a different output."""
 
 
 def idempotency_key(
@@ -156,16 +155,16 @@ def idempotency_key(
 ) -> str:
     """SHA-256 of layer, table, window, the set of input units and the versions of logic and contracts.
 
-    Never of a run or a time: two runs that do the same work have the same key.
+    A run or a time is never part of it: two runs that do the same work have the same key.
     """
     return _digest([layer, table, window, sorted(set(inputs)), sorted(set(versions))])
 
 
 def unit_key(work: Iterable[tuple[str, WindowPlan]]) -> str:
-    """The key of what is written in one go for several windows, each with its idempotency key and plan.
+    """Return the key of files written together for several windows, each with its idempotency key and plan.
 
-    The rows written follow from what is read, not only from what the window holds afterwards: two
-    appends that end at the same inputs may have begun at different ones.
+    The plan is part of the key because the rows written depend on what is read, and not only on what the
+    window holds afterwards: two appends that end with the same inputs may have begun with different ones.
     """
     return _digest(sorted([key, plan.window, plan.work.value, sorted(plan.read)] for key, plan in work))
 

@@ -14,10 +14,10 @@ from omnisupport_ingest.position import Position
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What the batches of one window have in common.
+    """Facts about the batches of one window, together.
 
-    ``first`` and ``last`` are the lowest and highest position among their events of that window,
-    ``watermark`` the highest that any of them set, ``last_batch_id`` the batch of the highest event.
+    ``first`` and ``last``: the lowest and highest position among their events of that window. ``watermark``:
+    the highest that any of them set. ``last_batch_id``: the batch of the highest event.
     """
 
     first: Position | None
@@ -27,8 +27,8 @@ class BatchFacts:
 
 
 def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
-    """The highest position of ``checkpoints`` and its batch, and the highest watermark; None where there is
-    none."""
+    """Return the highest position of ``checkpoints``, its batch, and the highest watermark; each None if no
+    checkpoint has one."""
     mark = max((each.watermark for each in checkpoints if each.watermark is not None), default=None)
     newest = max(
         (each for each in checkpoints if each.cursor),
@@ -42,11 +42,11 @@ def facts_of(checkpoints: Sequence[Checkpoint]) -> BatchFacts:
 
 
 def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:
-    """The facts of landed files of one window; all None where there are none."""
+    """Return the facts of landed files of one window; all None without files."""
     held = list(parts)
     if not held:
         return BatchFacts(None, None, None, None)
-    # Copies of one event may stand in several batches; any order of ``parts`` names the same one.
+    # Copies of one event may be in several batches; the result must not depend on the order of ``parts``.
     newest = max(held, key=lambda part: (part.last, part.batch_id))
     marks = [part.mark for part in held if part.mark is not None]
     return BatchFacts(
@@ -60,8 +60,8 @@ def facts_of_parts(parts: Iterable[LandedPart]) -> BatchFacts:
 def rise_from(last: Position | None, files: Iterable[DataFile | LandedPart]) -> bool:
     """Whether the positions in ``files`` are distinct and all above ``last``.
 
-    Proved from what landing recorded: each file's positions rise strictly, and the files' ranges
-    follow one another. Then there is nothing to dedupe, and no shuffle to pay for it.
+    Landing's records prove it: each file's positions rise strictly, and the files' ranges follow one another.
+    Then nothing has to be deduplicated, and no shuffle is needed.
     """
     for file in sorted(files, key=lambda each: each.first):
         if not file.ordered or (last is not None and file.first <= last):

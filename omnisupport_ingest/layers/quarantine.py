@@ -1,12 +1,13 @@
-"""Events that were not accepted, kept whole beside the reason, in step with ``deduped_events``.
+"""Events that were not accepted, kept whole with the reason, in step with ``deduped_events``.
 
-A window's quarantine is the files that the state of its deduped window names (``quarantine_files``).
-Three commits change it, and whatever dies between them, readers find the files of one state:
+The quarantine of a window is the set of files that the state of its deduped window names
+(``quarantine_files``). Three commits change it. If a run dies between any two of them, readers still find the
+files of one state:
 
-1. ``add``: the new files come into this table; nothing leaves it.
-2. The commit of ``deduped_events`` names them, and no longer those of the judgement before.
-3. ``settle``: what no state names any more leaves this table; what one names and this table has lost
-   comes back. It may be done at any time, by anybody, and twice.
+1. ``add``: the new files enter this table; nothing leaves it.
+2. The commit of ``deduped_events`` names them, and no longer those of the previous judgement.
+3. ``settle``: files that no state names any more leave this table, and named files that this table has lost
+   come back. Anybody may do it, at any time, and more than once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def stage(
 ) -> StagedFiles:
     """Write the quarantined events among ``others`` (judged events; None: there are none) for ``add``.
 
-    ``version``: of ``deduped_events``, that the commit which names them will make. It goes into their paths.
+    ``version``: the version of ``deduped_events`` that the commit naming them will make. It becomes part of
+    their paths.
     """
     table.open()
     if others is None:
@@ -57,7 +59,7 @@ def stage(
 def stage_written(
     table: LakeTable, folders: Sequence[str], windows: Collection[str], *, unit: str, version: int
 ) -> StagedFiles:
-    """``stage`` of events that tasks wrote to ``folders`` already."""
+    """Do as ``stage``, for events that tasks wrote to ``folders`` already."""
     table.open()
     if not folders:
         return StagedFiles(())
@@ -65,7 +67,7 @@ def stage_written(
 
 
 def add(table: LakeTable, staged: StagedFiles, identity: Identity) -> None:
-    """Have the table hold ``staged``, besides all that it holds. A second call changes nothing."""
+    """Add the files of ``staged`` to the table. A second call changes nothing."""
 
     def attempt(snapshot: TableSnapshot) -> None:
         changes = []
@@ -82,9 +84,9 @@ def add(table: LakeTable, staged: StagedFiles, identity: Identity) -> None:
 
 
 def settle(deduped: LakeTable, table: LakeTable, windows: Sequence[str], identity: Identity) -> None:
-    """Have the table hold, of ``windows``, what the states of ``deduped`` name, and what may yet be named.
+    """Make the table hold, for ``windows``, the files that states of ``deduped`` name or may still name.
 
-    A named file that is not on disk either stays away: its window has to be judged again.
+    A named file that is missing on disk is not added: its window has to be judged again.
     """
 
     def attempt() -> None:

@@ -1,14 +1,14 @@
 """Which files of the quarantine count: those that the states of ``deduped_events`` name.
 
-The events of a window are judged into two tables, and one commit reaches one of them. So the state of
-the deduped window is the record of both: its ``companions`` are the window's quarantine files, and who
-reads withheld events reads these, whatever the log of ``quarantine`` holds. That log follows in two
-commits: a file is added before a state names it, and removed after no state names it any more.
+The events of a window are judged into two tables, and one commit reaches only one of them. So the state of
+the deduped window is the record of both: its ``companions`` are the window's quarantine files. Readers of
+withheld events read these, whatever the log of ``quarantine`` holds. That log follows in two commits: a file
+is added before a state names it, and removed after no state names it any more.
 
-A crash or a writer that lost a race leaves files that no state names. Whether one will still be named
-is in its path, which has the version of ``deduped_events`` that it was judged for (the number in
-the unit's folder): a commit makes exactly the version that it was planned for or fails, so once that
-version is there and does not name the file, none ever will.
+A crash, or a writer that lost a race, leaves files that no state names. The path of a file tells whether a
+state may still name it. It contains (as the generation in the unit's folder) the version of
+``deduped_events`` that the file was judged for, and a commit makes exactly the version that it was planned
+for, or fails. Once that version exists and does not name the file, no version ever will.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.storage import at_hand, storage_of
 
 WITHHELD = "quarantine/"
-"""Begins the name of a quarantine file among the inputs of net changes."""
+"""Prefix of the name of a quarantine file among the inputs of net changes."""
 
 _LOOKS = 5
-"""How often to look for two versions that belong together while others commit."""
+"""How often to look for two versions that belong together, while others commit."""
 
 
 _FOOTERS_KEPT = 16_384
@@ -53,8 +53,8 @@ class EventsGone(IngestError):
 class Unsettled:
     """How the log of ``quarantine`` differs from what the state of ``window`` names.
 
-    ``missing``: named files that the log does not hold. ``left``: held files that no state names or ever
-    will.
+    ``missing``: named files that the log does not hold. ``left``: held files that no state names, now or
+    later.
     """
 
     window: str
@@ -64,19 +64,19 @@ class Unsettled:
 
 @dataclass(frozen=True)
 class QuarantineFiles:
-    """The quarantine files of one version of a source's deduped events; None if that table is not there."""
+    """The quarantine files of one version of a source's deduped events (None: that table does not exist)."""
 
     deduped: TableSnapshot | None
     quarantine: TableSnapshot
 
     @classmethod
     def newest(cls, workspace: Workspace, source: str) -> QuarantineFiles | None:
-        """The newest version; None before the first event was judged. Makes no table."""
+        """Return the newest version; None before the first event was judged. Creates no table."""
         return cls.of_tables(workspace.deduped(source), workspace.quarantine(source))
 
     @classmethod
     def of_tables(cls, deduped: LakeTable, quarantine: LakeTable) -> QuarantineFiles | None:
-        """The same of two tables. Both are seen at one moment, unless others commit again and again."""
+        """Return the newest version of both tables as of one moment, unless others keep committing."""
         for number in range(_LOOKS):
             if number and deduped.looks is not None:
                 deduped.looks.begin()
@@ -86,14 +86,15 @@ class QuarantineFiles:
         return None if held is None else cls(judged, held)
 
     def of(self, window: str) -> tuple[LakeFile, ...]:
-        """The quarantine files of ``window``, of all tables. ``EventsGone`` if one is not on disk."""
+        """Return the quarantine files of ``window``, of all tables. Raises ``EventsGone`` if one is
+        missing."""
         named = named_by(self.state(window))
-        # Most windows withhold nothing, and each table asks for each of its windows.
+        # Most windows withhold nothing, and this is called for each table and window.
         held = self._held(window) if named else {}
         return tuple(held.get(path) or self.on_disk(path) for path in named)
 
     def there(self, window: str) -> tuple[LakeFile, ...]:
-        """Those of ``window`` that are on disk."""
+        """Return the quarantine files of ``window`` that are on disk."""
         found = []
         held = self._held(window)
         for path in named_by(self.state(window)):
@@ -102,14 +103,15 @@ class QuarantineFiles:
         return tuple(found)
 
     def all(self) -> tuple[LakeFile, ...]:
-        """Those of every window."""
+        """Return the quarantine files of every window."""
         windows = self.deduped.windows() if self.deduped is not None else ()
         return tuple(file for window in windows for file in self.of(window))
 
     def shown(self, window: str | None = None) -> Iterator[tuple[LakeFile, WindowState | None]]:
-        """Those of ``window`` (null: of every one), with the state that names them, for people to look at.
+        """Yield the files of ``window`` (None: of every window), each with the state that names it, to be
+        shown to people.
 
-        Where what a window was judged to is not known (None), all that the table holds of it: better to
+        If the state of a window is unknown, yield all files that the table holds of it, with None: better to
         show too much than nothing.
         """
         every = sorted({*self._windows, *self.quarantine.windows()}) if window is None else [window]
@@ -119,10 +121,11 @@ class QuarantineFiles:
                 yield file, state
 
     def unsettled(self, window: str) -> Unsettled | None:
-        """What of ``window`` is to be added to the log of the quarantine, or to leave it; None: nothing."""
+        """Return what of ``window`` must be added to, or removed from, the quarantine's log; None:
+        nothing."""
         state = self.state(window)
         if state is None or self.deduped is None:
-            # It will be judged again; what it names then is known.
+            # The window will be judged again, and will then name its files.
             return None
         held, named = self._held(window), named_by(state)
         missing = tuple(path for path in named if path not in held)
@@ -134,7 +137,7 @@ class QuarantineFiles:
         return Unsettled(window, missing, left) if missing or left else None
 
     def state(self, window: str) -> WindowState | None:
-        """The state of the deduped ``window``; None if it has none, or none that can be read."""
+        """Return the state of the deduped ``window``; None if it has none that can be read."""
         return self.deduped.state(window) if self.deduped is not None else None
 
     @cached_property
@@ -145,14 +148,14 @@ class QuarantineFiles:
         return {file.path: file for file in self.quarantine.files(window)}
 
     def may_have(self, path: str, contract: TableContract) -> bool:
-        """Whether the file at ``path`` may have events of the contract's table; yes if that is not known."""
+        """Whether the file at ``path`` may have events of the contract's table; True if that is unknown."""
         try:
             return _may_have(str(at_hand(self.quarantine.table.folder / path)), contract.table)
         except (OSError, pa.ArrowException):
             return True
 
     def on_disk(self, path: str) -> LakeFile:
-        """The file at ``path``, whatever names it. ``EventsGone`` if it is not there."""
+        """Return the file at ``path``, whatever names it. Raises ``EventsGone`` if it is missing."""
         table = self.quarantine.table
         file = at_hand(table.folder / path)
         if not file.exists():
@@ -182,7 +185,7 @@ def _may_have(uri: str, table: str) -> bool:
 
 @lru_cache(maxsize=_FOOTERS_KEPT)
 def _tables_in(uri: str) -> tuple[TableName | None, ...]:
-    """The first and last table name in each row group of a file, which never changes; None: any."""
+    """Return the first and last table name in each row group of a file; None: any. A file never changes."""
     with pq.ParquetFile(uri) as parquet:
         schema, footer = parquet.schema, parquet.metadata
         place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == "source_table")
@@ -194,13 +197,13 @@ def _tables_in(uri: str) -> tuple[TableName | None, ...]:
 
 
 def gone_from_disk(quarantine: LakeTable, state: WindowState | None) -> bool:
-    """Whether a quarantine file that ``state`` names is not there, so that the window must be judged anew."""
+    """Whether a quarantine file that ``state`` names is missing on disk: the window must be judged again."""
     storage = storage_of(quarantine.folder)
     return any(not storage.exists(quarantine.folder / path) for path in named_by(state))
 
 
 def named_anywhere(workspace: Workspace, source: str) -> frozenset[str]:
-    """Every path that some state of the newest deduped events names; ``sweep`` keeps them."""
+    """Return every path that some state of the newest deduped events names; ``sweep`` keeps these."""
     judged = workspace.deduped(source).look()
     windows = judged.windows() if judged is not None else ()
     return frozenset(path for window in windows if judged for path in named_by(judged.state(window)))

@@ -1,7 +1,7 @@
 """Landed batches → ``raw_cdc_staging``: every event, payload untouched, duplicates included.
 
-The unit of work is the batches of a window that raw does not hold yet. A batch file is checked
-against its manifest before it is read, so a damaged file stops here and changes nothing.
+The unit of work is the set of batches of a window that raw does not hold yet. A batch file is checked against
+its manifest before it is read, so a damaged file stops the run and changes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from omnisupport_ingest.windows import OUT_OF_RANGE
 LAYER = "raw_cdc_staging"
 
 VERSIONS = (f"logic:{LOGIC_VERSION}",)
-"""What makes a window of this layer stale when it changes."""
+"""Versions that make a window of this layer stale when they change."""
 
 
 class LandingDisagrees(IngestError):
@@ -74,15 +74,15 @@ def materialize(
 ) -> list[Checkpoint]:
     """Take in the batches of ``windows`` that raw does not hold yet; a second call changes nothing.
 
-    With ``replay`` the windows are written again from all their batches. Where landing has forgotten a batch
-    that raw holds, raw is the record and only new batches join it. The sentinel window is taken in with every
-    call. Windows that the watermark has closed, and that have nothing to take in, are closed. Returns one
-    checkpoint per window asked for, in order. ``DamagedBatch`` and ``LandingDisagrees`` name a file that is
-    not what its manifest says.
+    With ``replay`` the windows are written again from all their batches. If landing has forgotten a batch
+    that raw holds, raw is the record: only new batches are added. Every call also takes in the sentinel
+    window. Windows that the watermark has closed, and that have nothing to take in, are closed. Returns one
+    checkpoint per requested window, in order. Raises ``DamagedBatch`` or ``LandingDisagrees``, naming a file
+    that is not what its manifest says.
     """
     asked = Asked(replay, repeats_writes(workspace.decisions))
     run = LayerRun(workspace, spark, source, run_id, asked)
-    # Read before what has landed: a batch that comes in between does not close the window it belongs to.
+    # Read the watermark before what has landed: a batch that lands in between must not close its own window.
     watermark = workspace.closing_watermark(source)
     return update_windows(
         workspace.raw(source),
@@ -103,7 +103,7 @@ class _Update(WindowUpdate[WindowJob]):
         self._watermark = watermark
         self._lateness = Lateness.of(run.workspace, run.source)
         self._store = run.workspace.landing(run.source)
-        # After raw was opened: what it has lost by retention is on record by then.
+        # Read after raw was opened: by then it is on record what retention removed from raw.
         removed = Removed.open(run.workspace, run.source)
         self._sealed = frozenset(removed.sealed)
         self._landed = _Landing(self._store, removed)
@@ -112,7 +112,7 @@ class _Update(WindowUpdate[WindowJob]):
         return [*dict.fromkeys(windows), *self._landed.sentinel()]
 
     def is_past(self, window: str) -> bool:
-        # A sealed window is closed already. What lands in it since must not be compacted with files that a
+        # A sealed window is closed already. What landed in it since must not be compacted with files that the
         # layer below has taken.
         return window not in self._sealed and self._lateness.closed(window, self._watermark)
 
@@ -151,7 +151,7 @@ class _Update(WindowUpdate[WindowJob]):
 
 
 class _Landing:
-    """What has landed, as it is asked for: a run reads of its windows alone, and of new batches alone."""
+    """What has landed, read on demand: only for the windows of the run, and only for new batches."""
 
     def __init__(self, store: LandingStore, removed: Removed) -> None:
         self._store, self._landed = store, store.landed()
@@ -165,7 +165,7 @@ class _Landing:
         return [OUT_OF_RANGE] if any(each.out_of_range for each in self._landed.epochs) else []
 
     def of(self, window: str) -> Mapping[str, Sequence[LandedPart]]:
-        """The data files in ``window``, by batch; of batches whose events there retention has left."""
+        """Return the data files in ``window``, by batch, without those that retention removed."""
         known = self._of_manifests(window)
         if window not in self._gone:
             parts = (part for held in known.values() for part in held)
@@ -180,20 +180,20 @@ class _Landing:
         return self._known[window]
 
     def parts(self, window: str, batches: Iterable[str]) -> list[LandedPart]:
-        """Those of ``batches`` as manifests have them, where these have not been forgotten; the data may be
-        gone."""
+        """Return the files of ``batches`` in ``window`` by their manifests, except for batches that landing
+        has forgotten. The data may be gone."""
         here = self._of_manifests(window)
         return [part for name in sorted(batches) for part in here.get(name, ())]
 
     def files(self, window: str, batches: Iterable[str]) -> list[tuple[Manifest, DataFile]]:
-        """The same as their manifests have them."""
+        """Return the same files, each with its manifest."""
         here = self.of(window)
         held = [self._batch(name) for name in sorted(batches) if name in here]
         return [(batch, file) for batch, by_window in held for file in by_window.get(window, ())]
 
     def _batch(self, name: str) -> tuple[Manifest, Mapping[str, Sequence[DataFile]]]:
-        """The manifest of a batch, read once, and its data files by window. Each window of a run asks, and
-        windows and batches may be thousands."""
+        """Return the manifest of a batch, read once, and its data files by window. Called for each window of
+        a run, and windows and batches may be thousands."""
         if name not in self._batches:
             batch, found = self._store.read(name), dict[str, list[DataFile]]()
             for file in batch.files:
@@ -208,7 +208,7 @@ def _held(snapshot: TableSnapshot, window: str) -> frozenset[str]:
 
 
 def _all_landed(snapshot: TableSnapshot, window: str, landed: _Landing) -> bool:
-    """Whether landing still has every batch that raw holds: else raw is the record."""
+    """Whether landing still has every batch that raw holds. If not, raw is the record."""
     return _held(snapshot, window) <= landed.of(window).keys()
 
 
@@ -217,7 +217,7 @@ def _planned(
 ) -> WindowPlan:
     if _all_landed(snapshot, window, landed) and window not in landed.trimmed:
         return plan_window(snapshot, window, upstream, asked)
-    # Raw is the record: it takes in what is new, and what it holds is never written again.
+    # Raw is the record: it takes in new batches, and what it holds is never written again.
     table = snapshot.table.spec.path
     plan = plan_window(
         snapshot,
@@ -230,7 +230,7 @@ def _planned(
 
 
 def _upstream(snapshot: TableSnapshot, window: str, landed: _Landing) -> Upstream:
-    # What raw holds and landing does not was forgotten.
+    # Batches that raw holds and landing lacks were forgotten by landing.
     return Upstream(_held(snapshot, window) | landed.of(window).keys(), None, VERSIONS)
 
 
@@ -251,7 +251,7 @@ def _stage(
     generation = {plan.window: plan.generation for plan in plans}
     with made_by_tasks(spark, snapshot.table, works, unit=unit, generation=generation) as made:
         if made is None:
-            # A task says that a file is damaged; this says which, and what to do.
+            # A task only finds that a file is damaged; this names the file and the fix.
             for *_, file in files:
                 store.verify_file(file)
         assert made is not None, "a batch of which every file is whole is always taken in"
@@ -259,9 +259,10 @@ def _stage(
 
 
 def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: Sequence[str]) -> DataFrame:
-    """What raw would hold of ``windows`` after a replay: ``RAW_TYPE`` rows; nothing is committed.
+    """Return what raw would hold of ``windows`` after a replay, as ``RAW_TYPE`` rows; nothing is committed.
 
-    That is what has landed, and what raw holds already where landing has forgotten a batch of it.
+    These are all landed events. For a window of which landing has forgotten a batch, they are the events that
+    raw holds, and those of batches that raw lacks.
     """
     store = workspace.landing(source)
     landed = _Landing(store, Removed.open(workspace, source))
@@ -281,7 +282,8 @@ def all_events(workspace: Workspace, spark: SparkSession, source: str, windows: 
 def _events(
     spark: SparkSession, store: LandingStore, files: Sequence[tuple[str, Manifest, DataFile]]
 ) -> DataFrame:
-    """The events of ``files`` (window, batch, file; one or more) as raw has them, each file checked."""
+    """Return the events of ``files`` (window, batch, file; at least one) as raw has them; files are
+    checked."""
     for _, _, file in files:
         store.verify_file(file)
     shares = in_shares(_landed_files(store, files))
@@ -300,13 +302,13 @@ def _landed_rows(
 
 
 def _landed_files(store: LandingStore, files: Iterable[tuple[str, Manifest, DataFile]]) -> list[LandedFile]:
-    # The window of an event is that of its data file: by its commit time, but for a position that had
-    # landed in another one (landing/first_windows.py).
+    # The window of an event is that of its data file: by its commit time, unless its position had landed in
+    # another window before (landing/first_windows.py).
     return [LandedFile(store.folder, file, _arrived(window, batch)) for window, batch, file in files]
 
 
 def _arrived(window: str, batch: Manifest) -> dict[str, Any]:
-    """What raw says of the arrival of the events of ``batch`` in ``window``, by column."""
+    """Return the facts of the arrival of ``batch`` in ``window`` as columns of raw."""
     facts = batch.arrival
     return {
         "batch_id": batch.batch_id,

@@ -1,10 +1,10 @@
-"""What retention removed, for the layers: the record of a removal is written before it happens.
+"""What retention removed, for the layers. The record of a removal is written before the removal.
 
-The data files of a window leave **landing** once raw holds its events: then raw is the record, and a
-replay starts there. When its events leave **raw** too, the window is **sealed**: its accepted events and all
-that was made of them stay, but it is neither replayed nor stale, and events that still land in it go to
-quarantine. So no layer may take what is gone for something to be made again: here are the rules that keep it
-from that. Versions that leave the **history** of a table stay out of it when it is made again.
+The data files of a window leave **landing** once raw holds its events. Then raw is the record, and a replay
+starts there. When the events leave **raw** too, the window is **sealed**: its accepted events and everything
+made of them stay, but it is neither replayed nor stale, and events that still land in it go to quarantine.
+The rules in this module keep the layers from rebuilding such windows without their events. Versions that
+leave the **history** of a table stay out of it when the history is made again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COLUMNS_OF = {
     QUARANTINE: ("landed_until", "table"),
     HISTORY: ("table", "ended_before"),
 }
-"""The layers, with the further columns that a removal from each must have."""
+"""The layers, each with the further columns that a removal from it must have."""
 
 
 class WindowSealed(IngestError):
@@ -63,11 +63,11 @@ class RecordLost(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was removed of one window: ``files`` with ``events`` and ``bytes``, by whom, when and why.
+    """What was removed from one window: ``files`` with ``events`` and ``bytes``, by whom, when and why.
 
-    ``landed_until`` (timezone-aware): files of batches that landed later stay. Of quarantine, the values of
-    events of ``table`` that landed until then. Of the history of ``table``, which is of no window, the
-    versions that ended before ``ended_before`` (timezone-aware).
+    ``landed_until`` (timezone-aware): files of batches that landed later stay. From quarantine, the values of
+    events of ``table`` that landed until then are removed. From the history of ``table``, which has no
+    windows, the versions that ended before ``ended_before`` (timezone-aware) are removed.
     """
 
     layer: str
@@ -84,9 +84,10 @@ class Removal:
 
     @property
     def place(self) -> tuple[str, str, str | None, datetime | None]:
-        """What it is about: of two removals with one place the second changes nothing.
+        """What the removal is about. A second removal with an equal place changes nothing.
 
-        A sealed window may withhold events again and again, so each removal of their values is another.
+        A sealed window may withhold events again and again, so each removal of their values has another
+        place.
         """
         which = self.removed_at if self.layer == QUARANTINE else self.ended_before
         return self.layer, self.window, self.table, which
@@ -94,7 +95,8 @@ class Removal:
 
 @dataclass(frozen=True)
 class Removed:
-    """All that retention removed from one source. ``unfinished`` removals were begun and not carried out."""
+    """All that retention removed from one source. ``unfinished``: removals that were begun and not
+    finished."""
 
     removals: tuple[Removal, ...] = ()
     unfinished: tuple[Removal, ...] = ()
@@ -106,7 +108,7 @@ class Removed:
 
     @classmethod
     def in_lake(cls, lake: Path, source: str) -> Removed:
-        """``open``, given only the folder of the lake; looked at anew."""
+        """Do as ``open``, given only the folder of the lake; always reads the newest version."""
         return cls.of_entries(retention_ledger(lake, source).entries())
 
     @classmethod
@@ -135,8 +137,8 @@ class Removed:
         return {each.window: each for each in self.removals if each.layer == layer}
 
     def ended_before(self, table: str) -> datetime | None:
-        """Versions of the history of ``table`` (its name in the source) that ended before this moment have
-        left it, or are about to; None where none have."""
+        """Return the moment before which ended versions have left the history of ``table`` (its name at the
+        source), or are about to; None if none have."""
         moments = [
             each.ended_before for each in self.removals if each.layer == HISTORY and each.table == table
         ]
@@ -149,7 +151,7 @@ class Removed:
 
     @cached_property
     def sealed(self) -> frozenset[str]:
-        """Sealed windows: their events were removed from raw as well. A look asks for each window."""
+        """Sealed windows: their events were removed from raw as well. Cached; read for each window."""
         return frozenset(each.window for each in self.removals if each.layer == RAW)
 
 
@@ -169,15 +171,15 @@ class Present:
 
     def _has(self, file: LandedPart | DataFile, landed_at: datetime) -> bool:
         removal = self._removals.get(file.window)
-        # A file that is there is never taken for a removed one: the record is written before it goes.
+        # The record is written before a file is removed, so a file with a record is not missing by damage.
         if removal is None or removal.landed_until is None or landed_at > removal.landed_until:
             return True
         return self._store.path_of(file).exists()
 
 
 def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table: str) -> Upstream:
-    """``upstream`` of a window that must not be made again: it lacks nothing of what it took, and is never
-    stale. ``RecordLost`` where nothing tells what it took."""
+    """Return ``upstream`` for a window that must not be rebuilt: with all inputs it took, and never stale.
+    Raises ``RecordLost`` if nothing says which inputs it took."""
     if state is None:
         raise RecordLost(
             f"{table} has no state of window {window}, and retention has removed what it was made from.",
@@ -188,7 +190,7 @@ def lasting(upstream: Upstream, state: WindowState | None, *, window: str, table
 
 
 def refuse_remake(plan: WindowPlan, table: str) -> None:
-    """Raise ``RecordLost`` if ``plan`` rewrites a window that must not be made again."""
+    """Raise ``RecordLost`` if ``plan`` rewrites a window that must not be rebuilt."""
     if plan.work is Work.REPLACE:
         raise RecordLost(
             f"Files of window {plan.window} of {table} were rewritten or its state is damaged, and retention "
@@ -198,8 +200,8 @@ def refuse_remake(plan: WindowPlan, table: str) -> None:
 
 
 def refuse_less(window: str, held: int, taken: int) -> None:
-    """``RecordLost`` if raw holds (``held``) less of ``window`` than it had ``taken`` in, in events, and no
-    record says that they were to go: what was made of them would be lost with them."""
+    """Raise ``RecordLost`` if raw holds fewer events of ``window`` (``held``) than it had ``taken`` in, and
+    no record of a removal explains it. A rebuild would lose what was made of the missing ones."""
     if held < taken:
         raise RecordLost(
             f"Raw holds of window {window} {held} of {taken} events that it had taken in, and the retention "
@@ -210,7 +212,7 @@ def refuse_less(window: str, held: int, taken: int) -> None:
 
 
 def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -> None:
-    """Raise ``WindowSealed`` if any of ``windows`` is sealed; it names the first, when and why."""
+    """Raise ``WindowSealed`` if any of ``windows`` is sealed. It names the first, when and why."""
     removals = Removed.open(workspace, source).of(RAW)
     found = sorted(set(windows) & removals.keys())
     if found:
@@ -218,7 +220,7 @@ def refuse_sealed(workspace: Workspace, source: str, windows: Collection[str]) -
 
 
 def sealed_error(removal: Removal, source: str, windows: int = 1) -> WindowSealed:
-    """The error for the sealed window of ``removal``; ``windows``: how many were asked for."""
+    """Return the error for the sealed window of ``removal``. ``windows``: how many were requested."""
     more = f" (and {windows - 1} more)" if windows > 1 else ""
     return WindowSealed(
         f"Window {removal.window} of {source}{more} is sealed: its events left raw on "

@@ -1,6 +1,6 @@
-"""How many keys a replay of windows changed: what net changes hold of each key before and after it.
+"""Counts the keys that a replay of windows changed, by comparing their net changes before and after it.
 
-Tasks of Spark compare the windows, some at a time; joins compare a window that is too large for a task.
+Spark tasks compare the windows, each task several; joins compare a window that is too large for a task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from omnisupport_ingest.lake.staging import StagedFiles
 from omnisupport_ingest.layers.explained import changed
 
 _BYTES_OF_A_TASK = 32 * 1024 * 1024
-"""Bytes of compressed files that a task holds at most: some hundred megabytes in memory."""
+"""Most bytes of compressed files that a task holds: some hundred megabytes in memory."""
 
 
 class ReplayChanges:
@@ -48,7 +48,7 @@ class ReplayChanges:
         self._windows, self._staged = windows, staged
 
     def of(self, window: str) -> int:
-        """The number of keys of ``window``."""
+        """Return the number of changed keys of ``window``."""
         return self._keys.get(window, 0)
 
     @cached_property
@@ -78,7 +78,7 @@ class ReplayChanges:
     def _by_joins(self, windows: Sequence[str], made_again: Mapping[str, _MadeAgain]) -> dict[str, int]:
         before = [file for window in windows for file in made_again[window].before]
         after = [file for window in windows for file in made_again[window].after]
-        # What a window holds may be in parts.
+        # The net changes of a window may be in parts.
         then, now = (
             merge_rows(self._snapshot.read(self._spark, files), self._contract) for files in (before, after)
         )
@@ -89,9 +89,9 @@ class ReplayChanges:
 
 @dataclass(frozen=True)
 class _MadeAgain:
-    """The net changes of a window ``before`` and ``after`` it was made again.
+    """The net changes of a window ``before`` and ``after`` it was rebuilt.
 
-    As windows are shared out among tasks (``file_tasks.in_shares``), it has ``rows`` and ``bytes``.
+    It has ``rows`` and ``bytes``, so that ``file_tasks.in_shares`` can divide windows among tasks.
     """
 
     before: tuple[LakeFile, ...]
@@ -126,7 +126,7 @@ def _count_differing(_output: Output, windows: Sequence[_MadeAgain], contract: T
 def _states(
     files: Sequence[LakeFile], contract: TableContract
 ) -> Counter[tuple[tuple[str, str | None], int]]:
-    """Window and key, and a hash, of each row that the net changes in ``files`` come to."""
+    """Return a counter of (window and key, hash) over the folded rows of the net changes in ``files``."""
     rows = rows_of(files, arrow_schema(folded_type(contract), without=()))
     found = Counter[tuple[tuple[str, str | None], int]]()
     for merged in merged_tables(rows, table_columns_of(contract)) if len(rows) else ():

@@ -1,9 +1,9 @@
 """Changed column types: when tables are made again under new types, and who decides it.
 
-Values stay the source's text until they are folded, so a table can be made again under any types. Where the
-new type holds every value of the old one, the next run does it. Any other change may be a mistake, and
-readers of the table notice it: it waits until a person requests it. Until then the table stays as it was and
-counts as incomplete; other tables go on.
+Values stay the source's text until they are folded, so a table can be rebuilt with any types. If the new type
+holds every value of the old one, the next run rebuilds it. Any other change may be a mistake, and readers of
+the table notice it, so it waits until a person requests it. Until then the table stays as it was and counts
+as incomplete; other tables go on.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _FOLDER = "retyped"
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """That somebody asks for it. ``contract``: fingerprint of the contract that it holds for."""
+    """A person's request to rebuild tables. ``contract``: fingerprint of the contract that it applies to."""
 
     contract: str
 
 
 def require_types(workspace: Workspace, contract: TableContract, snapshot: TableSnapshot) -> None:
-    """``SchemaChanged`` if ``snapshot`` has columns of another type that wait for a person."""
+    """Raise ``SchemaChanged`` if ``snapshot`` has columns of another type that wait for a person."""
     found = waiting(workspace, contract, snapshot)
     if found:
         raise _asks(contract, snapshot.table, found)
 
 
 def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None:
-    """Why the tables of ``contract`` wait for a person; none if they do not."""
+    """Return why the tables of ``contract`` wait for a person; None if they do not."""
     for table in tables_of(workspace, contract):
         if table.look() is not None and (found := waiting(workspace, contract, table.open())):
             return _asks(contract, table, found)
@@ -48,7 +48,7 @@ def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None
 
 
 def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
-    """The tables that have the contract's columns, in the order the data takes."""
+    """Return the tables that have the contract's columns, in the order of the data flow."""
     return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
 
 
@@ -59,12 +59,12 @@ def other_types(workspace: Workspace, contract: TableContract) -> dict[str, tupl
 
 
 def ask_for(workspace: Workspace, contract: TableContract) -> None:
-    """Have the tables of ``contract`` made again under its types by the next run. Durable then.
+    """Request that the next run rebuilds the tables of ``contract`` with its types; durable when it returns.
 
-    It holds for the contract as it is: another change of it asks again.
+    The request applies to the contract as it is now. After another change of it, a new request is needed.
     """
     file = _file(workspace, contract)
-    # No failpoint: a folder: one that is there already is as good.
+    # No failpoint: making a folder that exists already does no harm.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with failpoint("lake.retype", contract.name):
         replace(file, encode(_Request(contract.fingerprint)))
@@ -78,7 +78,7 @@ def waiting(workspace: Workspace, contract: TableContract, snapshot: TableSnapsh
 
 def _is_requested(file: Path, contract: TableContract) -> bool:
     try:
-        # Another machine may have replaced it since it was read here.
+        # Read the stored request: another machine may have replaced it since it was copied here.
         request = decode_note(_Request, storage_of(file).read(file))
         return request.contract == contract.fingerprint
     except (OSError, Unreadable):

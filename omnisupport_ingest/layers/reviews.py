@@ -1,7 +1,7 @@
 """The ledger of reviews: what people decided about quarantined events.
 
-Accepting the events of a window depends on its reviews, so a review makes that window stale, and no other.
-The ledger keeps every decision; the last one for an event counts.
+Judging the events of a window depends on its reviews, so a review makes that window stale, and no other. The
+ledger keeps every decision; the last one for an event counts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ReviewLedger:
 
     @classmethod
     def open(cls, workspace: Workspace, source: str) -> ReviewLedger:
-        """The ledger as it is now; empty where nobody has decided anything. ``LedgerUnreadable``."""
+        """Return the ledger as it is now; empty if nothing was decided. Raises ``LedgerUnreadable``."""
         return cls.of_entries(workspace.reviews(source).entries())
 
     @classmethod
@@ -72,9 +72,9 @@ class ReviewLedger:
         return {review.event.key: review.decision for review in self._by_window.get(window, ())}
 
     def digest(self, window: str) -> str | None:
-        """SHA-256 of what ``of_window`` gives; None where nothing was decided.
+        """Return a digest (SHA-256) of the result of ``of_window``; None if nothing was decided.
 
-        The same decisions have the same digest, whoever made them, when, and after what others.
+        The same decisions give the same digest, whoever made them, when, and after which other decisions.
         """
         if window not in self._by_window:
             return None
@@ -108,7 +108,7 @@ class ReviewLedger:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        # Asked for each event in quarantine.
+        # A cache: the digest is needed for each event in quarantine.
         return {}
 
     @cached_property

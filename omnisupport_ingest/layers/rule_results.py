@@ -1,10 +1,10 @@
 """The results of rules for whole windows: the batches they reject, and what the checkpoint says of them.
 
 ``reject_batch``: if an event breaks a rule with this policy, every event of its table that the same batch
-brought into the same window is withheld, for the reason ``batch_rejected`` and with the rule's name. Raw
-takes a batch as a whole, so the batch is judged at once and a rebuild withholds the same events. They stay in
-quarantine until a release or a corrected contract lets them go on, in order. Events that the batch brought
-into another window are not withheld: a window is made from its own events alone.
+brought into the same window is withheld, with the reason ``batch_rejected`` and the rule's name. Raw takes in
+whole batches, so a batch is judged at once, and a rebuild withholds the same events. They stay in quarantine
+until a release or a corrected contract lets them continue, in order. Events that the batch brought into
+another window are not withheld, because a window is made from its own events alone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from omnisupport_ingest.visiting import Visit
 
 
 def with_rejected(marked: DataFrame, judging_rules: JudgingRules, visit: Visit | None = None) -> JudgingRules:
-    """``judging_rules``, with the batches that it rejects among ``marked`` events (``dedupe.mark_copies``).
+    """Return ``judging_rules`` with the batches that they reject among ``marked`` events
+    (``dedupe.mark_copies``).
 
-    Nothing is judged where no rule rejects batches. ``visit``: as of ``dedupe.judge``.
+    If no rule rejects batches, nothing is judged. ``visit``: as in ``dedupe.judge``.
     """
     if not RulesLookout(judging_rules.contracts).rejects:
         return judging_rules
-    # What stays of values does not matter here, so that nothing is erased or protected twice.
+    # Judge without erasing or protecting values: they do not matter here, and would be changed twice.
     found = broken_in(
         dedupe.judge(marked, replace(judging_rules, erasures=Erasures()), visit), judging_rules.contracts
     )
@@ -45,7 +46,7 @@ def with_rejected(marked: DataFrame, judging_rules: JudgingRules, visit: Visit |
 
 
 def broken_in(judged: DataFrame | None, contracts: Iterable[TableContract]) -> BrokenRules:
-    """The rules that judged events break; None: there are none."""
+    """Return the rules that ``judged`` events break. None: there are no events."""
     if judged is None:
         return BrokenRules()
     look = partial(_reports, contracts=tuple(contracts))
@@ -65,9 +66,9 @@ def _reports(
 def rule_results(
     workspace: Workspace, source: str, judged: Judged, plan: WindowPlan, before: WindowState | None
 ) -> RuleResults:
-    """Return what the checkpoint of the window of ``plan`` says of rules.
+    """Return the results of rules for the checkpoint of the window of ``plan``.
 
-    Where events are added to those of ``before``, their results are added to its results.
+    If events are appended to those of ``before``, its results are added.
     """
     broken: Counter[str] = Counter()
     keys: dict[str, tuple[str, ...]] = {}

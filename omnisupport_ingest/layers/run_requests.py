@@ -1,4 +1,4 @@
-"""Which runs to ask for: gapless ranges of pending windows that no run in progress covers."""
+"""Which runs to request: gapless ranges of pending windows that no run in progress covers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FIRST_WAIT = timedelta(seconds=5)
 LONGEST_WAIT = timedelta(minutes=10)
 
 MOST_EMPTY = 24
-"""Windows without an event that one run of a replay goes over; more of them cost more than a second run."""
+"""Most windows in a row without an event that one replay run covers; beyond that a second run costs less."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """``ranges`` to ask for; ``running`` windows are covered already; ``ahead`` are no partitions yet."""
+    """``ranges``: to request. ``running``: windows that runs cover already. ``ahead``: no partitions yet."""
 
     ranges: tuple[WindowRange, ...]
     running: tuple[str, ...]
@@ -27,18 +27,18 @@ class RunPlan:
 def plan_runs(
     grid: WindowGrid, pending: Iterable[str], *, in_progress: Iterable[WindowRange], newest: str
 ) -> RunPlan:
-    """Split ``pending`` windows; ``newest`` is the newest one that is a partition.
+    """Split ``pending`` windows into runs. ``newest``: the newest window that is a partition.
 
-    A covered window waits for its run to end: what landed after that run had looked is still
-    pending then. The sentinel is no partition and is taken in by any run, so alone it asks for one
-    of the newest window.
+    A window that a run covers waits for the run to end; what landed after the run had looked is then still
+    pending. The sentinel is no partition, but every run takes it in. So if it alone is pending, a run of the
+    newest window is requested.
     """
     asked = set(pending)
     windows = set(without_sentinel(sorted(asked)))
     if asked == {OUT_OF_RANGE}:
         windows = {newest}
     busy = {key for each in in_progress for key in windows if each.first <= key <= each.last}
-    # Keys sort as their times do.
+    # The keys of windows sort in the order of their times.
     ahead = {key for key in windows if key > newest}
     return RunPlan(
         ranges=tuple(grid.ranges(windows - busy - ahead)),
@@ -48,10 +48,10 @@ def plan_runs(
 
 
 def replay_ranges(grid: WindowGrid, windows: Iterable[str], others: Iterable[str]) -> list[WindowRange]:
-    """The fewest runs that make ``windows`` again and none of ``others``, which events landed in as well.
+    """Return the fewest runs that rebuild ``windows`` and none of ``others``, the other windows with events.
 
-    A run of Dagster covers windows in a row. What a run costs is mostly fixed, so it goes on over windows
-    that nothing landed in, up to ``MOST_EMPTY`` of them at a time.
+    A Dagster run covers consecutive windows. Most of its cost is fixed, so a run continues over windows
+    without events, up to ``MOST_EMPTY`` of them in a row.
     """
     asked = set(windows)
     not_over = set(others) - asked
@@ -66,6 +66,6 @@ def replay_ranges(grid: WindowGrid, windows: Iterable[str], others: Iterable[str
 
 
 def retry_at(failures: int, last_failure: datetime) -> datetime:
-    """When to try again after ``failures`` failed runs in a row: 5 s later, then 10 s, … 10 minutes."""
+    """Return when to retry after ``failures`` failed runs in a row: after 5 s, 10 s, … up to 10 minutes."""
     doublings = min(max(failures - 1, 0), 16)
     return last_failure + min(FIRST_WAIT * (1 << doublings), LONGEST_WAIT)

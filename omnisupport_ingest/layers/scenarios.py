@@ -26,7 +26,7 @@ class Stopped(IngestError):
 
 
 class Group(NamedTuple):
-    """What events that are counted together have in common."""
+    """The facts that events counted together have in common."""
 
     window: str
     verdict: str
@@ -37,25 +37,25 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Tallies:
-    """What was refused or late: by window and verdict, and by window what was ``found`` of the events."""
+    """Counts of refused or late events: by window and verdict; and by window what was ``found``."""
 
     verdicts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     found: Mapping[str, Mapping[Finding, int]] = field(default_factory=dict)
 
     @property
     def withheld(self) -> bool:
-        """Whether there are events for the quarantine."""
+        """Whether any event goes to quarantine."""
         return any(verdict == QUARANTINED for _, verdict in self.verdicts)
 
 
 def groups_of(judged: DataFrame) -> Counter[Group]:
-    """How many of the judged events are alike."""
+    """Count the judged events by group."""
     groups = judged.groupBy(*Group._fields).agg(F.count("*").alias("events"))
     return Counter({Group(*row): events for *row, events in groups.collect()})
 
 
 def groups_in(judged: pa.RecordBatch) -> Counter[Group]:
-    """How many of the judged events that were refused or late are alike."""
+    """Count the judged events that were refused or late by group."""
     plain = pc.and_not(pc.equal(judged.column("verdict"), ACCEPTED), judged.column("late"))
     odd = pa.Table.from_batches([judged.select(list(Group._fields))]).filter(pc.invert(plain))
     groups = odd.group_by(list(Group._fields), use_threads=False).aggregate([([], "count_all")])
@@ -64,9 +64,9 @@ def groups_in(judged: pa.RecordBatch) -> Counter[Group]:
 
 
 def tally(groups: Mapping[Group, int]) -> Tallies:
-    """Count events, those that were refused or late at least; of others there is nothing to find.
+    """Count events by scenario. ``groups``: at least the refused and late events; others have no scenario.
 
-    A late one counts as late besides what else it is, a copy as a copy alone.
+    A late event counts as late besides its other scenario; a copy counts only as a copy.
     """
     verdicts: Counter[tuple[str, str]] = Counter()
     found: dict[str, Counter[Finding]] = defaultdict(Counter)
@@ -82,7 +82,7 @@ def tally(groups: Mapping[Group, int]) -> Tallies:
 
 
 def refuse_stopped(tallies: Tallies, decisions: DecisionTable, source: str) -> None:
-    """``Stopped`` if there are events of a scenario whose action is stop."""
+    """Raise ``Stopped`` if there are events of a scenario whose action is stop."""
     for window, found in sorted(tallies.found.items()):
         for each, events in found.items():
             scenario = each.scenario

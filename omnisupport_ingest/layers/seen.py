@@ -1,10 +1,9 @@
-"""What the last look at a source found in its windows, kept for the next look: most windows are settled.
+"""Findings of the last look at a source's windows, kept for the next look: most windows are settled.
 
-A window is looked at again when something lands in it, when a table commits to it, or when its versions
-(rules, contract) change; all windows are, where the changed ones are not known. So a look costs only what is
-new and the windows that are not settled. A new process continues from the notes of the last look
-(``window_index``), and looks at a few more windows besides, so that it finds in time what no commit reports,
-such as a damaged file.
+A window is looked at again if something landed in it, a table committed to it, or its versions (rules,
+contract) changed; if it is unknown which windows changed, all are. So a look costs only what is new and the
+windows that are not settled. A new process continues from the notes of the last look (``window_index``). It
+also looks at a few more windows, and so finds in time what no commit reports, such as a damaged file.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ T = TypeVar("T")
 F = TypeVar("F")
 
 _LOOKED_AGAIN = 16
-"""Settled windows that a process looks at when it starts."""
+"""Settled windows that a process looks at once, after it starts."""
 
 
 class Seen(Generic[T]):
-    """The memory of one source; a context manager, so that one look at a time uses it."""
+    """The findings about one source. Use it as a context manager, which lets one look at a time use it."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """``file``: keeps the findings for other processes; null: they are not kept."""
+        """``file``: keeps the findings for other processes; None: they are not kept."""
         self.unsettled: dict[str, T] = {}
         """The findings about each window that is not settled."""
         self.index = WindowIndex(file)
@@ -49,8 +48,8 @@ class Seen(Generic[T]):
         self._lock = threading.Lock()
 
     def ask(self, question: Callable[[], F]) -> F:
-        """Return the result of ``question``, which uses this memory; a damaged file is removed and it is
-        called again.
+        """Return the result of ``question``, which uses these findings. If their file is damaged, remove it
+        and call ``question`` again.
         """
         for _ in range(2):
             try:
@@ -58,7 +57,7 @@ class Seen(Generic[T]):
             except IndexDamaged:
                 self._give_up(self.index.drop)
             except sqlite3.DatabaseError as problem:
-                # An operational error is one of the place: the disk, a lock, rights.
+                # An operational error comes from outside the file: the disk, a lock, missing rights.
                 of_place = isinstance(problem, sqlite3.OperationalError)
                 self._give_up(self.index.keep_in_memory if of_place else self.index.drop)
         self._give_up(self.index.keep_in_memory)
@@ -90,7 +89,7 @@ class Seen(Generic[T]):
             if error is None:
                 self._note = self.index.commit(self._note, self._before)
             else:
-                # Half a look is none.
+                # An interrupted look does not count.
                 self.index.rollback()
                 self._forget()
         except BaseException:
@@ -102,7 +101,7 @@ class Seen(Generic[T]):
 
     @property
     def era(self) -> str | None:
-        """With ``number``: how far the look has seen landing."""
+        """With ``number``: up to where the last look has seen landing."""
         return self._note.era
 
     @property
@@ -110,10 +109,10 @@ class Seen(Generic[T]):
         return self._note.number
 
     def catch_up(self, looks: Looks, lake: Path) -> None:
-        """Begin ``looks`` at the tables of ``lake`` anew if somebody has noted a newer version of one since.
+        """Begin ``looks`` anew if somebody has noted a newer version of a table of ``lake`` than they have.
 
-        Before the first table is taken, and for all of them: a table that is looked at alone later than the
-        others would be newer than those that were made of it.
+        Call it before the first table is used. All tables are looked at again: a single one, looked at later
+        than the others, would be newer than the tables made from it.
         """
         root = lake.absolute()
         for path, noted in self._note.tables.items():
@@ -123,9 +122,10 @@ class Seen(Generic[T]):
                 return
 
     def newest(self, table: LakeTable) -> TableSnapshot | None:
-        """The newest version of ``table``; None if it does not exist. Opened only after a commit to it.
+        """Return the newest version of ``table``; None if it does not exist. It is opened only after a
+        commit.
 
-        What its ``looks`` have seen is enough.
+        The newest version is that which the table's ``looks`` have seen.
         """
         path = table.spec.path
         now = self._tables.get(path)
@@ -137,7 +137,7 @@ class Seen(Generic[T]):
         return now
 
     def _compare(self, path: str, now: TableSnapshot | None, marks: dict[str, TableMark]) -> None:
-        """Which windows of a table have changed since the last look."""
+        """Record which windows of a table have changed since the last look."""
         before, mark = self._note.tables.get(path), now.mark if now is not None else None
         marks.pop(path, None)
         if mark is not None:
@@ -150,9 +150,11 @@ class Seen(Generic[T]):
     def changed(
         self, news: News, everything: object, apart: Mapping[str, tuple[str, ...]], *, more: bool = True
     ) -> set[str] | None:
-        """The windows to look at again; None: all. ``everything``: what all windows are judged by,
-        ``apart``: what some windows are judged by besides. ``more``: a few that nothing tells of are among
-        them."""
+        """Return the windows to look at again; None: all.
+
+        ``everything``: what all windows are judged by. ``apart``: what some windows are judged by besides.
+        ``more``: once per process, add a few windows without any sign of a change.
+        """
         looks_again, self._looked_again = more and not self._looked_again, more or self._looked_again
         note, anew = self._note, _digest(everything) != self._note.judged_by
         if anew:
@@ -179,7 +181,7 @@ class Seen(Generic[T]):
         return set(found)
 
     def settle(self, window: str, found: T | None, numbers: Mapping[str, int]) -> None:
-        """What was found of ``window``, None: it is settled; and what it comes to."""
+        """Record the finding about ``window`` (None: it is settled) and its ``numbers``."""
         if found is None:
             self.unsettled.pop(window, None)
         else:
@@ -187,7 +189,8 @@ class Seen(Generic[T]):
         self.index.put(window, {**numbers, UNSETTLED: int(found is not None)})
 
     def settled(self, news: News, everything: object, apart: Mapping[str, tuple[str, ...]]) -> None:
-        """Every window is settled or known not to be. What is opened from now on is seen by the next look."""
+        """Record that the look has covered every window. Tables opened from now on belong to the next
+        look."""
         self._note = replace(
             self._note,
             era=news.era,
@@ -199,8 +202,8 @@ class Seen(Generic[T]):
         self._marks = None
 
     def once(self, what: str, find: Callable[[], F], *, of: tuple[object, ...]) -> F:
-        """What ``find`` gives, found once while it is asked ``of`` the same objects: versions of tables that
-        ``newest`` has given, and what they are judged by."""
+        """Return the result of ``find``, cached under ``what`` while ``of`` has the same objects: versions of
+        tables from ``newest``, and what they are judged by."""
         known = self._found.get(what)
         if known is None or any(before is not now for before, now in zip(known[0], of, strict=True)):
             self._found[what] = known = of, find()
@@ -226,7 +229,7 @@ class Seen(Generic[T]):
 
 
 def _is_behind(now: TableSnapshot | None, noted: TableMark | None) -> bool:
-    """Whether a note of the table is of a later version than ``now``, or of another table of its name."""
+    """Whether the note has a later version of the table than ``now``, or another table of its name."""
     if noted is None:
         return False
     return now is None or now.table_id != noted.table_id or now.version < noted.version

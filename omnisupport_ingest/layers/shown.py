@@ -1,4 +1,4 @@
-"""Which net changes a dimension shows: by window the batches that it contains, and the purged rows."""
+"""Which net changes a dimension shows: the batches it contains, by window, and which rows are purged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from omnisupport_ingest.layers.progress import BatchFacts, facts_of
 from omnisupport_ingest.layers.versions import of_contract
 
 _PURGE = "purge:"
-"""Prefix of the version that names the moment before which deleted rows are purged."""
+"""Prefix of the version that contains the time before which deleted rows are purged."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """``newer``: windows of whose rows the dimension does not show what the net changes hold now."""
+    """``newer``: windows with net changes that the dimension does not show as they are now."""
 
     net_changes: TableSnapshot | None
     newer: frozenset[str]
@@ -73,7 +73,8 @@ def made_from(net_changes: TableSnapshot, dimension: WindowState | None) -> Tabl
 
 
 def versions_of(contract: TableContract, purged: datetime | None) -> tuple[str, ...]:
-    """What the table is stale without: logic and contract, and from when on deleted rows are shown."""
+    """Return the versions a dimension should have: of logic and contract, and the time of the purge if
+    any."""
     return (*of_contract(contract), *(() if purged is None else (f"{_PURGE}{purged.isoformat()}",)))
 
 
@@ -89,11 +90,11 @@ def purged_of(state: WindowState | None) -> datetime | None:
 
 
 def purged_before(contract: TableContract, watermark: datetime | None) -> datetime | None:
-    """Rows that were deleted before this moment are not shown; null: all are.
+    """Return the time before which deleted rows are not shown; None: all are shown.
 
-    It follows from the watermark of the states of the net changes, so a rebuild purges the same rows. No
-    row goes before its delete is older than anything that may still arrive to be judged in time.
-    The moment moves by whole hours: each step of it is another version of the table.
+    It follows from the watermark in the states of the net changes, so a rebuild purges the same rows. No row
+    is purged while an event that is older than its delete may still arrive in time to be judged. The time
+    moves in whole hours, because each step makes another version of the table.
     """
     if contract.purge_deleted_after is None or watermark is None:
         return None
@@ -105,10 +106,9 @@ def purged_before(contract: TableContract, watermark: datetime | None) -> dateti
 
 
 def shown_since(state: WindowState | None, net_changes: TableSnapshot) -> LogChanges | None:
-    """What the net changes have that a dimension with ``state`` does not show; None if that is not
-    known, so that it may be anything.
+    """Return the net changes that a dimension with ``state`` does not show; None if unknown: it may be any.
 
-    A window that was made again and came to the same rows is no change.
+    A window that was rebuilt with the same rows is no change.
     """
     if state is None or state.upstream_table_id != net_changes.table_id or not state.carried:
         return None
@@ -124,7 +124,7 @@ def _same_again(changes: LogChanges, net_changes: TableSnapshot) -> frozenset[st
         if file.window in gone:
             with suppress(StateUnreadable):
                 before = read_state(Path(file.uri))
-                # Without it nothing is known of the events that the rows were folded from.
+                # Without it, nothing is known of the events that the rows were folded from.
                 if before.made_from and is_same_again(net_changes, file.window, before, gone[file.window]):
                     found.add(file.window)
     return frozenset(found)
@@ -133,8 +133,8 @@ def _same_again(changes: LogChanges, net_changes: TableSnapshot) -> frozenset[st
 def net_facts(
     state: WindowState | None, net_changes: TableSnapshot, changes: LogChanges | None
 ) -> BatchFacts:
-    """How far the net changes are, from what a dimension with ``state`` knew and the windows that have
-    another state since; from all windows where there is nothing to begin with."""
+    """Return how far the net changes are: the facts of a dimension with ``state``, advanced by the windows
+    with another state since; or the facts of all windows, if ``state`` or ``changes`` is None."""
     if state is None or changes is None:
         known, windows = [], net_changes.windows()
     else:
@@ -144,18 +144,18 @@ def net_facts(
 
 
 def newer_windows(state: WindowState | None, net_changes: TableSnapshot) -> frozenset[str]:
-    """The windows whose rows a dimension with ``state`` does not show as they are."""
+    """Return the windows whose rows a dimension with ``state`` does not show as they are now."""
     changes = shown_since(state, net_changes)
     return frozenset(net_changes.windows()) if changes is None else changes.windows
 
 
 def shows(state: WindowState, net_changes: TableSnapshot, contract: TableContract) -> bool:
-    """Whether a dimension with ``state`` shows what the net changes have and leaves out what it purges.
+    """Whether a dimension with ``state`` shows all net changes and leaves out the rows to purge.
 
-    Another contract alone is no question of this: its windows are made again first, or wait.
+    A mere change of contract does not count: then the windows are rebuilt first, or wait.
     """
     changes = shown_since(state, net_changes)
-    # What came to the same is shown, and to be noted: what tells so goes with files that are swept.
+    # Windows rebuilt with the same rows must be noted too: the proof is in files that are swept later.
     if changes is None or changes.windows or changes.same:
         return False
     return purged_of(state) == purged_before(contract, net_facts(state, net_changes, changes).watermark)

@@ -1,9 +1,9 @@
 """Which tables have news in a window: an ingest run visits only these.
 
-A table awaits the landed batches that name it, and all batches where it does not exist or has to be made
-again. Without a new batch it has news where its events changed: a window was judged again after a review, an
-erasure or a change of contract, or a withheld event may belong to it. When a window closes, all tables are
-visited once; from then on they contain all its batches.
+A table awaits the landed batches that name it. If it does not exist, or must be rebuilt, it awaits all
+batches. Without a new batch it has news if its events changed: because a window was judged again (after a
+review, an erasure or a change of contract), or because a withheld event may belong to it. When a window
+closes, all tables are visited once, and from then on contain all its batches.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from omnisupport_ingest.layers.versions import is_current, of_contract
 
 
 class Layer:
-    """A table as it stands, None before its first commit, and the versions its windows should have.
+    """A table at its newest version (None before its first commit), and the versions its windows should have.
 
-    For one look, window by window: the state of a window is read once, and that of the last one is held.
+    Use it for one look, one window at a time: it reads the state of a window once, and keeps only the last
+    one.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Layer:
         lasting: frozenset[str] = frozenset(),
         sealed: frozenset[str] = frozenset(),
     ) -> None:
-        """``lasting`` windows are never made again, ``sealed`` ones never closed again either."""
+        """``lasting``: windows never rebuilt. ``sealed``: windows neither rebuilt nor closed again."""
         self.snapshot = snapshot
         self._lasting, self._sealed = lasting | sealed, sealed
         self._versions = versions
@@ -67,7 +68,7 @@ class Layer:
         return frozenset() if self.is_stale(window) else self.taken(window)
 
     def is_stale(self, window: str) -> bool:
-        """Whether ``window`` was made with other versions, and must be made again."""
+        """Whether ``window`` was made with other versions and must be rebuilt."""
         if window in self._lasting:
             return False
         state = self.state(window)
@@ -79,7 +80,8 @@ class Layer:
         return state is not None and not state.closed and window not in self._sealed
 
     def may_close(self, window: str) -> bool:
-        """Whether a run over ``window`` would close it here or leave it alone, not make it again."""
+        """Whether a run over ``window`` would close it in this layer, or leave it alone, and not rebuild
+        it."""
         state = self.state(window)
         if state is None:
             return not self.has_files(window)
@@ -97,17 +99,19 @@ class TableLayer(Layer):
         self.contract = contract
 
     def awaits_all(self, window: str) -> bool:
-        """Whether every batch of ``window`` is awaited, whatever tables it names."""
+        """Whether the table awaits every batch of ``window``, whatever tables the batch names."""
         if self.snapshot is None or self.is_stale(window):
             return True
-        # Another program rewrote the window: what it was made from is not known.
+        # Another program rewrote the window, so its inputs are unknown.
         return self.state(window) is None and self.has_files(window)
 
 
 @dataclass(frozen=True)
 class SourceLayers:
-    """The layers of one source: raw and deduped ``events``, and the net changes of the ``tables`` that take
-    something in. ``parked``: the contracts whose tables wait for a person."""
+    """The layers of one source: raw and deduped ``events``, and the net changes of ``tables``.
+
+    ``parked``: contracts whose tables wait for a person and take nothing in until then.
+    """
 
     events: tuple[Layer, Layer]
     tables: tuple[TableLayer, ...]
@@ -129,7 +133,8 @@ class SourceLayers:
     def awaited(
         self, window: str, parts: Iterable[LandedPart]
     ) -> tuple[tuple[LandedPart, ...], frozenset[str]]:
-        """Of landed ``parts`` of ``window`` those that some layer awaits, and the tables with news by it."""
+        """Return those of ``parts`` of ``window`` that some layer awaits, and the tables with news by
+        them."""
         of_events = frozenset.intersection(*(layer.held(window) for layer in self.events))
         parked = {each.full_name: each.name for each in self.parked}
         held = {each.contract.full_name: each.held(window) for each in self.tables}
@@ -142,21 +147,21 @@ class SourceLayers:
             lack = {each for each in (*wanted, *all_of) if part.batch_id not in held[each]}
             names |= {name_of[each] for each in lack}
             if part.batch_id not in of_events:
-                # A table that waits says so in each run that has something for it.
+                # Visit a parked table too: the run then reports that it waits.
                 names |= {parked[each] for each in parked.keys() & part.rows_per_table.keys()}
             elif not lack:
                 continue
             found.append(part)
         if found and any(layer.is_stale(window) for layer in self.events):
-            # Its events are judged again, and what becomes of them is not known before.
+            # The events are judged again, and it is not known in advance which tables that changes.
             return tuple(found), self.names
         return tuple(found), frozenset(names)
 
     def untaken(
         self, arrivals: Iterable[LateArrival], parts: Iterable[LandedPart]
     ) -> tuple[LateArrival, ...]:
-        """Those of ``arrivals``, which came with ``parts``, that some layer has not taken: a stale window
-        alone is not late."""
+        """Return those of ``arrivals``, which came with ``parts``, that some layer has not taken. If a window
+        is only stale, its arrivals are not late."""
         tables: dict[str, set[str]] = {}
         for part in parts:
             tables.setdefault(part.batch_id, set()).update(part.rows_per_table)
@@ -171,9 +176,9 @@ class SourceLayers:
         )
 
     def unclosed(self, window: str) -> frozenset[str]:
-        """The tables that have yet to be visited once for ``window`` to be closed in every layer.
+        """Return the tables that a run must still visit so that ``window`` is closed in every layer.
 
-        All of them while it is open in the events; then those that have it open, or do not have it.
+        While raw or deduped events have it open: all tables. Afterwards: those that have it open or lack it.
         """
         judged = self.events[-1]
         if any(layer.is_open(window) for layer in self.events):
@@ -187,10 +192,10 @@ class SourceLayers:
         )
 
     def half_done(self, window: str, files: QuarantineFiles) -> frozenset[str]:
-        """The tables that were folded from other events of ``window`` than ``files`` hold now.
+        """Return the tables that were folded from other events of ``window`` than ``files`` hold now.
 
-        A run made the window again and not to the end, or visited other tables: what it left has the same
-        batches, but not the same content.
+        A run rebuilt the window and was interrupted, or visited only other tables. Then the table has the
+        same batches as the layer above, but not the same content.
         """
         above = files.state(window)
         if above is None or files.deduped is None:
@@ -211,9 +216,9 @@ class SourceLayers:
 
 
 def concerns(contract: TableContract, units: Collection[str], files: QuarantineFiles) -> bool:
-    """Whether one of ``units`` of a window, which come or went, may hold an event of the table.
+    """Whether one of ``units``, which a window gained or lost, may hold an event of the contract's table.
 
-    Those of the quarantine are of all tables, so most are of others.
+    Quarantine files hold the events of all tables, so most of them concern other tables.
     """
     withheld = [unit.removeprefix(WITHHELD) for unit in units if unit.startswith(WITHHELD)]
     return len(withheld) < len(units) or any(files.may_have(path, contract) for path in withheld)

@@ -1,7 +1,8 @@
 """Which events a version of a table was made from, found by the names of the files it took.
 
-A window's state names these files. Closing may have merged them into others, or they were replaced. A
-replaced file stays on disk until ``sweep`` deletes it, and a merged file names the files that it replaces.
+A window's state names these files. Since then, closing may have compacted them, or other files may have
+replaced them. A replaced file stays on disk until ``sweep`` deletes it, and a compacted file names the files
+it replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from omnisupport_ingest.storage import at_hand
 class DimensionVersion:
     """One version of a dimension: its ``files``, and the files of the events that it was made from.
 
-    ``accepted``: of the table's accepted events. ``withheld``: of its source's quarantine, of all tables.
+    ``accepted``: files of the table's accepted events. ``withheld``: quarantine files of its source, of all
+    tables.
     """
 
     files: tuple[LakeFile, ...]
@@ -34,7 +36,7 @@ class DimensionVersion:
 
     @classmethod
     def newest(cls, workspace: Workspace, contract: TableContract) -> DimensionVersion:
-        """The newest version. ``EventsGone`` if a file of its events is not there any more."""
+        """Return the newest version. Raises ``EventsGone`` if a file of its events is gone."""
         dimension = workspace.dimension(contract).open()
         state = dimension.state(WHOLE_TABLE)
         deduped = workspace.deduped(contract.source).open()
@@ -56,9 +58,10 @@ class DimensionVersion:
 
 
 def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> list[Path]:
-    """The files that hold exactly what files called ``names`` held of ``window`` in the table ``above``.
+    """Return the files in the table ``above`` that hold exactly the rows of ``window`` that files called
+    ``names`` held.
 
-    ``EventsGone`` if there are none any more.
+    Raises ``EventsGone`` if there are no such files any more.
     """
     folder, there = (
         above.table.folder,
@@ -80,10 +83,10 @@ def files_named(above: TableSnapshot, window: str, names: Collection[str]) -> li
 def _inputs(
     workspace: Workspace, contract: TableContract, dimension: WindowState | None
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """For each window, the names of the files whose events are in the dimension.
+    """Yield for each window the names of the files whose events are in the dimension.
 
-    Where the dimension shows what the net changes hold now, what that was made from last counts: its
-    files may have been folded into others.
+    If the dimension shows the present net changes of a window, these are their present inputs: earlier input
+    files may have been compacted. Otherwise they are the inputs of the net changes that it shows.
     """
     newest = workspace.net_changes(contract).open()
     newer, then = newer_windows(dimension, newest), made_from(newest, dimension)

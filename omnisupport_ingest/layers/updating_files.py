@@ -1,6 +1,6 @@
 """Tasks of Spark update a table of key-ordered files; each task has a range of keys.
 
-A task reads the changes of its keys and the files that hold them, updates their rows (``cdc.updating``,
+A task reads the changes of its keys and the files that hold these keys, updates the rows (``cdc.updating``,
 ``cdc.history_update``), writes the new files, and returns a row of statistics for each. No row passes through
 the driver or the JVM. Files that a restarted task wrote twice are left out by name.
 """
@@ -75,11 +75,11 @@ _ROWS_TO_LOOK_UP = 2_048
 class FilesUpdated:
     """The result of an update, before its commit.
 
-    ``written``: files in the draft folder. ``replaced``: paths of the files whose place they take.
-    ``removed`` and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys
-    that must be folded again and sent as they are to be; if there are any, nothing else counts. ``doubted``:
-    names of those ``written`` whose rows are in doubt (``FilesToUpdate.doubts``). ``dead``: path of a file
-    that stays, and where rows were marked → all of its rows that are.
+    ``written``: files in the draft folder. ``replaced``: paths of the files that they replace. ``removed``
+    and ``added``: hashes of the rows that left and of those that came. ``refold``: files of keys that must be
+    folded again, so that their new rows can be sent; if there are any, the other fields do not count.
+    ``doubted``: names of the ``written`` files whose rows the gate must read (``FilesToUpdate.doubts``).
+    ``dead``: path of a file that stays → all of its dead rows, for files in which this update marked rows.
     """
 
     written: tuple[WrittenFile, ...] = ()
@@ -96,8 +96,8 @@ class Sent:
     """The input of an update.
 
     ``changes``: files of net changes, to be merged with the rows of their keys. ``refolded``: stored rows
-    with ``cdc.updating.CHANGE`` that were folded again, if any. ``again``: files of such rows, by which keys
-    are made anew (``keys_again``). ``folded``, ``stored``: the schemas of both.
+    with ``cdc.updating.CHANGE`` that were folded again, if any. ``again``: files of such rows from which keys
+    are rebuilt (``keys_again``). ``folded``, ``stored``: the schemas of net changes and of stored rows.
     """
 
     spark: SparkSession
@@ -116,8 +116,8 @@ class Sent:
 def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False) -> FilesUpdated:
     """Update the files of ``target`` by what is ``sent``.
 
-    ``look_at_all``: files that nothing is sent to are looked at too, as new truncates and what may be left
-    out by now asks for.
+    ``look_at_all``: also look at files to which nothing is sent, because a new truncate or a purge may affect
+    their rows.
     """
     settled = [*sent.again, *_refolded_files(sent, target)]
     rows = _Rows(sent.changes, settled, arrow_schema(sent.folded, without=()))
@@ -161,7 +161,8 @@ def update_files(sent: Sent, target: FilesToUpdate, *, look_at_all: bool = False
 
 @dataclass(frozen=True)
 class _Rows:
-    """Files of what is sent: ``changes`` by the schema ``folded``, and ``refolded`` rows with ``CHANGE``."""
+    """Files of rows to send: ``changes`` with the schema ``folded``, and ``refolded`` rows with
+    ``CHANGE``."""
 
     changes: Sequence[LakeFile]
     refolded: Sequence[LakeFile]
@@ -172,7 +173,7 @@ class _Rows:
         return [*self.changes, *self.refolded]
 
     def refolded_keys(self, order: KeyOrder) -> npt.NDArray[Any]:
-        """The values of the order of the ``refolded`` rows."""
+        """Return the ``refolded`` rows' values of the ordering column."""
         found = [
             order.values(pq.read_table(file.uri, columns=[order.column], partitioning=None))
             for file in self.refolded
@@ -180,11 +181,11 @@ class _Rows:
         return np.concatenate([order.no_values(), *found])
 
     def between(self, target: FilesToUpdate, start: Bound | None, end: Bound | None) -> pa.Table:
-        """The rows with ``CHANGE`` of the keys from ``start`` up to but not with ``end``."""
+        """Return the rows with ``CHANGE`` of the keys from ``start`` (inclusive) to ``end`` (exclusive)."""
         rules, order = target.rules, target.order
         kind = rules.sent
         found = [kind.empty_table()]
-        # A run over many windows sends many files of few rows: these are converted together.
+        # A run over many windows sends many files of few rows. Convert these together.
         for files in in_shares(self.changes):
             if rules.ordered_above:
                 above = [
@@ -200,7 +201,7 @@ class _Rows:
 
 
 def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
-    """The files that the rows that were folded again are written to, for the tasks to read."""
+    """Write the rows that were folded again to files, for the tasks to read; return the files."""
     if sent.refolded is None:
         return []
     folder = target.draft / f"refolded-{uuid.uuid4().hex}"
@@ -212,7 +213,7 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
                 LakeFile(each.name, str(drafts.objects / each.name), WHOLE_TABLE, (), each.rows, each.bytes)
                 for each in write_by_tasks(rows, drafts, ())
             ]
-        # Of small row groups in order a task reads those that have its keys.
+        # With small, sorted row groups, a task reads only those that have its keys.
         rows.write.option("parquet.block.size", _BYTES_OF_A_GROUP).parquet(f"file://{folder}")
     return [
         LakeFile(str(file), str(file), WHOLE_TABLE, (), rows_in(file), file.stat().st_size)
@@ -222,18 +223,18 @@ def _refolded_files(sent: Sent, target: FilesToUpdate) -> list[LakeFile]:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Keys of what is sent, in order; each stands for ``weight`` rows."""
+    """A sorted sample of the keys that are sent; each stands for ``weight`` rows."""
 
     keys: npt.NDArray[Any]
     weight: int
 
     def of(self, ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:
-        """About how many rows are sent to each of ``ranges``."""
+        """Return about how many rows are sent to each of ``ranges``."""
         return np.bincount(range_numbers(self.keys, ranges), minlength=len(ranges)) * self.weight
 
 
 def _sample(spark: SparkSession, rows: _Rows, order: KeyOrder, visit: Visit | None) -> _Sample:
-    """Every n-th key of each file, read by tasks; the total number is bounded."""
+    """Return every n-th key of each file, read by tasks; the total number is bounded."""
     files = rows.files
     weight = max(1, sum(file.rows for file in files) // _KEYS_OF_A_SAMPLE)
     shares = in_shares(files)
@@ -255,13 +256,13 @@ def _sampled(
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
         for file in shares[number]:
             keys = order.values(pq.read_table(file.uri, columns=[order.column], partitioning=None))
-            # Of many small files each begins elsewhere, so that their keys are seen in proportion.
+            # Start at another key in each file, so that many small files are sampled in proportion.
             every = np.sort(keys)[zlib.crc32(file.uri.encode()) % weight :: weight]
             yield pa.RecordBatch.from_arrays([pa.array(every, kind)], names=["key"])
 
 
 def _cuts(sample: _Sample, ranges: Sequence[KeyRange], rows_of_a_range: int) -> list[Bound]:
-    """Where to split ranges to which very many rows are sent."""
+    """Return where to split ranges to which very many rows are sent."""
     numbers = range_numbers(sample.keys, ranges)
     starts = {each.start for each in ranges}
     cuts: set[Bound] = set()
@@ -280,20 +281,20 @@ def _shared_out(
     rewrites: Rewrites,
     moving: npt.NDArray[np.int64],
 ) -> list[int]:
-    """The first range of each task, and the end: of about as much work for each task.
+    """Divide the ranges among tasks of about equal work; return the first range of each task, then the end.
 
-    ``moving``: by range, the rows of fresh files that leave.
+    ``moving``: by range, the rows that move out of fresh files.
     """
     count = len(ranges)
     sent = sample.of(ranges)
-    # Where nobody counted what is sent, one range is like another.
+    # Without a sample, assume that every range is sent something.
     looked = (sent > 0) if len(sample.keys) else np.ones(count, np.bool_)
     looked[list(looks)] = True
-    # To read a file and write it again costs about as much as half of its rows being sent.
+    # Reading and rewriting a file costs about as much as sending half of its rows.
     held = np.array([sum(file.rows for file in each.files) for each in ranges])
     held = np.where(rewrites.are_home(np.arange(count)), held // 2, held // _READ_PER_WRITTEN)
     work = np.cumsum(sent + np.where(looked, held, 0) + moving)
-    # Each task that marks rows leaves a fresh file.
+    # Each task that marks rows leaves a fresh file, so few rows get a single task.
     least = _TASKS_OF_FEW if rewrites.homes is None else 1
     counted = bool(len(sample.keys) or looks or moving.any())
     tasks = max(least, math.ceil(work[-1] / _ROWS_OF_A_PART) if counted else 0)
@@ -303,7 +304,7 @@ def _shared_out(
 
 @dataclass(frozen=True)
 class _Share:
-    """What the tasks of an update share. ``looks``: ranges to look at in any case."""
+    """The inputs that all tasks of an update share. ``looks``: ranges to look at in any case."""
 
     rows: _Rows
     target: FilesToUpdate
@@ -312,7 +313,10 @@ class _Share:
     looks: Sequence[int]
 
     def update(self, sent: pa.Table, low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """Update the ranges from ``low`` up to but not with ``high`` by the rows ``sent``, with ``RANGE``."""
+        """Update the ranges from ``low`` (inclusive) to ``high`` (exclusive) by the rows ``sent``.
+
+        ``sent`` has the column ``RANGE``.
+        """
         target, ranges, rewrites = self.target, self.ranges, self.rewrites
         home, other = columnar.split_rows(sent, rewrites.are_home(sent[RANGE].to_numpy()))
         looks = [look for look in self.looks if low <= look < high]
@@ -328,9 +332,9 @@ class _Share:
 def _update(
     batches: Iterable[pa.RecordBatch], share: _Share, bounds: Sequence[int], drafts: Drafts
 ) -> Iterator[pa.RecordBatch]:
-    """What a worker does for each number of a task: it updates the files of the task's ranges.
+    """Run in a worker: for each task number in ``batches``, update the files of the task's ranges.
 
-    ``bounds``: the first range of each task, and the end.
+    ``bounds``: the first range of each task, then the end.
     """
     ranges = share.ranges
     with drafts.begun() as folder:
@@ -348,7 +352,7 @@ def _update(
 def _update_few(
     rows: _Rows, target: FilesToUpdate, ranges: Sequence[KeyRange]
 ) -> list[dict[str, Any]] | None:
-    """What ``_update`` says, if few files hold the keys of ``rows``; None if it is work for several tasks."""
+    """Do the work of ``_update`` in this one task; return None if it is enough work for several tasks."""
     sent = rows.between(target, ranges[0].start, ranges[-1].end)
     places = range_numbers(target.order.values(sent), ranges)
     rewrites = rewrites_of(target, ranges, np.bincount(places, minlength=len(ranges)))
@@ -395,7 +399,7 @@ def _collected(outcomes: Sequence[Any], ranges: Sequence[KeyRange], target: File
 
 
 def _dead(outcomes: Sequence[Any], target: FilesToUpdate) -> dict[str, Rows]:
-    """All rows of each file that are marked as deleted after ``outcomes``, of files where these mark some."""
+    """Return all dead rows, old and new, of each file in which ``outcomes`` mark rows."""
     found: dict[str, list[Rows]] = {}
     for each in outcomes:
         for mark in each["marks"]:

@@ -1,7 +1,7 @@
-"""How a task updates ranges of keys: it reads their files, updates the rows, and writes new files.
+"""Updates ranges of keys within a task: reads their files, updates the rows, and writes new files.
 
-Each range reports in one row (``OUTCOME``) the files that were written, and hashes of the removed and of the
-added rows.
+Each range reports its result in one row (``OUTCOME``): the files written, and the hashes of removed and added
+rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from omnisupport_ingest.lake.key_files import (
 )
 
 RANGE = "_cdc_range"
-"""The column of a row on its way to a file that has the number of its range."""
+"""The column with the number of its range, in rows on their way to a file."""
 
 _BYTES_IN_HAND = 64 * 1024 * 1024
 
@@ -82,8 +82,8 @@ OUTCOME = T.StructType(
 class Rules(Protocol):
     """How the rows of a table are updated: ``cdc.updating.UpdateRules``, ``cdc.history_update.HistoryRules``.
 
-    ``schema``: of the rows in the files. ``sent``: of the rows that are sent to them, with ``CHANGE``.
-    ``ordered_above``: the files above have the column that the files of the table are ordered by.
+    ``schema``: of the rows in the files. ``sent``: of the rows sent to them, with ``CHANGE``.
+    ``ordered_above``: whether the files above have the column by which the files of the table are ordered.
     """
 
     @property
@@ -96,27 +96,27 @@ class Rules(Protocol):
     def sent(self) -> pa.Schema: ...
 
     def rows_of(self, above: pa.Table) -> pa.Table:
-        """Rows of the files above as rows to be sent to this table."""
+        """Return rows of the files above in the form in which they are sent to this table."""
 
     def reached(self, held: pa.Table, sent: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which of the rows ``held`` may be changed when the rows ``sent`` come."""
+        """Return which of the rows ``held`` may change when the rows ``sent`` come."""
 
     def update(self, held: pa.Table, sent: pa.Table) -> Updated:
-        """Update the rows ``held``, all that are reached, by the rows ``sent``."""
+        """Update the rows ``held`` (all that ``reached`` selects) by the rows ``sent``."""
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
         """Whether the two have the same rows, in any order."""
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """``rows`` in the order that the rows of one key must have."""
+        """Return ``rows`` with the rows of each key in the order that they must have."""
 
 
 class Way(Enum):
     """What becomes of the files that hold the rows which an update replaces.
 
-    ``MARK``: they stay, and the rows are marked as deleted, unless upkeep is due. ``REWRITE``: they are
-    written anew. ``ERASE``: so are those that hold a row of a sent key that is marked as deleted. ``RETURN``:
-    so are all that have marked rows, and no fresh file stays.
+    ``MARK``: the files stay, and the rows are marked as deleted, unless upkeep is due. ``REWRITE``: the files
+    are rewritten. ``ERASE``: also rewrite every file with a row of a sent key that is already marked as
+    deleted. ``RETURN``: also rewrite all files with marked rows, and remove all fresh files.
     """
 
     MARK = "mark"
@@ -127,13 +127,13 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class FilesToUpdate:
-    """The files of a table by key, the folder that new ones are drafted in, and the rules.
+    """The files of a table by key, the folder for drafts of new ones, and the rules.
 
-    ``rows_per_file`` and ``seals``: as of ``lake.key_files.write_rows``; ``sealed``: the files so made.
-    ``doubts``: whether rows that were made have to be looked at before they are shown.
-    ``fresh``: the fresh files of a table that has any; ``leaving``: paths of those whose rows all move.
-    ``way``: what becomes of the files that hold the old rows. ``rows_per_group``: of the files that are
-    written, None for the library's default.
+    ``rows_per_file`` and ``seals``: as in ``lake.key_files.write_rows``; ``sealed``: the sealed files.
+    ``doubts``: whether the gate must read given new rows before they are shown.
+    ``fresh``: the fresh files of a table that has any; ``leaving``: paths of those whose rows all move away.
+    ``way``: what becomes of the files that hold the old rows. ``rows_per_group``: rows of a row group in
+    written files; None for the library's default.
     """
 
     files: Sequence[KeyFile]
@@ -152,8 +152,10 @@ class FilesToUpdate:
 
 @dataclass(frozen=True)
 class _InHand:
-    """A range whose files have been read: its rows, with those of ``sealed`` files and of ``fresh`` ones, and
-    which of them may be changed. ``forced``: its files are written anew even where no row changes."""
+    """A range whose files have been read: its rows, including those in ``sealed`` and ``fresh`` files.
+
+    ``reached``: which rows may change. ``forced``: rewrite its files even if no row changes.
+    """
 
     number: int
     rows: pa.Table
@@ -170,10 +172,10 @@ def update_ranges(
     looks: Iterable[int] = (),
     forced: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Update the files of the ranges that ``table`` has rows of, and look at those numbered ``looks``.
+    """Update the files of the ranges that ``table`` has rows of, and look at the ranges numbered ``looks``.
 
-    Of many ranges the rows that may change are updated together: a few rows cost the kernel as much as one.
-    The files of ``forced`` ranges are written anew even where no row changes.
+    Rows of several ranges that may change are updated together, because a call of the kernel costs the same
+    for a few rows as for one. The files of ``forced`` ranges are rewritten even if no row changes.
     """
     numbers = table[RANGE].to_numpy()
     if (numbers[1:] < numbers[:-1]).any():
@@ -198,7 +200,7 @@ def update_ranges(
 
 
 def batch_of(outcomes: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """``outcomes`` as a batch of ``OUTCOME``."""
+    """Return ``outcomes`` as a batch with the columns of ``OUTCOME``."""
     columns = [pa.array([each[field.name] for each in outcomes], _arrow(field)) for field in OUTCOME.fields]
     return pa.RecordBatch.from_arrays(columns, names=OUTCOME.names)
 
@@ -242,9 +244,9 @@ def _updated(
 
 
 def by_place(rows: pa.Table, places: npt.NDArray[np.int32]) -> tuple[pa.Table, npt.NDArray[np.int32]]:
-    """Return ``rows`` in the order of their ``places``, and these.
+    """Return ``rows`` sorted by their ``places``, and the sorted places.
 
-    Nothing is copied where they are in order: rows of new keys come in the order of the keys.
+    Rows that are sorted already are not copied: rows of new keys come in the order of the keys.
     """
     if (places[1:] >= places[:-1]).all():
         return rows, places
@@ -256,15 +258,16 @@ def _are_same(was: pa.Table, made: pa.Table, rules: Rules) -> bool:
     if was.num_rows != made.num_rows:
         return False
     before, after = (np.sort(each["_cdc_row_hash"].to_numpy()) for each in (was, made))
-    # Mostly rows differ in what their hashes are about.
+    # Rows that differ nearly always differ in their hashes, so the full comparison is rare.
     return bool(np.array_equal(before, after)) and rules.same(was, made)
 
 
 def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) -> dict[str, Any]:
-    """The outcome of a range whose rows ``made`` take the place of those it ``was`` reached with."""
+    """Write the new files of the range ``of`` and return its outcome. The rows ``made`` replace the rows
+    ``was``."""
     rules = target.rules
     kept = columnar.filter_slices(of.rows, ~of.reached)
-    # Rows of one key stand in their order in each file, but not across fresh files.
+    # In each file the rows of one key are in order; with rows from fresh files they must be sorted again.
     rows = rules.ordered(pa.concat_tables([kept, made])) if of.fresh else None
     files = write_rows(
         pa.concat_tables([kept, rules.ordered(made)]) if rows is None else rows,
@@ -278,7 +281,7 @@ def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) 
         "sealed": [file.path for file in of.sealed],
         "removed": str(ContentHash.of(was["_cdc_row_hash"].to_numpy())),
         "added": str(ContentHash.of(made["_cdc_row_hash"].to_numpy())),
-        # What is kept has been looked at before.
+        # Rows that are kept have passed the gate before.
         "doubted": target.doubts is not None and target.doubts(made),
         "files": named(files),
         "marks": marks_of(each for each in of.fresh if each.file.path not in target.leaving),
@@ -286,14 +289,14 @@ def _written(of: _InHand, was: pa.Table, made: pa.Table, target: FilesToUpdate) 
 
 
 def named(files: Iterable[WrittenFile]) -> list[dict[str, Any]]:
-    """The written ``files`` as an outcome has them."""
+    """Return the written ``files`` in the form of an outcome."""
     return [
         {"name": each.name, "rows": each.rows, "bytes": each.bytes, "stats": each.stats} for each in files
     ]
 
 
 def marks_of(found: Iterable[Found]) -> list[dict[str, Any]]:
-    """The rows that are to be marked as an outcome has them: numbers as 64-bit integers."""
+    """Return the rows to mark in the form of an outcome: row numbers as 64-bit integers."""
     return [
         {"path": each.file.path, "rows": each.numbers.astype(np.int64).tobytes()}
         for each in found
@@ -302,7 +305,7 @@ def marks_of(found: Iterable[Found]) -> list[dict[str, Any]]:
 
 
 def noted(keys: pa.Array, draft: Path) -> str:
-    """The name in ``draft`` of the file that the ``keys`` that must be folded again are written to."""
+    """Write ``keys``, which must be folded again, to a file in ``draft``; return the file's name."""
     # No failpoint: a draft that no table names yet.
     draft.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = draft / f"refold-{uuid.uuid4().hex}.parquet"
@@ -311,7 +314,7 @@ def noted(keys: pa.Array, draft: Path) -> str:
 
 
 def outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:
-    """The outcome of a range where nothing has changed."""
+    """Return the outcome of a range in which nothing has changed."""
     nothing = str(ContentHash())
     return {
         "range": number,
@@ -327,7 +330,7 @@ def outcome(number: int, *, refold: str | None = None) -> dict[str, Any]:
 
 
 def sealed_of(sent: pa.Table, target: FilesToUpdate) -> list[KeyFile]:
-    """The sealed files of keys whose rows are sent as they are to be: they hold rows that go."""
+    """Return the sealed files of keys whose complete new rows are sent: the old rows in these files go."""
     if not target.sealed:
         return []
     settled = sent.filter(pc.not_equal(sent[CHANGE], MERGE))
@@ -350,7 +353,7 @@ def _arrow(of: T.StructField) -> pa.DataType:
 
 
 def is_cut(ranges: Sequence[KeyRange], number: int) -> bool:
-    """Whether the files of a range hold other ranges too: if one of them changes, all must be written."""
+    """Whether other ranges share the files of a range. If one of them changes, all must be written."""
     files = ranges[number].files
     beside = [each.files for each in (*ranges[max(0, number - 1) : number], *ranges[number + 1 : number + 2])]
     return bool(files) and files in beside

@@ -1,10 +1,9 @@
-"""What an update of a table with deletion vectors tidies up besides: a bounded part of the table each time.
+"""Upkeep of a table with deletion vectors: each update also tidies up a bounded part of the table.
 
-Marked rows and fresh files make every reader work. So a range of keys is written anew once its dead rows and
-its rows in fresh files (together its *waste*) are many; an update does that to the worst ranges only. The
-fresh files of one *generation*, those that the tasks of one update wrote, count as one. Small generations
-are merged while there are many, the smallest first, so that a row is written again only when its generation
-has doubled.
+Marked rows and fresh files slow readers down. The dead rows of a range of keys and its rows in fresh files
+are its *waste*. A range with much waste is rewritten, but an update rewrites only the worst ranges. The fresh
+files that the tasks of one update wrote are one *generation*. If there are many generations, the smallest are
+merged first. So a row is written again only when its generation has doubled.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ import numpy as np
 import numpy.typing as npt
 
 WASTE = 0.25
-"""A range with more waste than this share of its rows is due to be written anew."""
+"""A range with more waste than this share of its rows is due to be rewritten."""
 
 RANGES_AT_ONCE = 1 / 16
-"""Of the ranges that are due, an update writes the worst: up to this share of all ranges."""
+"""An update rewrites the worst of the due ranges, up to this share of all ranges."""
 
 TOO_MUCH_WASTE = 1.0
-"""A range with more waste than this share of its rows is written anew in any case."""
+"""A range with more waste than this share of its rows is rewritten in any case."""
 
 DENSE = 0.1
-"""A range that is sent so many rows, as a share of its own, is written anew: marking would cost as much."""
+"""A range that is sent this share of its rows or more is rewritten: marking would cost as much."""
 
 FRESH_GENERATIONS = 12
-"""From so many generations of fresh files on, an update merges the small ones."""
+"""With this many generations of fresh files, an update merges the small ones."""
 
 _FEW_FRESH_GENERATIONS = 6
-"""What is left of them then, at most."""
+"""Most generations that are left after a merge."""
 
 Counts = npt.NDArray[np.int64]
 
 
 def ranges_to_rewrite(stored: Counts, waste: Counts, sent: Counts) -> npt.NDArray[np.int64]:
-    """Return the numbers of the ranges that an update writes anew, ascending.
+    """Return the numbers of the ranges that an update rewrites, ascending.
 
-    By range: ``stored`` rows of its files, dead ones included; ``waste`` of before, and rows that are
-    ``sent`` to it.
+    All by range. ``stored``: rows in its files, dead ones included. ``waste``: its waste before the update.
+    ``sent``: rows that are sent to it.
     """
     size = np.maximum(stored, 1)
     share = (waste + sent) / size
@@ -54,8 +53,9 @@ def ranges_to_rewrite(stored: Counts, waste: Counts, sent: Counts) -> npt.NDArra
 def fresh_to_merge(live: Sequence[int], stored: Sequence[int]) -> list[int]:
     """Return the numbers of the generations whose rows an update moves to a new one, ascending.
 
-    ``live`` and ``stored`` rows of the fresh files of each. Those of a generation that is half dead move, and
-    those of the smallest ones where there are ``FRESH_GENERATIONS``.
+    By generation, ``live`` and ``stored``: rows of its fresh files without and with dead ones. The rows of a
+    generation move if half of them are dead; and if there are ``FRESH_GENERATIONS``, those of the smallest
+    ones.
     """
     moves = {number for number, rows in enumerate(live) if 2 * rows <= stored[number]}
     stays = sorted((number for number in range(len(live)) if number not in moves), key=live.__getitem__)

@@ -1,4 +1,4 @@
-"""Plans the upkeep of one update of a table with fresh files: ranges written anew, fresh files that leave."""
+"""Plans the upkeep in one update of a table with fresh files: ranges to rewrite, fresh files to empty."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from omnisupport_ingest.layers.upkeep import Counts, fresh_to_merge, ranges_to_r
 
 @dataclass(frozen=True)
 class Rewrites:
-    """Numbers of ranges. ``homes``: no row of their files is marked; None: of any range. ``forced``: where
-    they are looked at, their files are written anew even if no row changes."""
+    """How the ranges of a table are updated, by their numbers.
+
+    ``homes``: ranges whose files are rewritten instead of having rows marked; None: all ranges. ``forced``:
+    ranges whose files are rewritten even if no row changes, once they are looked at.
+    """
 
     homes: frozenset[int] | None = None
     forced: frozenset[int] = frozenset()
 
     def are_home(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """A mask of those of ``numbers`` whose rows are not marked."""
+        """Return a mask of ``numbers``: whether the rows of the range are rewritten and not marked."""
         if self.homes is None:
             return np.ones(len(numbers), np.bool_)
         return np.isin(numbers, np.fromiter(self.homes, np.int64))
@@ -35,8 +38,8 @@ class Rewrites:
 def with_leaving(
     target: FilesToUpdate, keys: npt.NDArray[Any], *, look_at_all: bool = False
 ) -> FilesToUpdate:
-    """Return ``target`` with the fresh files that leave. ``keys``: the values that are sent, if no fresh file
-    may keep a row of them."""
+    """Return ``target`` with ``leaving`` set: the fresh files whose rows all move. ``keys``: values of the
+    ordering column; with ``Way.ERASE`` every fresh file with one of them leaves."""
     files = target.fresh
     chosen: Sequence[int] = []
     if look_at_all or target.way is Way.RETURN:
@@ -46,7 +49,7 @@ def with_leaving(
         chosen = [number for number, values in enumerate(held) if np.isin(values, keys).any()]
     elif target.way is Way.MARK:
         of = [generation_of(file.path) for file in files]
-        # What the tasks of one update wrote holds a key once, so it counts as one.
+        # The files that the tasks of one update wrote hold each key once, so they count as one.
         generations = sorted(set(of))
         counts = [
             [sum(rows for rows, each in zip(all_rows, of, strict=True) if each == one) for one in generations]
@@ -58,7 +61,7 @@ def with_leaving(
 
 
 def rewrites_of(target: FilesToUpdate, ranges: Sequence[KeyRange], sent: Counts) -> Rewrites:
-    """Plan which of ``ranges`` are written anew. ``sent``: the rows that are sent to each."""
+    """Plan which of ``ranges`` are rewritten. ``sent``: the number of rows sent to each."""
     cut = frozenset(n for n in range(len(ranges)) if is_cut(ranges, n)) if target.fresh else frozenset()
     if target.way is Way.REWRITE:
         return Rewrites(forced=cut)
@@ -89,7 +92,7 @@ def moving_rows(target: FilesToUpdate, ranges: Sequence[KeyRange]) -> Counts:
 
 
 def _groups(ranges: Sequence[KeyRange]) -> npt.NDArray[np.int64]:
-    """For each range the number of its files: ranges that are cut out of the same files share it."""
+    """Return for each range the number of its group: ranges that are cut out of the same files share one."""
     other = [0, *(one.files != two.files for one, two in pairwise(ranges))]
     return np.cumsum(other)
 

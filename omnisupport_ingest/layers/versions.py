@@ -1,4 +1,4 @@
-"""What makes the windows of a layer stale when it changes, and how a stale window is made again."""
+"""Versions: what makes a window stale when it changes, and how the stale window is rebuilt."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _FOUND = {
     "pii_tokens": _CONTRACT_CHANGE,
     "reviews": REVIEW_LEDGER.found(REVIEW_DECISION),
 }
-"""What a version is of → what is found where it has changed. What is not here never waits: an erasure is
-done as soon as there is a run."""
+"""What a version is of → the finding if it has changed. A kind that is missing here never waits: an erasure
+is carried out by the next run."""
 
 ERASURE, DESTROYED_KEY = "erasure", "destroyed key"
 
@@ -55,8 +55,8 @@ RULES = frozenset({_WORDS["logic"], _WORDS["contract"]})
 
 
 class RulesVersions:
-    """Versions of what the events of a source are judged by: the same for all windows but for reviews,
-    erasures and destroyed keys."""
+    """The versions by which a source's events are judged. They are the same for all windows, except for
+    reviews, erasures and destroyed keys."""
 
     def __init__(self, workspace: Workspace, source: str) -> None:
         contracts = workspace.contracts.of_source(source)
@@ -77,27 +77,28 @@ class RulesVersions:
         return self._common
 
     def apart(self) -> dict[str, tuple[str, ...]]:
-        """The versions of the windows that have more than those of every window."""
+        """Return the versions of windows that have more than the common ones, by window."""
         named = {*self.reviews.windows(), *self.erasures.windows(), *self._destroyed}
         return {window: self.of(window) for window in named}
 
     def of_held(
         self, window: str, state: WindowState | None, landed: Callable[[], Collection[LandedPart]]
     ) -> tuple[str, ...]:
-        """The same of a window that is held with ``state``. ``landed``: asked what has landed in it.
+        """Return the versions that ``window``, held with ``state``, should have. ``landed``: returns what has
+        landed in it.
 
-        The contract of a table that has no event in the window counts as it was: no verdict depends on it.
+        If a table has no event in the window, its contract counts as unchanged: no verdict depends on it.
         """
         wanted = self.of(window)
         if state is None or wanted == state.versions:
             return wanted
         parts = landed()
         if not frozenset(state.batches) <= {part.batch_id for part in parts}:
-            # What landing has forgotten may be of any table.
+            # Batches that landing has forgotten may be of any table.
             return wanted
         here = {table for part in parts for table in part.rows_per_table}
         if not here <= set(self._names.values()) and self._protect_since(state.versions):
-            # What no contract describes is protected as soon as one table of the source is.
+            # Events without a contract are protected as soon as one table of the source is.
             return wanted
         held = {_contract_of(each): each for each in state.versions if each.startswith(_CONTRACT)}
         absent = {name for name, table in self._names.items() if table not in here}
@@ -111,7 +112,7 @@ class RulesVersions:
         return tuple(kept)
 
     def _protect_since(self, held: Collection[str]) -> bool:
-        """Whether contracts protect values now, and it may be that none did by the ``held`` versions."""
+        """Whether contracts protect values now, and possibly none did in the ``held`` versions."""
         unchanged = {
             _contract_of(each) for each in self._common if each.startswith(_CONTRACT) and each in held
         }
@@ -127,7 +128,7 @@ class RulesVersions:
         )
 
     def of_erased(self, window: str) -> tuple[str, ...]:
-        """Those of them that say which values ``window`` must not have: of erasures and destroyed keys."""
+        """Return those versions that say which values ``window`` must not have: erasures, destroyed keys."""
         erasures, destroyed = self.erasures.digest(window), self._destroyed.get(window)
         return (
             *(() if erasures is None else (f"{VERSION}{erasures}",)),
@@ -149,19 +150,20 @@ def of_contract(contract: TableContract) -> tuple[str, ...]:
 
 
 def is_current(held: Sequence[str], wanted: Sequence[str], decisions: DecisionTable) -> bool:
-    """Whether a window made with ``held`` versions needs nothing: they are ``wanted``, or it may wait."""
+    """Whether a window made with ``held`` versions needs no run: they are ``wanted``, or the window may
+    wait."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
     return all(kind in _FOUND and decisions.action(_FOUND[kind].scenario) == WAIT for kind in changed)
 
 
 def found_in(held: Sequence[str], wanted: Sequence[str]) -> frozenset[Finding]:
-    """The scenarios for which a window that was made with ``held`` versions is made again."""
+    """Return the scenarios for which a window that was made with ``held`` versions is rebuilt."""
     changed = {_kind(each) for each in set(held) ^ set(wanted)}
     return frozenset(_FOUND[kind] for kind in changed & _FOUND.keys())
 
 
 def changes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """What differs, in words for people: ``contract``, ``review decision``, …"""
+    """Return what differs, in words for people: ``contract``, ``review decision``, …"""
     found = {_kind(each) for each in set(held) ^ set(wanted)}
     return tuple(word for kind, word in _WORDS.items() if kind in found)
 

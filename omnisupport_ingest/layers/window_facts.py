@@ -1,6 +1,7 @@
 """Numbers about each window of a source, and their totals.
 
-The checks of a run read these. Their cost follows the changed and the unsettled windows, not all windows.
+The checks of a run read these. Their cost depends on the changed and the unsettled windows, not on all
+windows.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ _AT_ONCE = 64
 class Standing:
     """The totals of all windows of a source.
 
-    ``judged`` windows hold ``counts`` events in all; ``wrong`` ones do not add up. ``changed``: windows and
-    layers whose last replay came to another content, in ``unexplained`` windows for no known reason.
-    ``withheld`` windows have files of quarantine; ``unsettled`` ones wait for something, or may. ``open``
-    is how many the watermark has not passed, ``closed`` how many it has that a run has closed; ``closing``
-    ones wait for that. ``late`` ones, none of those, wait for the replay of late events. ``late_events``: of
-    all windows, replayed or not. ``held``: events in quarantine by reason, ``discarded`` those of them that
-    were; ``left``, by reason, windows with events that somebody may have to look at. ``unapplied`` windows
-    were judged without some of the decisions on their events, which are not counted as ``discarded``.
+    ``judged``: number of judged windows; ``counts``: their events; ``wrong``: windows whose counts do not add
+    up. ``changed``: how many windows, counted per layer, had another content after their last replay;
+    ``unexplained``: those without a known reason. ``withheld``: windows with quarantine files. ``unsettled``:
+    windows that wait, or may wait, for something.
+
+    By the watermark: ``open``: how many windows it has not passed. ``closed``: how many it has passed and a
+    run has closed. ``closing``: windows that wait for that run. ``late``: windows that wait for the replay of
+    late events; they are in none of the former three. ``late_events``: in all windows, replayed or not.
+
+    In quarantine: ``held``: events by reason; ``discarded``: those of them that were discarded. ``left``: by
+    reason, windows with events that somebody may have to look at. ``unapplied``: windows that were judged
+    without some of the decisions on their events; none of their events count as ``discarded``.
     """
 
     judged: int
@@ -69,10 +74,10 @@ def numbers_of(
     late_events: int,
     sealed: bool = False,
 ) -> Mapping[str, int]:
-    """The numbers of one window by its states in raw, deduped events and every table's net changes.
+    """Return the numbers of one window, from its states in raw, deduped events and every table's net changes.
 
-    ``listed``: something landed in it, or raw holds events of it; ``withheld``: it has files of quarantine;
-    ``sealed``: its events have left raw, so raw tells no numbers any more.
+    ``listed``: something landed in it, or raw holds events of it. ``withheld``: it has quarantine files.
+    ``sealed``: its events have left raw, so its counts are not compared with raw.
     """
     numbers: dict[str, int]
     made = [state.checkpoint for state in (raw, judged, *folded) if state is not None]
@@ -102,7 +107,8 @@ def numbers_of(
 def standing_of(
     index: WindowIndex, is_passed: Callable[[str], bool], late: Collection[str], unsettled: Collection[str]
 ) -> Standing:
-    """The standing by the numbers in ``index``. ``is_passed``: whether the watermark has closed a window."""
+    """Return the totals by the numbers in ``index``. ``is_passed``: whether the watermark has closed a
+    window."""
     totals, waits = index.totals, set(late)
     closing = [window for window in index.flagged(TO_CLOSE) if is_passed(window) and window not in waits]
     not_passed = [window for window in _not_passed(index, is_passed) if window not in waits]
@@ -132,7 +138,7 @@ def _by_reason(totals: Mapping[str, int], what: str) -> dict[str, int]:
 
 
 def _not_passed(index: WindowIndex, is_passed: Callable[[str], bool]) -> Iterator[str]:
-    """The windows of time that the watermark has not passed: the last ones."""
+    """Yield the windows (without the sentinel) that the watermark has not passed, the latest first."""
     below: str | None = None
     while found := index.last(below, _AT_ONCE):
         for window in found:
@@ -150,7 +156,7 @@ def _is_whole(judged: Checkpoint) -> bool:
 def _adds_up(judged: Checkpoint, raw: Checkpoint | None) -> bool:
     if not _is_whole(judged):
         return False
-    # Raw may be further, but what deduped has judged can be no more than raw holds.
+    # Raw may be further, but deduped events cannot have judged more than raw holds.
     if raw is None or judged.raw > raw.rows:
         return False
     same = judged.last_batch_id == raw.last_batch_id and judged.batches == raw.batches

@@ -1,10 +1,10 @@
 """Numbers about the windows of a source from the last look, in a file for later processes.
 
-An SQLite file in the lake's folder of the source: a row per window, the totals, and a note of the look's
-versions and how far it came (``LookNote``). So a new process looks only at what changed since. The file is a
-cache: tables and landing are the truth. A file that is missing, damaged, copied from elsewhere, or of another
-version or other tables is made again by a look at every window.
-A process that cannot use the file (a full disk, another user's home) keeps the same in memory.
+It is an SQLite file in the lake's folder of the source: a row per window, the totals, and a note of how far
+the look came and at which versions (``LookNote``). So a new process looks only at what changed since. The
+file is a cache: tables and landing are the truth. A file that is missing, damaged, copied from elsewhere, or
+of another version or other tables is made again by a look at every window. A process that cannot use the file
+(a full disk, another user's home) keeps the numbers in memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ FORMAT = f"3/{__version__}"
 UNSETTLED, WITHHELD, WRONG = "unsettled", "withheld", "wrong"
 UNEXPLAINED, TO_CLOSE = "unexplained", "to_close"
 LEFT_COLLISION, LEFT_OLDER, UNAPPLIED = "left_collision", "left_older", "unapplied"
-"""Numbers with an index, which finds the windows where they are not 0."""
+"""Numbers with an SQL index, which finds the windows where they are not 0."""
 
 HELD = "held "
-"""Prefix of a reason: the number of events in quarantine for that reason."""
+"""Prefix of a reason; names the number of events in quarantine for that reason."""
 
 _FLAGS = (
     *(UNSETTLED, WITHHELD, WRONG, UNEXPLAINED, TO_CLOSE),
@@ -68,12 +68,12 @@ _WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LookNote:
-    """Up to where a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``), and of
-    each partitioned table, by path.
+    """How far a look has seen: of landing, by ``era`` and ``number`` (``landing.index.News``); and of each
+    partitioned table, by path.
 
-    ``judged_by``: digest of what all windows are judged by, ``apart`` what some are judged by besides.
-    ``looked_again``: the window up to which they were looked at without a reason. ``totals``: the sums of the
-    windows' numbers. Each look that finds something has another ``revision``.
+    ``judged_by``: digest of what all windows are judged by; ``apart``: what some are judged by besides.
+    ``looked_again``: the last window that was looked at without a sign of a change. ``totals``: the sums of
+    the windows' numbers. Each look that finds something changes ``revision``.
     """
 
     format: str = FORMAT
@@ -90,11 +90,11 @@ class LookNote:
 class WindowIndex:
     """The index of one source, for one look at a time: ``begin``, then ``commit`` or ``rollback``.
 
-    What is wrong with the file is an ``IndexDamaged``, an ``sqlite3.Error`` or an ``OSError``.
+    If the file cannot be used, methods raise ``IndexDamaged``, an ``sqlite3.Error`` or an ``OSError``.
     """
 
     def __init__(self, file: Path | None) -> None:
-        """``file``: null keeps it in memory."""
+        """``file``: None keeps the index in memory."""
         self._file = file
         self._db: sqlite3.Connection | None = None
         self._db_of: int | None = None
@@ -135,7 +135,7 @@ class WindowIndex:
         self._count(new, 1)
         for flag in _FLAGS:
             if flag in old and flag not in new:
-                # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
+                # No failpoint: lake.noted is around the commit of this transaction.
                 db.execute('DELETE FROM flagged WHERE flag = ? AND "window" = ?', (flag, window))
             elif flag in new and flag not in old:
                 db.execute("INSERT OR REPLACE INTO flagged VALUES (?, ?)", (flag, window))
@@ -152,7 +152,7 @@ class WindowIndex:
         self._changed = True
         self.totals = Counter()
         for table in ("flagged", '"window"'):
-            # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
+            # No failpoint: lake.noted is around the commit of this transaction.
             self._db_open().execute(f"DELETE FROM {table}")
 
     def flagged(self, flag: str) -> list[str]:
@@ -186,7 +186,7 @@ class WindowIndex:
         return [name for (name,) in rows]
 
     def last(self, below: str | None, count: int) -> list[str]:
-        """The last ``count`` windows before ``below`` (null: of all), latest first."""
+        """The last ``count`` windows before ``below`` (None: of all), latest first."""
         rows = self._db_open().execute(
             'SELECT "window" FROM "window" WHERE ? IS NULL OR "window" < ? ORDER BY "window" DESC LIMIT ?',
             (below, below, count),
@@ -194,8 +194,8 @@ class WindowIndex:
         return [window for (window,) in rows]
 
     def held_at(self, moment: datetime) -> Counter[str] | None:
-        """How many events were in quarantine at ``moment`` (timezone-aware), by reason; None if no look of so
-        long ago is noted."""
+        """Return how many events were in quarantine at ``moment`` (timezone-aware), by reason; None if no
+        look that old is recorded."""
         row = (
             self._db_open()
             .execute("SELECT held, crc FROM past WHERE at <= ? ORDER BY at DESC", (moment.timestamp(),))
@@ -229,13 +229,13 @@ class WindowIndex:
     def drop(self) -> None:
         """Remove the file: the next look starts empty."""
         self.close()
-        # The file last: while it is there, the others belong to it.
+        # Delete the database file last: while it exists, SQLite takes the others as its own.
         for suffix in ("-wal", "-shm", "-journal", ""):
             with failpoint("lake.noted", "removed"), contextlib.suppress(OSError):
                 Path(f"{self._file}{suffix}").unlink()
 
     def keep_in_memory(self) -> None:
-        """Do not use the file any more."""
+        """Stop using the file; keep the index in memory from now on."""
         self.close()
         self._file = None
 
@@ -253,7 +253,7 @@ class WindowIndex:
         if last is None or last[0] != text:
             db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", (now, text, checksum(text)))
         oldest = "(SELECT max(at) FROM past WHERE at <= ?)"
-        # No failpoint: inside the transaction of a look, whose commit lake.noted stands around.
+        # No failpoint: lake.noted is around the commit of this transaction.
         db.execute(f"DELETE FROM past WHERE at < {oldest}", (now - _PAST_SECONDS,))
 
     def _count(self, numbers: Mapping[str, int], sign: int) -> None:
@@ -268,7 +268,7 @@ class WindowIndex:
 
     def _connected(self) -> sqlite3.Connection:
         if self._process != os.getpid():
-            # What SQLite has opened is the parent's; to close it here would be as wrong as to use it.
+            # The connection is the parent process's; closing it here would be as wrong as using it.
             _of_parents.append(self._db)
             self._db, self._process = None, os.getpid()
         if self._db is not None:
@@ -284,7 +284,7 @@ class WindowIndex:
     def _opened(self, file: Path) -> sqlite3.Connection:
         with failpoint("lake.noted", "new"):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Open to its owner only, as the lake is.
+            # Only the owner may read it, as for the rest of the lake.
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(file, isolation_level=None, timeout=_WAIT_SECONDS, check_same_thread=False)
         self._db_of = _inode(file)

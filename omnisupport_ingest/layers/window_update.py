@@ -1,8 +1,7 @@
-"""One update of a table that is stored by window: plan, produce, commit, close, report.
+"""An update of a table that is stored by window: plan, produce, commit, close, report.
 
-Raw, deduped events and net changes are such tables. Each defines what its windows are made of
-(``WindowUpdate``); ``update_windows`` runs them all the same way. Tables with one row per key have
-``keyed_update``.
+Raw, deduped events and net changes are such tables. Each defines how its windows are made (``WindowUpdate``);
+``update_windows`` runs them all in the same way. Tables with one row per key have ``keyed_update``.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ JobT = TypeVar("JobT", bound=WindowJob)
 
 @dataclass(frozen=True)
 class Produced(Generic[JobT]):
-    """The files that jobs wrote, in their final place, and the result of each job."""
+    """The files that jobs wrote, at their final paths, and the result of each job."""
 
     files: StagedFiles
     outcome: Callable[[JobT], Outcome]
@@ -75,11 +74,11 @@ class WindowUpdate(ABC, Generic[JobT]):
 
     @abstractmethod
     def targets(self, windows: Sequence[str]) -> list[str]:
-        """The windows to plan, each once: ``windows``, and those that every run takes along."""
+        """Return the windows to plan, each once: ``windows``, and those that every run adds."""
 
     @abstractmethod
     def job(self, window: str) -> JobT:
-        """Plan ``window``. It need not have any work."""
+        """Plan ``window``. The plan may be that there is nothing to do."""
 
     @abstractmethod
     def is_past(self, window: str) -> bool:
@@ -87,7 +86,7 @@ class WindowUpdate(ABC, Generic[JobT]):
 
     @abstractmethod
     def produce(self, jobs: Sequence[JobT], unit: str) -> Produced[JobT]:
-        """Write the files of ``jobs``, one or more, under the name of their ``unit`` (``unit_key``)."""
+        """Write the files of ``jobs`` (at least one) under the name of their ``unit`` (``unit_key``)."""
 
     def closes_now(self, job: JobT, files: StagedFiles) -> bool:  # noqa: ARG002
         """Whether the window of ``job`` is closed after this commit; by default a later run does it."""
@@ -106,9 +105,8 @@ def update_windows(
     """Bring ``windows`` of ``table`` up to date in one commit, then close those that are due.
 
     ``planned_on`` begins an update on a version of the table; it is called again if another writer committed
-    first. ``compaction`` folds the files of a window that is closed into one. ``before_closing`` is called
-    after the commit, and if there was nothing to commit. Returns one checkpoint per window asked for, in
-    order.
+    first. ``compaction`` merges the files of a window that is closed. ``before_closing`` is called after the
+    commit, or if there is nothing to commit. Returns one checkpoint per requested window, in order.
     """
     repeated: list[str] = []
 

@@ -17,21 +17,22 @@ from omnisupport_ingest.layers.quarantine_files import QuarantineFiles
 from omnisupport_ingest.layers.window_index import HELD, LEFT_COLLISION, LEFT_OLDER, UNAPPLIED
 
 REVIEWS = "reviews:"
-"""The version of a window of ``deduped_events`` that names the reviews it was judged with."""
+"""Prefix of the version of a ``deduped_events`` window that names the reviews it was judged with."""
 
 DISCARDED_OF = "discarded "
-"""Before a reason: how many events of it a review has discarded."""
+"""Prefix of a reason; names the number of its events that a review has discarded."""
 
 LEFT = {COLLISION: LEFT_COLLISION, OLDER_EPOCH: LEFT_OLDER}
-"""Reason → the number of its events that somebody may have to look at."""
+"""Reason → name of the number of its events that somebody may have to look at."""
 
 _STATE = "review_state"
 
 
 def withheld_numbers(files: QuarantineFiles, window: str, digest: str | None) -> Mapping[str, int]:
-    """The numbers of ``window``. ``digest``: of the decisions on its events (``ReviewLedger.digest``).
+    """Return the numbers of ``window``. ``digest``: of the decisions on its events (``ReviewLedger.digest``).
 
-    Where it was judged without some of them, no event counts as discarded, and every one of ``LEFT`` as left.
+    If the window was judged without some of these decisions, no event counts as discarded, and all events
+    with a reason in ``LEFT`` count as left.
     """
     state = files.state(window)
     applied, found = judged_with(state) == digest, Counter[str]()
@@ -48,7 +49,8 @@ def withheld_numbers(files: QuarantineFiles, window: str, digest: str | None) ->
 
 
 def judged_with(state: WindowState | None) -> str | None:
-    """The digest of the decisions that a window of ``deduped_events`` was judged with; None: with none."""
+    """Return the digest of the decisions that a ``deduped_events`` window was judged with; None: with
+    none."""
     found = [each for each in (state.versions if state is not None else ()) if each.startswith(REVIEWS)]
     return found[0].removeprefix(REVIEWS) if found else None
 

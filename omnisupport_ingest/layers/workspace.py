@@ -55,9 +55,10 @@ class Workspace:
     contracts: Contracts
     decisions: DecisionTable = field(default_factory=lambda: load_decision_table(default_decision_table()))
     learned: Stamp | None = field(default=None, repr=False, compare=False)
-    """What the contracts had learned when they were read; None if they stay as they are."""
+    """What the contracts had learned when they were read; None if they cannot learn."""
     looks: Looks | None = field(default=None, repr=False, compare=False)
-    """Those of the work that it was opened for (``looking_once``); None: each use of a table looks anew."""
+    """The looks of the work that it was opened for (``looking_once``); None: each use of a table looks
+    again."""
     _during: dict[str, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _later: dict[Stamp, Workspace] = field(default_factory=dict, init=False, repr=False, compare=False)
     _seen: dict[str, Seen[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -71,7 +72,7 @@ class Workspace:
 
     @classmethod
     def open(cls, settings: Settings) -> Workspace:
-        """Open the home, its contracts and its decision table; ``IngestError`` says what is wrong."""
+        """Open the home, its contracts and its decision table. Raises ``IngestError`` if one is wrong."""
         learned = learned_stamp(settings.home.expanduser().absolute())
         contracts, decisions = contracts_in_force(settings), decisions_in_force(settings)
         home = Home.open(
@@ -80,9 +81,10 @@ class Workspace:
         return cls(settings, home, contracts, decisions, learned)
 
     def current(self) -> Workspace:
-        """The same home with the columns that its contracts have learned by now; itself if there are none.
+        """Return this home with the columns that its contracts have learned by now; itself if nothing is new.
 
-        For processes that live on while capture lets contracts learn. The same value until they learn more.
+        For long-running processes, while capture lets contracts learn. Until they learn more, the same object
+        is returned.
         """
         now = learned_stamp(self.home.path)
         if self.learned is None or now == self.learned:
@@ -93,15 +95,15 @@ class Workspace:
         return self._later[now]
 
     def merging_at_once(self) -> Workspace:
-        """The same home, with every contract's delay of merges ignored."""
+        """Return this home with every contract's delay of merges ignored."""
         contracts = Contracts(tuple(each.merged_at_once for each in self.contracts))
         return replace(self, contracts=contracts)
 
     def looking_once(self, during: str) -> Workspace:
-        """The same home, in which each table is looked at once ``during`` a stretch of work.
+        """Return this home with each table looked at once, within the stretch of work called ``during``.
 
-        The same value while the same work is named, so the steps of a run may share what they have seen;
-        another name ends it.
+        Calls with the same name return the same object, so the steps of a run share what they have seen. A
+        call with another name ends that.
         """
         opened = self._during.get(during)
         if opened is None:
@@ -116,15 +118,15 @@ class Workspace:
         return self.home.grid
 
     def landing(self, source: str) -> LandingStore:
-        """The landing of ``source``; the same store at every call, so that a manifest is parsed once."""
+        """Return the landing of ``source``; always the same store, so that a manifest is parsed once."""
         if source not in self._landings:
             self._landings[source] = LandingStore(self.home.landing, source)
         return self._landings[source]
 
     def inputs(self, source: str) -> tuple[str, ...]:
-        """The sources that share the database of ``source``, with itself; itself alone if it shares none.
+        """Return the sources that share the database of ``source``, itself included.
 
-        One that is added counts at once, in processes that live on too: so all close the same windows.
+        A source that is added counts at once, even in running processes, so that all close the same windows.
         """
         folder = sources_folder(self.settings)
         seen, known = files_seen(folder, in_force(self.settings).contracts), self._inputs.get(source)
@@ -133,7 +135,7 @@ class Workspace:
             try:
                 database = database_of(folder, self.contracts, source, contracts_again=again)
             except IngestError:
-                # What was added is wrong, or half written, and no input yet.
+                # The added source is wrong or half written, so it is no input yet.
                 if known is None:
                     raise
                 return known[1]
@@ -141,19 +143,20 @@ class Workspace:
         return known[1]
 
     def closing_watermark(self, source: str) -> datetime | None:
-        """The watermark that closes windows of ``source``: the lowest of its ``inputs``, or None.
+        """Return the watermark that closes windows of ``source``: the lowest of its ``inputs``; None if one
+        has none.
 
-        Ask before looking at what has landed: what lands meanwhile is above it.
+        Read it before looking at what has landed: what lands meanwhile is above it.
         """
         marks = self.input_watermarks(source).values()
         known = [each for each in marks if each is not None]
         return min(known) if len(known) == len(marks) else None
 
     def input_watermarks(self, source: str) -> dict[str, datetime | None]:
-        """The watermark of each of the ``inputs`` of ``source``, by name.
+        """Return the watermark of each of the ``inputs`` of ``source``, by name.
 
-        None where the landing of another input cannot be read: that holds windows open, not events back. What
-        looks at that input says what is wrong with it.
+        It is None for another input whose landing cannot be read. That keeps windows open, but holds no
+        events back. Work on that input itself reports what is wrong with it.
         """
         return {each: self._watermark(each, own=each == source) for each in self.inputs(source)}
 
@@ -166,19 +169,19 @@ class Workspace:
             return None
 
     def seen(self, source: str) -> Seen[Any]:
-        """The memory of the last look for pending windows of ``source``; the same object at every call."""
+        """Return the findings of the last look for pending windows of ``source``; always the same object."""
         if source not in self._seen:
             self._seen[source] = Seen(self.home.lake / source / "noted" / "windows.sqlite")
         return self._seen[source]
 
     @property
     def tokens(self) -> TokenMap:
-        """The map of tokens, apart from landing and lake."""
+        """The map of tokens. It lies outside of landing and lake."""
         return TokenMap(self.home.path / TOKENS)
 
     def secrets(self, contracts: Iterable[TableContract]) -> Secrets:
-        """What the policies of ``contracts`` need: keys where one hashes, the map where one has tokens,
-        made if it is not there. ``PiiKeyMissing`` names a secret that is not there."""
+        """Return what the policies of ``contracts`` need: keys if one hashes; the map, created if missing, if
+        one has tokens. Raises ``PiiKeyMissing``, naming the missing secret."""
         every = list(contracts)
         tokens = self.tokens if has_policy(every, TOKENIZE) else None
         if tokens is not None:
@@ -188,7 +191,7 @@ class Workspace:
 
     @property
     def subjects(self) -> SubjectKeys:
-        """The keys of subjects, apart from landing and lake."""
+        """The keys of subjects. They lie outside of landing and lake."""
         return SubjectKeys(self.home.path / SUBJECT_KEYS)
 
     def raw(self, source: str) -> LakeTable:
@@ -263,8 +266,8 @@ class Workspace:
         )
 
     def reviews(self, source: str) -> Ledger:
-        """What people decided of quarantined events of ``source``. It is none of ``tables``: no window
-        makes it, so none can make it again."""
+        """What people decided on quarantined events of ``source``. Not one of ``tables``: no run of a window
+        makes it, so no replay can restore it."""
         return Ledger(
             self.home.lake,
             TableSpec(
@@ -277,7 +280,7 @@ class Workspace:
         )
 
     def erasures(self, source: str) -> Ledger:
-        """The rows of ``source`` that people had erased. Like ``reviews`` it is none of ``tables``."""
+        """The rows of ``source`` that people had erased. Not one of ``tables``, like ``reviews``."""
         return Ledger(
             self.home.lake,
             TableSpec(
@@ -290,11 +293,11 @@ class Workspace:
         )
 
     def removals(self, source: str) -> Ledger:
-        """What retention removed of ``source``. Like ``reviews`` it is none of ``tables``."""
+        """What retention removed from ``source``. Not one of ``tables``, like ``reviews``."""
         return replace(retention_ledger(self.home.lake, source), looks=self.looks)
 
     def tables(self) -> Iterator[LakeTable]:
-        """Every table of the lake, there or not yet, by source and in the order the data takes."""
+        """Yield every table of the lake, existing or not, by source and in the order of the data flow."""
         for source in self.contracts.sources():
             yield self.raw(source)
             yield self.deduped(source)
@@ -305,11 +308,11 @@ class Workspace:
                 yield self.history(contract)
 
     def _of_contract(self, contract: TableContract, path: str, spec: Callable[[str], TableSpec]) -> LakeTable:
-        """The table at ``path``; the same one while it is asked for by the same contract."""
+        """Return the table at ``path``; the same object while it is requested for the same contract."""
         known = self._tables.get(path)
         if known is None or known[0] is not contract:
             known = self._tables[path] = contract, LakeTable(self.home.lake, spec(path))
-        # Workspaces of one home share what is known, each with its own looks.
+        # Workspaces of one home share the open tables, each with its own looks.
         return known[1] if self.looks is None else replace(known[1], looks=self.looks)
 
     def _table(self, spec: TableSpec) -> LakeTable:

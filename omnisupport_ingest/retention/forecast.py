@@ -1,9 +1,9 @@
 """An estimate of the disk space of a home: bytes by layer, growth, and when the disk is full.
 
-It walks no folder, so it is cheap. The tables' logs have the size of every file in use. Landing is estimated
-from the newest batches, whose manifests have their sizes, and the total numbers of events and batches. Growth
-is measured on the windows of the last days, in the layers that are stored by window; the others are assumed
-to grow alike.
+It walks no folder, so it is cheap. The tables' logs have the size of every file in use. The size of landing
+is estimated from the manifests of its newest batches and the total numbers of events and batches. Growth is
+measured on the windows of the last days, in the layers that are stored by window; the other layers are
+assumed to grow at the same rate.
 """
 
 from __future__ import annotations
@@ -27,24 +27,27 @@ from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 LOOKS_BACK = timedelta(days=7)
-"""Of the windows of so many days growth is told."""
+"""Growth is measured on the windows of this time."""
 
 _LEAST = timedelta(hours=1)
-"""A lake that is younger says nothing about a day."""
+"""For a younger lake no growth per day is given."""
 
 _SAMPLED = 32
-"""Batches of each kind that the size of landing is estimated from."""
+"""Batches of each kind from which the size of landing is estimated."""
 
 _MANIFEST_BYTES = 3_000
-"""A manifest, its line in the index and its folder, about."""
+"""Approximate bytes of a manifest, its line in the index, and its folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskForecast:
-    """``layers``: bytes in use by layer. ``per_day``: growth in bytes per day, None before there is an
-    hour to tell it by. ``free`` bytes are left on the disk of the home, which is full in ``days`` (null: not
-    told, or nothing grows). ``settled``: the home is older than the days that growth is told by, so that the
-    first reading of its tables, which comes once, is not in it."""
+    """An estimate of disk space.
+
+    ``layers``: bytes in use by layer. ``per_day``: growth in bytes per day; None for a lake younger than an
+    hour. ``free``: bytes left on the disk of the home. ``days``: when that disk is full; None if growth is
+    unknown or zero. ``settled``: the home is older than the days on which growth is measured, so growth does
+    not include the first reading of its tables, which happens once.
+    """
 
     layers: Mapping[str, int]
     per_day: int | None
@@ -61,7 +64,7 @@ def disk_forecast(workspace: Workspace, now: datetime) -> DiskForecast:
     withdrawn = readable_withdrawn(workspace.settings, workspace.contracts)
     for source in dict.fromkeys((*workspace.contracts.sources(), *(each.source for each in withdrawn))):
         if (workspace.home.landing / source / "manifests").is_dir():
-            # A landing that cannot be read is a finding of its own, and hides nothing else.
+            # A landing that cannot be read is reported elsewhere; it must not hide the rest.
             with suppress(IngestError):
                 layers[LANDING] += _landing_bytes(workspace, source)
         contracts = [
@@ -101,7 +104,7 @@ def _tables(
 
 
 def _sizes(table: LakeTable) -> Counter[str]:
-    """Bytes of the files in use by window; one that is stored by key has them all under ``""``."""
+    """Return the bytes of the files in use by window; for a table stored by key, all under ``""``."""
     found: Counter[str] = Counter()
     snapshot = table.look()
     for file in snapshot.all_files() if snapshot is not None else ():
@@ -122,7 +125,7 @@ def _landing_bytes(workspace: Workspace, source: str) -> int:
 
 
 def _bytes_per_event(store: LandingStore) -> float:
-    """The mean of the newest batches of each kind."""
+    """Return the mean bytes per event in the newest batches of each kind."""
     size, events = 0, 0
     epoch = max((each.epoch for each in store.epoch_standings()), default=0)
     for prefix in (stream_prefix(epoch), chunk_prefix(epoch), offsets_prefix(epoch), "f-"):

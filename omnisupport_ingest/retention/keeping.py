@@ -1,7 +1,7 @@
-"""How long each layer of a source is kept, by its contracts and the defaults, and who says so.
+"""How long each layer of a source is kept, by its contracts and the defaults, and which contract decides.
 
-Landing and raw hold the events of all tables of a source, so the table that wants them longest decides, and
-one without a word keeps them for ever.
+Landing and raw hold the events of all tables of a source. So the table that keeps them longest decides; a
+table that sets no limit keeps them without end.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from omnisupport_ingest.layers.removed import HISTORY, LANDING, QUARANTINE, RAW
 NET_CHANGES, OLD_FILES = "net_changes", "old_files"
 
 DEFAULT_OLD_FILES = timedelta(days=1)
-"""How long files stay that no version of their table holds any more, where no contract says it."""
+"""How long files that no version of their table holds stay, if no contract says it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How long a ``layer`` of ``table`` (None: of the source) is kept, None without end, and in words why."""
+    """How long a ``layer`` of ``table`` (None: of the source) is kept; None: without end. ``why``: in
+    words."""
 
     layer: str
     table: str | None
@@ -33,7 +34,7 @@ _FOR_EVER = (("deduped_events", "history, as-of and net changes are made from it
 
 
 def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
-    """Every layer of the source that ``contracts`` are of, in the order that data flows."""
+    """Return how long every layer of the source with ``contracts`` is kept, in the order of the data flow."""
     found = [
         _longest(LANDING, {each.full_name: each.retention.landing for each in contracts}),
         _longest(RAW, {each.full_name: each.retention.raw for each in contracts}),
@@ -67,24 +68,25 @@ def kept_by(contracts: Sequence[TableContract]) -> list[Kept]:
 
 
 def given_up(contracts: Sequence[TableContract]) -> list[str]:
-    """The layers of the source of which the job ``retention`` removes something by age, each once."""
+    """Return the layers of the source from which the job ``retention`` removes something by age, each
+    once."""
     of_job = (LANDING, RAW, QUARANTINE, NET_CHANGES, HISTORY)
     limited = {each.layer for each in kept_by(contracts) if each.keep is not None}
     return [layer for layer in of_job if layer in limited]
 
 
 def keep_of(contracts: Sequence[TableContract], layer: str) -> timedelta | None:
-    """How long ``layer`` (landing or raw) of the source is kept; None without end."""
+    """Return how long ``layer`` (landing or raw) of the source is kept; None without end."""
     return next(each.keep for each in kept_by(contracts) if each.layer == layer)
 
 
 def old_files_of(contract: TableContract) -> timedelta:
-    """How long files of the table's own tables stay that no version holds any more."""
+    """Return how long files that no version holds stay in the tables of ``contract``."""
     return contract.retention.old_files or DEFAULT_OLD_FILES
 
 
 def old_files_of_source(contracts: Sequence[TableContract]) -> timedelta:
-    """The same for the tables that hold events of all contracts."""
+    """Return how long they stay in the tables that hold events of all ``contracts``."""
     return max(map(old_files_of, contracts), default=DEFAULT_OLD_FILES)
 
 

@@ -1,9 +1,8 @@
-"""Old files: files of the lake that no version in use holds, how long each table keeps them, and deleting
-them.
+"""Old files (files that no version in use holds): how long each table keeps them, and their deletion.
 
 The contract says how long replaced files and those left by a crash stay (``x-cdc.retention.old_files``).
 Tables that all contracts of a source share keep them for the longest of these times. Quarantine files that a
-window names are never old. Tables of withdrawn contracts that are there have their old files swept too.
+window names are never old. Existing tables of withdrawn contracts have their old files swept too.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class OldFiles:
 
 
 def old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> list[OldFiles]:
-    """What a sweep would delete now from the tables of ``source``, or only from those of the contract
-    ``only``.
+    """Return what a sweep of the tables of ``source`` would delete now; with ``only``, of that contract's
+    tables.
     """
     found = []
     for table, keep, spare in _tables(workspace, source, only):
@@ -44,7 +43,7 @@ def old_files(workspace: Workspace, source: str, only: TableContract | None = No
 
 
 def sweep_old_files(workspace: Workspace, source: str, only: TableContract | None = None) -> int:
-    """Delete the old files; returns how many folders and single files. The platform may run meanwhile."""
+    """Delete the old files; return how many folders and single files. The platform may run meanwhile."""
     return sum(
         len(sweep(table, keep, spare=spare)) for table, keep, spare in _tables(workspace, source, only)
     )

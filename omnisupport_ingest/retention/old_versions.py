@@ -1,7 +1,7 @@
-"""Versions of rows that ended before a contract's retention of its history, and their removal.
+"""Versions of rows that ended before the limit a contract sets for its history, and their removal.
 
-Open versions stay, whatever their age. The ledger records the moment before which ended versions were
-removed, so a history that is made again leaves out the same ones. ``as-of`` reads events and is not affected.
+Open versions stay, whatever their age. The ledger records the time before which ended versions were removed,
+so a history that is made again leaves out the same ones. ``as-of`` reads events and is not affected.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ _END = "_cdc_valid_to"
 
 @dataclass(frozen=True, slots=True)
 class OldVersions:
-    """``versions`` of the history of ``table`` that ended before ``ended_before`` (timezone-aware), as they
-    are kept for ``keep``. ``files`` are written again without them; ``bytes``: about their share of these."""
+    """Versions of the history of ``table`` to remove: those that ended before ``ended_before``
+    (timezone-aware).
+
+    ``versions``: how many. ``keep``: how long the contract keeps them. ``files``: how many are rewritten
+    without them; ``bytes``: about the share of these files that the versions take.
+    """
 
     table: str
     keep: timedelta
@@ -54,7 +58,7 @@ class OldVersions:
 
 
 def ends_before(keep: timedelta | None, watermark: datetime | None) -> datetime | None:
-    """The moment before which ended versions are removed, given ``keep``; None where all stay.
+    """Return the time before which ended versions are removed, given ``keep``; None if all stay.
 
     It moves in whole hours, because each move rewrites files.
     """
@@ -69,7 +73,7 @@ def ends_before(keep: timedelta | None, watermark: datetime | None) -> datetime 
 def old_versions(
     workspace: Workspace, contract: TableContract, watermark: datetime | None
 ) -> OldVersions | None:
-    """The versions in the history of ``contract`` that it no longer keeps; None if there are none."""
+    """Return the versions in the history of ``contract`` that it no longer keeps; None if there are none."""
     keep = contract.retention.history
     before, snapshot = ends_before(keep, watermark), workspace.history(contract).look()
     if keep is None or before is None or snapshot is None:
@@ -86,8 +90,8 @@ def old_versions(
 def remove_versions(workspace: Workspace, contract: TableContract, before: datetime) -> tuple[int, int]:
     """Rewrite the history of ``contract`` without the versions that ended ``before``, in one commit.
 
-    Returns how many files were written again or left, and about how many bytes fewer they have. A second call
-    changes nothing. The replaced files stay on disk until they are old files.
+    Returns how many files were rewritten or left the table, and about how many bytes that saves. A second
+    call changes nothing. The replaced files stay on disk until they are swept as old files.
     """
     left = [0, 0]
 
@@ -142,7 +146,7 @@ def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -
 
 
 def _files_with_old(snapshot: TableSnapshot, before: datetime) -> list[LakeFile]:
-    """The files of a history that may hold versions that ended ``before``, by their footers."""
+    """Return the files of a history that may hold versions that ended ``before``, by their footers."""
     return [file for file in snapshot.files(WHOLE_TABLE) if file.rows and _may_have(file, before)]
 
 
@@ -151,7 +155,7 @@ def _may_have(file: LakeFile, before: datetime) -> bool:
         footer, schema = parquet.metadata, parquet.schema
         place = next(leaf for leaf in range(len(schema)) if schema.column(leaf).path == _END)
         told = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
-    # Without a minimum every version of the group is open, or nothing is known of it.
+    # Without a minimum, every version of the row group is open, or nothing is known about it.
     return any(
         each is None or (each.min < before if each.has_min_max else each.null_count is None) for each in told
     )

@@ -1,7 +1,7 @@
-"""What retention would remove from a source now: windows, files, bytes, and what it refuses and why.
+"""Plans retention: what it would remove from a source now (windows, files, bytes), what it refuses, and why.
 
-It reads the landing index, the states of windows and the ledger, and the sizes of the files that are to go;
-of windows that are young it asks nothing.
+It reads the landing index, the states of windows, the ledger, and the sizes of the files to be removed. About
+young windows it reads nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ _GONE_FROM_DISK = "a file of it is gone from disk"
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What leaves ``layer`` of one window: ``files`` with ``events``, of batches that landed until
-    ``landed_until``. ``bytes`` of disk are free then; files of raw that deduped events share free none."""
+    """What is to leave ``layer`` of one window: ``files`` with ``events``, of batches that landed until
+    ``landed_until``. ``bytes``: the disk space that this frees; files of raw that deduped events share free
+    none."""
 
     layer: str
     window: str
@@ -75,11 +76,11 @@ class Doomed:
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What would go, what is refused, and removals of before that were not carried out to the end.
+    """What would be removed, what is refused, and earlier removals that were begun and not finished.
 
-    ``keep``: how long landing and raw are kept, None without end; ``watermark``: by which age is counted.
-    ``versions``: of the histories, what their contracts give up; ``values``: the same of quarantine, ``rows``
-    of net changes, by which ``settled`` windows.
+    ``keep``: how long landing and raw are kept; None: without end. ``watermark``: the time from which age is
+    counted. ``versions``: history versions that contracts no longer keep. ``values``: values in quarantine
+    likewise. ``rows``: net changes likewise, given the ``settled`` windows.
     """
 
     source: str
@@ -98,7 +99,7 @@ class RetentionPlan:
 
 
 def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
-    """Judge every window of ``source``; nothing is changed."""
+    """Judge every window of ``source``. Changes nothing."""
     contracts = workspace.contracts.of_source(source)
     keep = {layer: keep_of(contracts, layer) for layer in (LANDING, RAW)}
     looked = _Looked(workspace, source)
@@ -134,7 +135,7 @@ def plan_retention(workspace: Workspace, source: str) -> RetentionPlan:
 
 @dataclass(frozen=True)
 class _Looked:
-    """One look at landing and lake of a source; what is asked of all windows is asked once."""
+    """One look at landing and lake of a source. Facts that concern all windows are read once."""
 
     workspace: Workspace
     source: str
@@ -142,12 +143,14 @@ class _Looked:
     watermark: datetime | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # The record first: what is removed meanwhile is then refused as not settled, never removed twice.
+        # Read the record first: what is removed meanwhile is then refused as not settled, never removed
+        # twice.
         object.__setattr__(self, "removed", Removed.open(self.workspace, self.source))
         object.__setattr__(self, "watermark", self.workspace.closing_watermark(self.source))
 
     def old(self, keep: timedelta) -> Iterator[str]:
-        """The windows of time that end ``keep`` before the watermark, and are not sealed."""
+        """Yield the windows (without the sentinel) that ended ``keep`` before the watermark and are not
+        sealed."""
         sealed, watermark = self.removed.sealed, self.watermark
         for window in self._store.windows():
             if window == OUT_OF_RANGE or window in sealed:
@@ -183,7 +186,7 @@ class _Looked:
         )
 
     def withheld_values(self) -> tuple[tuple[WithheldValues, ...], tuple[Verdict, ...]]:
-        """The values in quarantine that contracts give up by now, and what of them stays and why."""
+        """Return the values in quarantine that contracts no longer keep; and which of them stay, and why."""
         given_up = {
             contract: contract.retention.quarantine
             for contract in self.workspace.contracts.of_source(self.source)
@@ -214,7 +217,7 @@ class _Looked:
         return tuple(found), tuple(refused)
 
     def superseded_rows(self) -> tuple[tuple[SupersededRows, ...], tuple[Verdict, ...]]:
-        """The net changes that contracts give up by now, and the windows that keep all of theirs and why."""
+        """Return the net changes that contracts no longer keep; and the windows that keep all, and why."""
         found: list[SupersededRows] = []
         refused: list[Verdict] = []
         for contract in self._giving_up_rows:
@@ -225,8 +228,8 @@ class _Looked:
 
     @cached_property
     def settled(self) -> NeverJudgedAgain:
-        """The sealed windows, and the lowest position of each epoch in all others, that of events out of
-        range included, which a person may release. Nothing is looked for where no contract asks."""
+        """The sealed windows; and by epoch the lowest position in all other windows, including the sentinel,
+        whose events a person may release. Nothing is read if no contract needs it."""
         above: dict[int, Position] = {}
         for window in self._store.windows() if self._giving_up_rows else ():
             for part in self._store.parts(window) if window not in self._sealed else ():
@@ -240,7 +243,7 @@ class _Looked:
 
     @cached_property
     def _sealed(self) -> frozenset[str]:
-        """The windows whose events have left raw, to the end."""
+        """The windows whose removal from raw is finished."""
         return self.removed.sealed - {each.window for each in self.removed.unfinished if each.layer == RAW}
 
     def doomed(self, verdict: Verdict) -> Doomed:
@@ -256,21 +259,22 @@ class _Looked:
         return Doomed(verdict.layer, verdict.window, until, len(sizes), events, sum(sizes))
 
     def _is_current(self, window: str, judged: WindowState | None) -> bool:
-        """Whether the window was judged by the rules in force. One that the decision table lets wait for a
-        replay is not pending, and still needs its events for it."""
+        """Whether the window was judged by the rules in force. If not, it still needs its events to be judged
+        again, even if the decision table lets it wait for a replay, so that it is not pending."""
         parts = partial(self._store.parts, window)
         return judged is None or judged.versions == self._versions.of_held(window, judged, parts)
 
     def _is_kept(self, file: LakeFile) -> bool:
-        """Whether ``file`` is there as long as its table's log says: what was made from it may be made
-        again."""
+        """Whether ``file`` exists with its size in the table's log, so that it can be read again for a
+        rebuild."""
         if self._objects is not None:
             return self._objects.get(file.full_path) == file.bytes
         return LOCAL.size(Path(file.full_path)) == file.bytes
 
     @cached_property
     def _objects(self) -> Mapping[str, int] | None:
-        """The objects of raw and deduped with their bytes, listed once; None where folders keep them."""
+        """The objects of raw and deduped with their bytes, listed once; None if the lake is on a local
+        disk."""
         if storage_of(self.workspace.home.lake / "any").is_local:
             return None
         return {
@@ -310,8 +314,11 @@ class _Looked:
 
     @cached_property
     def _snapshot(self) -> str | None:
-        """A table whose snapshot is not over: the stream has not passed it, or has still to be searched for
-        rows that moved while it was read."""
+        """The name of a table whose snapshot is not over; None if there is none.
+
+        A snapshot is over when the stream has passed it and was searched for rows that moved while it was
+        read.
+        """
         landed = self._store.landed()
         epoch = max(
             [*(each.number for each in self._store.epochs()), *(e.epoch for e in landed.epochs)], default=0
@@ -329,7 +336,7 @@ class _Looked:
         return None
 
     def _needs_stream(self, plan: SnapshotPlan, batches: Sequence[Manifest]) -> bool:
-        """Whether capture has still to look into the stream for what moved during the snapshot."""
+        """Whether capture must still search the stream for rows that moved during the snapshot."""
         spans = [
             each.chunk
             for each in batches

@@ -1,11 +1,14 @@
-"""Carrying out what retention has planned: first the durable record, then the files, then that it is done.
+"""Carries out a plan of retention: it records the removal, removes, and records that the removal is done.
 
-So whoever dies in between leaves a record of what was begun, and the next call carries it to its end. No file
-is missing that no record names. Landing deletes exactly the data files that raw has taken; manifests stay,
-and with them the chain, the arrival facts of every batch and the index. Raw loses its files by one commit,
-which keeps the state of the window: what it has taken is known for good. A history loses its old versions by
-one commit too, and so do net changes their superseded rows, of which nothing is recorded before: they can be
-folded again.
+If it dies in between, the record says what was begun, and the next call finishes it. No file is missing
+without a record that names it.
+
+- Landing deletes exactly the data files that raw has taken. Manifests stay, and with them the chain, the
+  arrival facts of every batch, and the index.
+- Raw loses its files by one commit. The state of the window stays and still says what raw has taken.
+- A history loses its old versions by one commit.
+- Net changes lose their superseded rows by one commit too. Nothing is recorded before it, because these rows
+  can be folded again.
 """
 
 from __future__ import annotations
@@ -43,14 +46,16 @@ from omnisupport_ingest.storage import storage_of
 _LAYERS = (LANDING, RAW, QUARANTINE, HISTORY)
 
 _AT_ONCE = 200
-"""Windows that one commit of the ledger records: what a crash leaves half done."""
+"""Windows that one commit of the ledger records; a crash leaves at most so many half done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What left a layer, or would: ``files`` of ``windows`` (of histories: of so many tables), and the
-    ``bytes`` that they alone have on disk. Those of raw, net changes and histories are there until a
-    sweep."""
+    """What left a layer, or would leave it: ``files`` of ``windows`` (for histories: the number of tables).
+
+    ``bytes``: the disk space that only these files take. Files of raw, net changes and histories stay on disk
+    until they are swept.
+    """
 
     layer: str
     windows: int
@@ -59,9 +64,9 @@ class Carried:
 
 
 def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> list[Carried]:
-    """Remove what ``plan`` says, and finish what an earlier call has begun; a second call changes nothing.
+    """Remove what ``plan`` says, and finish what an earlier call has begun. A second call changes nothing.
 
-    ``removed_by``: kept in the ledger beside the time and the policy.
+    ``removed_by``: recorded in the ledger beside the time and the policy.
     """
     remover = _Remover(workspace, plan.source)
     carried = [remover.finish(layer, plan.unfinished) for layer in _LAYERS]
@@ -94,7 +99,7 @@ def carry_out(workspace: Workspace, plan: RetentionPlan, *, removed_by: str) -> 
 
 
 def to_remove(plan: RetentionPlan) -> list[Carried]:
-    """Return what ``carry_out`` would remove by ``plan``; nothing is changed."""
+    """Return what ``carry_out`` would remove by ``plan``. Changes nothing."""
     found = [Carried(each.layer, 1, each.files, each.bytes) for each in plan.unfinished]
     found += [Carried(each.layer, 1, each.files, each.bytes) for each in plan.doomed]
     found += [Carried(NET_CHANGES, len(each.windows), each.files, each.bytes) for each in plan.rows]
@@ -140,7 +145,7 @@ class _Remover:
     source: str
 
     def begin(self, removals: Sequence[Removal]) -> tuple[Removal, ...]:
-        """Record that ``removals`` begin; those that another process has begun are left to it."""
+        """Record that ``removals`` begin; return these, without those that another process has begun."""
 
         def decide(entries: pa.Table) -> pa.Table:
             known = {each.place for each in Removed.of_entries(entries).removals}
@@ -150,7 +155,7 @@ class _Remover:
         return Removed.of_entries(written).removals
 
     def finish(self, layer: str, removals: Sequence[Removal]) -> Carried:
-        """Carry out what was begun of ``layer``, and record that it is done."""
+        """Carry out the ``removals`` from ``layer`` that were begun, and record that they are done."""
         mine = [each for each in removals if each.layer == layer]
         if not mine:
             return Carried(layer, 0, 0, 0)
@@ -165,7 +170,7 @@ class _Remover:
         return Carried(layer, len(mine), files, size)
 
     def thin(self, rows: SupersededRows, settled: NeverJudgedAgain, removed_by: str) -> Carried:
-        """Take superseded rows out of the net changes of a table, by one commit."""
+        """Remove superseded rows from the net changes of a table, in one commit."""
         if rows.table not in self._contracts:
             return Carried(NET_CHANGES, 0, 0, 0)
         contract = self._contracts[rows.table]
@@ -179,7 +184,7 @@ class _Remover:
             state = raw.state(removal.window)
             taken = frozenset(state.inputs) if state is not None else frozenset()
             for part in store.parts(removal.window):
-                # What has landed since the record was written is not meant, nor what raw has not taken.
+                # Spare what landed after the record was written, and what raw has not taken.
                 assert removal.landed_until is not None, "the ledger refuses such a row"
                 if part.batch_id not in taken or part.landed_at > removal.landed_until:
                     continue
@@ -210,7 +215,7 @@ class _Remover:
     def _leave_quarantine(self, removals: Sequence[Removal]) -> tuple[int, int]:
         wanted: dict[str, list[TableContract]] = {}
         for removal in removals:
-            # Of a table that was withdrawn since, the files stay as they are.
+            # If the table was withdrawn since, its files stay as they are.
             if removal.table in self._contracts:
                 wanted.setdefault(removal.window, []).append(self._contracts[removal.table])
         return remove_values(self.workspace, self.source, wanted, removals[0].removed_by), 0
@@ -231,9 +236,10 @@ class _Remover:
 
 
 def _emptied(snapshot: TableSnapshot, judged: TableSnapshot, window: str) -> WindowChange | None:
-    """The change that takes what ``judged`` has taken of ``window`` out of raw; None if none of it is left.
+    """Return the change that removes from raw what ``judged`` has taken of ``window``; None if nothing is
+    left.
 
-    The state stays, with all that raw took; it says what rows are left: those that landed since.
+    The state still says all that raw took, and how many rows are left: those that landed since.
     """
     state, below = snapshot.state(window), judged.state(window)
     if state is None or below is None:
@@ -257,7 +263,7 @@ def _delete(path: Path) -> int | None:
     """Delete a data file, and the folder of its batch once that is empty; None if it was gone already."""
     storage = storage_of(path)
     size = storage.size(path)
-    # Who died in between may have left a copy of what is gone.
+    # A call that died in between may have left a local copy of a deleted object.
     if size is None and not path.exists():
         return None
     with failpoint("retention.landing", path):

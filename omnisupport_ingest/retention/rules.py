@@ -1,8 +1,8 @@
-"""What retention may remove from a window, or why not: a pure function of facts about the window.
+"""Decides what retention may remove from a window, and why not: pure functions of facts about the window.
 
-Age is counted by the watermark of the source, not by this machine's clock: while a source stands still or
-nobody captures it, nothing grows old. Whatever the contracts say, a window keeps everything that it may still
-need: while it is open, has work to do, or has events that a person has to decide about.
+Age is counted by the watermark of the source, not by this machine's clock. So nothing grows old while a
+source stands still or is not captured. Whatever the contracts say, a window keeps everything it may still
+need while it is open, has work to do, or has events that a person has to decide on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omnisupport_ingest.layers.removed import LANDING, RAW
 
 
 class Answer(Enum):
-    """``YOUNG``: not old enough, or kept for ever. ``GONE``: removed before."""
+    """``YOUNG``: not old enough, or kept without end. ``GONE``: removed before."""
 
     YOUNG = "young"
     GONE = "gone"
@@ -29,11 +29,11 @@ class WindowFacts:
 
     ``end`` (timezone-aware): its end. ``closed``: the watermark has passed it and a run has closed it in
     ``deduped_events``. ``settled``: every layer has all that landed in it, made by the rules in force.
-    ``landed``: events by the manifests; ``held``: events that raw holds of it, in files that are on
-    disk; ``all_held``: raw has taken every batch. ``of_files``: something in it came by files of events.
-    ``snapshot``: a table whose snapshot is not over, None if there is none. ``undecided``:
-    events in quarantine that wait for a person. ``judged_whole``: all files of what was judged of it are on
-    disk. ``trimmed``: its data files left landing; ``sealed``: its events left raw.
+    ``landed``: number of its events, by the manifests. ``held``: number of its events in files of raw that
+    are on disk. ``all_held``: raw has taken every batch. ``of_files``: some of it came by files of events.
+    ``snapshot``: a table whose snapshot is not over; None if there is none. ``undecided``: number of events
+    in quarantine that wait for a person. ``judged_whole``: all files of its deduped events and quarantine are
+    on disk. ``trimmed``: its data files have left landing; ``sealed``: its events have left raw.
     """
 
     window: str
@@ -53,7 +53,7 @@ class WindowFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``answer`` for one ``layer`` of one window; ``why`` in words for people where it is refused."""
+    """``answer`` for one ``layer`` of one window. ``why``: in words for people, if it is refused."""
 
     layer: str
     window: str
@@ -62,7 +62,8 @@ class Verdict:
 
 
 def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> Verdict:
-    """Whether the data files of the window may be removed from landing, which keeps them for ``keep``."""
+    """Decide whether the data files of the window may be removed from landing, which keeps them for
+    ``keep``."""
     if facts.trimmed:
         return Verdict(LANDING, facts.window, Answer.GONE)
     if not is_old(facts, keep, watermark):
@@ -76,8 +77,8 @@ def judge_landing(facts: WindowFacts, keep: timedelta | None, watermark: datetim
 
 
 def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> Verdict:
-    """Whether the events of the window may leave raw, which seals it. ``facts.trimmed`` has to count what
-    leaves landing by the same plan."""
+    """Decide whether the events of the window may leave raw, which seals it. ``facts.trimmed`` must be true
+    if the same plan removes the window from landing."""
     if facts.sealed:
         return Verdict(RAW, facts.window, Answer.GONE)
     if not is_old(facts, keep, watermark):
@@ -93,12 +94,12 @@ def judge_raw(facts: WindowFacts, keep: timedelta | None, watermark: datetime | 
 
 
 def is_old(facts: WindowFacts, keep: timedelta | None, watermark: datetime | None) -> bool:
-    """Whether the watermark is at least ``keep`` (null: for ever) after the end of the window."""
+    """Whether the watermark is at least ``keep`` (None: without end) after the end of the window."""
     return keep is not None and watermark is not None and facts.end + keep <= watermark
 
 
 def _needed(facts: WindowFacts) -> str | None:
-    """Why the window still needs its data; None if it does not."""
+    """Return why the window still needs its data; None if it does not."""
     if not facts.closed:
         return "it is not closed"
     if not facts.settled:

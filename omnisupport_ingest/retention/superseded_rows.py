@@ -1,8 +1,9 @@
 """Net changes of sealed windows that later rows supersede, and their removal: about one row per key stays.
 
-Windows keep their names, their states and all other rows. What leaves could be folded again from the deduped
-events, and is, where such a window has to be made again (``layers.net_changes``): a late event that it
-withholds, another contract. So no record of it is written beforehand; the commit itself says who made it.
+The windows keep their names, their states and all other rows. The removed rows can be folded again from the
+deduped events. That happens if such a window has to be rebuilt (``layers.net_changes``), for a late event
+that it withholds or for another contract. So no record is written before the removal; the commit itself says
+who made it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from omnisupport_ingest.retention.rules import Answer, Verdict
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
 _WORTH = 2
-"""A window is written again once one row in so many is superseded: so rarely, and it never holds twice what
-it needs."""
+"""A window is rewritten once one in this many of its rows is superseded. So rewriting is rare, and a window
+never holds more than twice the rows it needs."""
 
 _SCRATCH = "superseded-"
 
 _FILE = "_cdc_file"
-"""Column with the path of a row's file, called as no column of a contract may be."""
+"""Column with the path of a row's file; no column of a contract may have this name."""
 
 _NO_ROWS = pa.schema(
     [
@@ -64,8 +65,11 @@ _MEMORY = "512MB"
 
 @dataclass(frozen=True, slots=True)
 class SupersededRows:
-    """``rows`` of the net changes of ``table`` in sealed ``windows``, kept for ``keep``, that later rows
-    supersede. ``files`` are written again without them; ``bytes``: about their share of these."""
+    """Superseded net changes of ``table`` to remove: ``rows`` in the sealed ``windows``.
+
+    ``keep``: how long the contract keeps them. ``files``: how many are rewritten without them; ``bytes``:
+    about the share of these files that the rows take.
+    """
 
     table: str
     keep: timedelta
@@ -77,8 +81,10 @@ class SupersededRows:
 
 @dataclass(frozen=True)
 class NeverJudgedAgain:
-    """The ``sealed`` windows of a source, and ``above``: by epoch the lowest position of an event of all
-    others, any of which may still be judged otherwise."""
+    """The ``sealed`` windows of a source; and the events that may still be judged otherwise.
+
+    ``above``: by epoch, the lowest position of an event in the other windows.
+    """
 
     sealed: frozenset[str]
     above: Mapping[int, Position]
@@ -88,7 +94,7 @@ NOTHING_SETTLED = NeverJudgedAgain(frozenset(), {})
 
 
 def lower(above: dict[int, Position], part: LandedPart) -> None:
-    """Let ``above`` have by epoch the lowest position also of the events of ``part``."""
+    """Lower the positions in ``above``, by epoch, to include the events of ``part``."""
     first = (part.first.epoch, part.first.commit_lsn.value, part.first.ordinal)
     above[part.epoch] = min(first, above.get(part.epoch, first))
 
@@ -96,7 +102,8 @@ def lower(above: dict[int, Position], part: LandedPart) -> None:
 def superseded_rows(
     workspace: Workspace, contract: TableContract, settled: NeverJudgedAgain, watermark: datetime | None
 ) -> tuple[SupersededRows | None, tuple[Verdict, ...]]:
-    """What of the net changes of ``contract`` would leave now; the old windows that keep all, and why."""
+    """Return the net changes of ``contract`` that could be removed now; the old windows that keep all, and
+    why."""
     keep, snapshot = contract.retention.net_changes, workspace.net_changes(contract).look()
     if keep is None or watermark is None or snapshot is None:
         return None, ()
@@ -133,10 +140,10 @@ def remove_superseded(
     planned: SupersededRows,
     run_id: str,
 ) -> tuple[int, int]:
-    """Write the ``planned`` windows again without the rows that are superseded, in one commit.
+    """Rewrite the ``planned`` windows without their superseded rows, in one commit.
 
-    Returns how many files were written again or left, and how many bytes fewer they have. A second call
-    changes nothing. The files of before are on disk until they are old files.
+    Returns how many files were rewritten or left the table, and how many bytes that saves. A second call
+    changes nothing. The replaced files stay on disk until they are swept as old files.
     """
     left = [0, 0]
 
@@ -161,7 +168,7 @@ def remove_superseded(
 def _why_whole(
     snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain, window: str
 ) -> str | None:
-    """Why ``window`` keeps all of its rows; None if superseded ones may leave."""
+    """Return why ``window`` keeps all of its rows; None if superseded ones may be removed."""
     state = snapshot.state(window)
     if window not in settled.sealed:
         return "raw has its events, and it may be judged again"
@@ -177,11 +184,11 @@ def _why_whole(
 def _above(
     workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
 ) -> Mapping[int, Position]:
-    """``settled.above``, with what sealed windows have of the table and its net changes do not show as the
-    contract folds it: any of it may turn out as a key change that takes columns from just below itself.
+    """Return ``settled.above``, lowered to events of sealed windows that the net changes do not show yet.
 
-    So it is with windows that wait to be folded, for the first time or by this contract, and where a file is
-    gone.
+    These are events of the table in windows that wait to be folded, for the first time or by this contract,
+    or that have lost a file. Any of them may turn out to be a key change that takes columns from just below
+    itself.
     """
     above, store = dict(settled.above), workspace.landing(contract.source)
     for window in settled.sealed:
@@ -206,7 +213,7 @@ def _has_files(snapshot: TableSnapshot, window: str) -> bool:
 def _found(
     workspace: Workspace, snapshot: TableSnapshot, contract: TableContract, settled: NeverJudgedAgain
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with the table ``SUPERSEDED`` of the sealed windows."""
+    """Yield a connection with the table ``SUPERSEDED``, which lists the superseded rows of sealed windows."""
     windows = [w for w in snapshot.windows() if _why_whole(snapshot, contract, settled, w) is None]
     files = [file for window in windows for file in snapshot.files(window)]
     with (
@@ -222,7 +229,7 @@ def _found(
         columns = ", ".join(f"rows.{name}" for name in ASKED)
         named = f"JOIN window_of ON window_of.path = rows.{_FILE}"
         _view(connection, "net_rows", f"window_of.window, {columns}", files, named)
-        # A key change of any window, however young, takes from the rows of all.
+        # A key change in any window, however young, takes columns from rows of all windows.
         there = [file for file in snapshot.all_files() if Path(file.stored).exists()]
         _view(connection, "odd_rows", "_cdc_kind, _cdc_key", odd_files(there))
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
@@ -232,7 +239,8 @@ def _found(
 
 @contextmanager
 def _scratch(workspace: Workspace) -> Iterator[str]:
-    """A folder for keys that memory has no room for, gone afterwards; what killed processes left goes now."""
+    """Yield a folder for what does not fit into memory, deleted afterwards; delete those of killed
+    processes."""
     for left in workspace.home.run.glob(f"{_SCRATCH}*"):
         process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
         if process is None or not process.lives():
@@ -262,7 +270,8 @@ def _view(
 def _worth_it(
     snapshot: TableSnapshot, connection: duckdb.DuckDBPyConnection, windows: Collection[str]
 ) -> dict[str, int]:
-    """Those of ``windows`` that are worth writing again, in order, each with how many rows leave it."""
+    """Return those of ``windows`` that are worth rewriting, in order, each with the number of rows to
+    remove."""
     counted = connection.execute(
         f'SELECT rows."window", count(*) FROM net_rows AS rows JOIN {SUPERSEDED} AS gone '
         'ON gone."window" = rows."window" AND gone.key = rows._cdc_key GROUP BY 1 ORDER BY 1'
@@ -290,7 +299,7 @@ def _changes(
         add = _staged(snapshot, contract, window, gone.to_arrow_table()["key"].combine_chunks())
         checkpoint = replace(state.checkpoint, rows=sum(file.rows for file in add))
         thinned = replace(state, checkpoint=checkpoint, compacted_units={}, carried=THINNED)
-        # No fold changes, so whoever has read these files has read the new ones.
+        # The fold does not change, so whoever has read the old files need not read the new ones.
         changes.append(WindowChange(window, add, (), thinned, replaces=True, same_rows=True))
     return changes
 
@@ -298,7 +307,7 @@ def _changes(
 def _staged(
     snapshot: TableSnapshot, contract: TableContract, window: str, keys: pa.Array
 ) -> tuple[StagedFile, ...]:
-    """The files of ``window`` without the rows of ``keys``, in their final place."""
+    """Return the files of ``window`` without the rows of ``keys``, at their final paths."""
     table, state, files = snapshot.table, snapshot.state(window), snapshot.files(window)
     assert state is not None, "a window without a state keeps its rows"
     unit = idempotency_key(
@@ -319,7 +328,7 @@ def _staged(
 
 
 def _write(draft: Path, file: LakeFile, keys: pa.Array) -> None:
-    """Write ``file`` below ``draft`` without the rows of ``keys``; nothing where none is left."""
+    """Write ``file`` below ``draft`` without the rows of ``keys``; write nothing if no row is left."""
     folder = draft.joinpath(*(f"{name}={value}" for name, value in file.partition))
     # No failpoint: a draft that no table names yet.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

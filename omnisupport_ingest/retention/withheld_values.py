@@ -1,8 +1,8 @@
 """Removing the values of withheld events that a contract no longer keeps; the events stay.
 
-The fold needs of a withheld event only its key, its position and the names of its columns; no row shows its
-values. So once its window is sealed and nobody can release it any more, removing its values changes no table
-above. Before that, a replay from raw would put the same values into quarantine again.
+Of a withheld event the fold needs only the key, the position and the names of the columns; no row shows its
+values. So once the window is sealed and nobody can release the event, removing its values changes no table
+above. Before that, a replay from raw would bring the same values into quarantine again.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ from omnisupport_ingest.retention.rules import Answer, Verdict
 
 _IMAGES = ("before", "after")
 _DELIVERED = "envelope"
-"""The text of an event as it was delivered, of one that came as a line of a file."""
+"""The column with the text of an event as it was delivered, for events that came as lines of a file."""
 
 _OF_ROWS = pa.array(["t", "b"])
-"""Operations whose images are of no row: the ``after`` of a snapshot end is a range of keys."""
+"""Operations whose images are not rows: the ``after`` of a snapshot end is a key range."""
 
 _DOOMED_BY = (*_IMAGES, _DELIVERED, "op", "source_schema", "source_table")
 
 _WITHOUT_VALUES = r'^\{("(?:[^"\\]|\\.)*":null,?)*\}$'
-"""An image that names columns and has no value of them."""
+"""Matches an image that names columns without any value."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithheldValues:
-    """``events`` of ``table`` in quarantine of ``window``, as they are kept for ``keep``, in ``files`` that
-    are written again without their values. ``undecided``: those that nobody decided on: they came when the
-    window was sealed, and could not be. ``landed_until``: the last of them landed then."""
+    """Values to remove: of ``events`` of ``table`` in the quarantine of ``window``, in ``files`` to rewrite.
+
+    ``keep``: how long the contract keeps them. ``undecided``: events without a decision; they came after the
+    window was sealed, when none was possible. ``landed_until``: when the last of the events landed.
+    """
 
     table: str
     window: str
@@ -67,9 +69,9 @@ class WithheldValues:
 def withheld_values(
     files: QuarantineFiles, contract: TableContract, window: str, keep: timedelta
 ) -> WithheldValues | None:
-    """The events of ``contract`` in quarantine of ``window`` that have values; None if there are none.
+    """Return the events of ``contract`` in quarantine of ``window`` that have values; None if there are none.
 
-    ``EventsGone`` if a file of it is not on disk.
+    Raises ``EventsGone`` if a quarantine file is missing on disk.
     """
     found, undecided, landed = 0, 0, list[datetime]()
     of_table = withheld_of(files.of(window), contract)
@@ -96,10 +98,12 @@ def refused_values(window: str, of: str) -> Verdict:
 def remove_values(
     workspace: Workspace, source: str, wanted: Mapping[str, Collection[TableContract]], run_id: str
 ) -> int:
-    """Rewrite the quarantine files of windows without the values of the tables that each window names.
+    """Rewrite the quarantine files of windows without the values of some tables; return how many were
+    rewritten.
 
-    Returns how many files were rewritten. A second call changes nothing. The replaced files stay on disk
-    until they are old files. The net changes of the windows are folded again, from the same events.
+    ``wanted``: window → the contracts of these tables. A second call changes nothing. The replaced files stay
+    on disk until they are swept as old files. The net changes of the windows are folded again, from the same
+    events.
     """
     table, identity = workspace.quarantine(source), Identity(quarantine.LAYER, source, run_id)
     written = [0]
@@ -160,8 +164,8 @@ def _with_values(files: Collection[LakeFile], contracts: Collection[TableContrac
 def _write(draft: Path, file: LakeFile, contracts: Collection[TableContract]) -> None:
     """Write ``file`` to its partition below ``draft``, without the values of the tables of ``contracts``.
 
-    The hashes by which an event is known stay, as they do where one is protected or erased: a copy that
-    arrives once more has to be the same event.
+    The hashes that identify an event stay, as they do when it is protected or erased: a further copy of it
+    must be recognized as the same event.
     """
     rows = pq.ParquetFile(file.uri, pre_buffer=False).read()
     doomed = pc.fill_null(_doomed(rows, contracts), False)
@@ -186,16 +190,16 @@ def _emptied(text: str | None) -> str | None:
     if text is None or MARK in text:
         return text
     image = read_image(text)
-    # What is no image names no column, with its text or without.
+    # A text that is no image names no column, so nothing of it is kept.
     if image is None:
         return ""
     return json.dumps(dict.fromkeys(image), ensure_ascii=False, separators=(",", ":"))
 
 
 def _doomed(rows: pa.Table, contracts: Collection[TableContract]) -> pa.ChunkedArray:
-    """Which of ``rows`` are of tables of ``contracts`` and have a value that may go.
+    """Return which of ``rows`` belong to tables of ``contracts`` and have a value to remove.
 
-    An image that is still encrypted because its key was destroyed has no readable value.
+    An image that stays encrypted because its key was destroyed has no readable value.
     """
     mine = pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
     for each in contracts:

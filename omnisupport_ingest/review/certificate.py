@@ -1,7 +1,7 @@
-"""The certificate of an erasure: one JSON file of the home that says what is gone, what remains, and why.
+"""The certificate of an erasure: one JSON file in the home that says what is gone, what remains, and why.
 
-The first command of an erasure writes it, and the same command later continues it: who asked, which files
-held cells and which were swept are repeated from the former one. No value and no key is in it.
+The first command of an erasure writes it, and later runs of the same command write it again. They repeat from
+the earlier one who asked, which files held cells, and which were swept. It has no value and no key.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ FOLDER = "certificates"
 FORMAT_VERSION = 1
 
 COMPLETE, PENDING, INCOMPLETE = "complete", "pending", "incomplete"
-"""Nothing readable is left but what ``remains`` names; cells above raw are left; only images in landing and
-raw are."""
+"""States of an erasure: nothing readable is left except what ``remains`` names; cells above raw are left;
+only images in landing and raw are left."""
 
 
 WITHDRAWN = "tables of withdrawn contracts"
-"""What remains of tables that no run updates: their cells are neither counted nor erased."""
+"""Reason for what remains of tables that no run updates: their cells are neither counted nor erased."""
 
 
 class CertificateUnreadable(IngestError):
@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a certificate repeats from the first one: who asked, what was held before, and the files that were
+    """The facts that a later certificate repeats: who asked, which files held cells before, and which were
     swept."""
 
     asked: Asked
@@ -78,15 +78,15 @@ FORMAT = Format(Earlier, FORMAT_VERSION, strict=False)
 
 
 def certificate_path(workspace: Workspace, contract: TableContract, identity: bytes) -> Path:
-    """Return where the certificate is of what ``identity`` tells from all else of the source."""
+    """Return the path of the certificate. ``identity``: distinguishes what was erased within the source."""
     name = hashlib.sha256(contract.source.encode() + identity).hexdigest()[:16]
     return workspace.home.path / FOLDER / f"{contract.source}-{contract.name}-{name}.json"
 
 
 def read_earlier(path: Path) -> Earlier | None:
-    """Return what a later certificate repeats from an earlier one; None without one.
+    """Return the facts that a later certificate repeats from an earlier one; None without an earlier one.
 
-    ``CertificateUnreadable``.
+    Raises ``CertificateUnreadable``.
     """
     try:
         return FORMAT.decode(read_file(path))
@@ -100,7 +100,7 @@ def read_earlier(path: Path) -> Earlier | None:
 
 
 def write_certificate(path: Path, document: dict[str, Any]) -> None:
-    # No failpoint: a folder: one that is there already is as good.
+    # No failpoint: making a folder that exists already does no harm.
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with failpoint("pii.subject_keys", "certificate"):
         replace(path, encode(document))
@@ -126,7 +126,7 @@ def what_became(
 
 
 def _sha256_of(path: Path) -> str | None:
-    """Of what is kept; None if it is gone."""
+    """Return the SHA-256 of the stored file; None if it is gone."""
     try:
         return storage_of(path).digest(path)[1]
     except FileNotFoundError:
@@ -136,9 +136,10 @@ def _sha256_of(path: Path) -> str | None:
 def windows_waiting(workspace: Workspace, source: str, windows: Collection[str]) -> list[str]:
     """Return those of ``windows`` that a layer has yet to rebuild without the erased values.
 
-    A run in progress may have read them before. What it writes is rebuilt, because the versions of its
-    windows have changed. Of the versions only those of erasures count: a window without events of a table is
-    not made again for that table's contract, and one that is made again for another reason is pending.
+    A run in progress may have read the values before the erasure. What it writes is rebuilt, because the
+    versions of its windows have changed. Only versions of erasures count here. A window without events of a
+    table is not rebuilt for that table's contract, and a window to be rebuilt for another reason is pending
+    anyway.
     """
     versions, deduped = RulesVersions(workspace, source), workspace.deduped(source).look()
     states = {window: deduped.state(window) if deduped is not None else None for window in windows}
@@ -147,26 +148,26 @@ def windows_waiting(workspace: Workspace, source: str, windows: Collection[str])
         for window, state in states.items()
         if state is None or not {*versions.of_erased(window)} <= {*state.versions}
     }
-    # Of every batch: who runs a window by hand need not take the first ones first.
+    # Look at every batch: a person may run windows by hand, in any order.
     waits = pending_windows(workspace, source, limit=sys.maxsize)
     return sorted({*windows} & {*made_before, *waits.windows, *waits.late_windows})
 
 
 def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]:
-    """Return the withdrawn contracts of ``source`` with personal values; ``ContractError`` for a file that is
-    none.
+    """Return the withdrawn contracts of ``source`` with personal values. Raises ``ContractError`` for a file
+    that is no contract.
     """
     withdrawn = withdrawn_contracts(workspace.settings, workspace.contracts, source)
     return [each for each in withdrawn if each.subject or each.personal]
 
 
 def with_data(workspace: Workspace, contract: TableContract) -> list[str]:
-    """Return the tables of ``contract`` that are there, as paths in the lake."""
+    """Return the tables of ``contract`` that exist, as paths in the lake."""
     return [table.spec.path for table in tables_of(workspace, contract) if table.exists]
 
 
 def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableContract]) -> list[str]:
-    """Delete the former versions of the tables of ``contracts`` and of those that hold their events; return
+    """Delete the former versions of the tables of ``contracts``, and of the tables with their events; return
     the deleted files, relative to the lake."""
     tables = [(workspace.deduped(source), frozenset[str]())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
@@ -179,7 +180,7 @@ def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableCon
 
 @dataclass
 class Remains:
-    """What remains of what was erased: where, and why."""
+    """A list of what remains after an erasure: where, and why."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
 
@@ -190,7 +191,7 @@ class Remains:
     def add_outside(
         self, workspace: Workspace, source: str, erased: Sequence[tuple[TableContract, Sequence[Column]]]
     ) -> None:
-        """Add what lies outside of the tables, or in their logs. ``erased``: the columns of each contract
+        """Add what lies outside of the tables, or in their logs. ``erased``: each contract with the columns
         that were erased."""
         self.add(
             "files as they were delivered",
@@ -234,7 +235,7 @@ class Remains:
         )
 
     def add_withdrawn(self, workspace: Workspace, withdrawn: Sequence[TableContract]) -> None:
-        """Add what is there of the tables of ``withdrawn``, contracts with personal values."""
+        """Add the tables that exist of ``withdrawn``, contracts with personal values."""
         for each in withdrawn:
             self.add(
                 WITHDRAWN,
@@ -255,7 +256,7 @@ class Remains:
         )
 
     def add_of_storage(self, workspace: Workspace, source: str) -> bool:
-        """Add what an object store keeps; return whether it keeps versions of what is deleted from it."""
+        """Add what an object store keeps. Return whether it keeps old versions of deleted objects."""
         storage = storage_of(workspace.home.lake / "any")
         if in_versions := storage.keeps_versions():
             self.add(
@@ -278,6 +279,6 @@ def _told(export: ExportedFile) -> str:
 
 
 def _delivered(home: Home, source: str) -> list[str]:
-    """Return the files in the inbox of ``source``. One whose name is not UTF-8 was refused, and is there."""
+    """Return the files in the inbox of ``source``, including one refused because its name is not UTF-8."""
     files = (each for each in (home.inbox / source).rglob("*") if each.is_file())
     return [printable(each.relative_to(home.path)) for each in files]

@@ -65,7 +65,7 @@ class ReviewIncomplete(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An event that the decision is not allowed for, the reason, and what to do instead."""
+    """An event on which the decision is not allowed, the reason, and what to do instead."""
 
     event: EventRef
     problem: str
@@ -101,8 +101,8 @@ def decide(
 ) -> Decided:
     """Record ``decision`` (``release`` or ``discard``) on ``events``; a repeated one changes nothing.
 
-    ``reviewer`` and ``why`` are recorded as they are given. Raises ``ReviewRefused`` naming every event that
-    the decision is not allowed for, and ``ReviewIncomplete`` naming what is missing.
+    ``reviewer`` and ``why`` are recorded as given. Raises ``ReviewRefused``, naming every event on which the
+    decision is not allowed, and ``ReviewIncomplete``, naming what is missing.
     """
     reviewer, why = reviewer.strip(), why.strip()
     _require_complete(decision, events, reviewer, why)
@@ -113,7 +113,7 @@ def decide(
 
 
 class _Plan:
-    """The effect of a command on the current ledger; built again each time another command committed
+    """The effect of a command on the present ledger. It is computed again when another command commits
     first."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Plan:
         self.beside: list[Quarantined] = []
 
     def rows(self, entries: pa.Table) -> pa.Table:
-        """Return the rows to record; ``ReviewRefused`` if the decision is not allowed for an event."""
+        """Return the rows to record. Raises ``ReviewRefused`` if the decision is not allowed on an event."""
         ledger = ReviewLedger.of_entries(entries)
         copies = whole_events(self._workspace, self._source, ledger, self._events)
         copy_of = {row.event: (row, values) for row, values in _copies_first(copies)}
@@ -165,7 +165,8 @@ class _Plan:
         latest: Review | None,
         positions: _ReleasedPositions,
     ) -> tuple[str, str] | None:
-        """Return why the decision is not allowed for the event, and what to do instead; None if it is."""
+        """Return why the decision is not allowed on the event, and what to do instead; None if it is
+        allowed."""
         if holding is None:
             if latest is not None and (self._decision == DISCARD or latest.decision == RELEASE):
                 return None
@@ -224,7 +225,7 @@ def _columns(subject: Quarantined | Review) -> dict[str, Any]:
 
 
 class _ReleasedPositions:
-    """Positions at which an event is released already, or by this command."""
+    """Positions at which an event is released, already or by this command."""
 
     def __init__(self, ledger: ReviewLedger, rows: Iterable[Quarantined]) -> None:
         self._released: dict[Position, list[Review]] = {}
@@ -236,7 +237,8 @@ class _ReleasedPositions:
             self._rows_at.setdefault(row.event.position, []).append(row)
 
     def taken(self, row: Quarantined) -> tuple[str, str] | None:
-        """Return why ``row`` cannot be released: another content of its position is; None if it can be."""
+        """Return why ``row`` cannot be released (another content of its position is released); None if it
+        can."""
         for review in self._released.get(row.event.position, ()):
             if review.event != row.event and row.same_position(review):
                 return (
@@ -268,8 +270,8 @@ def _require_complete(decision: str, events: Sequence[EventRef], reviewer: str, 
 
 
 def _unreleasable(row: Quarantined, values: dict[str, Any], *, hidden: bool) -> tuple[str, str] | None:
-    """Return what is wrong with the event itself, whatever the reason for its quarantine. ``hidden``: as of
-    ``is_malformed``."""
+    """Return what makes the event itself unreleasable, whatever put it in quarantine; None if nothing does.
+    ``hidden``: as in ``is_malformed``."""
     if row.reason == DUPLICATE_POSITION:
         return "It is a copy; the event itself is judged on its own.", "Discard the copy."
     if row.window == OUT_OF_RANGE or row.reason == OUT_OF_RANGE_TIME:
@@ -286,8 +288,8 @@ def _unreleasable(row: Quarantined, values: dict[str, Any], *, hidden: bool) -> 
 
 
 def _broken(row: Quarantined, contract: TableContract | None) -> tuple[str, str] | None:
-    """Return what the event breaks of its contract. Rules that let rows pass do not count, nor do rules that
-    another row of its batch breaks."""
+    """Return which rules of its contract the event breaks. Rules that let rows pass do not count, nor do
+    rules that only another row of its batch breaks."""
     if row.reason == BATCH_REJECTED:
         return None
     policies = policies_of(contract) if contract is not None else {}

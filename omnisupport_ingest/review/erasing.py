@@ -1,7 +1,7 @@
 """Erases a row: its values are removed from the events, the net changes, the dimension and the history.
 
-Only a row that has ended at its source can be erased, so no current row loses a cell, and no later event
-depends on the erased values. The events are read again after the erasure is recorded: this finds events that
+Only a row that has ended at its source can be erased. So no current row loses a cell, and no later event
+depends on the erased values. After the erasure is recorded, the events are read again: this finds events that
 a run judged at the same time without knowing of the erasure.
 """
 
@@ -61,7 +61,7 @@ _KeySpan = tuple[str, Span]
 
 @dataclass(frozen=True, slots=True)
 class SpanEvents:
-    """What the lake holds of one span: the number of ``events`` and the ``windows`` they are in.
+    """The events of one span in the lake: the number of ``events``, and the ``windows`` they are in.
 
     ``waiting``: windows with landed events of the table that are not judged yet and may belong to the row.
     """
@@ -73,11 +73,10 @@ class SpanEvents:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """The result of an erasure: the ``keys`` of the row, the last and former ones, and its ``events`` in
-    ``windows``.
+    """The result of an erasure: the row's ``events`` and their ``windows``.
 
-    ``spans``: by key, which events belong to the row; they never leave this process. ``recorded``: what was
-    written now; empty if everything was recorded ``before``.
+    ``spans``: by key (the last one of the row and former ones), which events belong to the row; they never
+    leave this process. ``recorded``: what was recorded now; empty if everything was recorded ``before``.
     """
 
     spans: tuple[_KeySpan, ...]
@@ -88,7 +87,7 @@ class Erased:
 
     @property
     def keys(self) -> int:
-        """Return how many keys the row has had."""
+        """The number of keys that the row has had."""
         return len({name for name, _ in self.spans})
 
     @property
@@ -98,12 +97,12 @@ class Erased:
 
 
 def key_text(values: Sequence[str]) -> str:
-    """Return the text of a key as in events: the texts of its columns as a JSON array."""
+    """Return the text of a key as events have it: the texts of its columns as a JSON array."""
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
-    """Return what ``erase`` would erase, without recording it; ``ErasureRefused`` if it would refuse."""
+    """Return what ``erase`` would erase, without recording it. Raises ``ErasureRefused`` where it would."""
     ledger = ErasureLedger.open(workspace, contract.source)
     events_by_span = _events_by_span(workspace, contract, _spans(workspace, contract, key), ledger)
     return _erased(events_by_span, (), _recorded(ledger, contract, events_by_span))
@@ -112,9 +111,9 @@ def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:
 def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by: str, why: str) -> Erased:
     """Record the erasure of the row that ended under ``key``; a repeated call writes nothing.
 
-    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as they are given. Raises
-    ``ErasureRefused`` saying why the row must not be erased, and ``ErasureIncomplete`` if person or reason is
-    missing.
+    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as given. Raises
+    ``ErasureRefused``, saying why the row must not be erased, and ``ErasureIncomplete`` if the person or the
+    reason is missing.
     """
     erased_by, why = erased_by.strip(), why.strip()
     for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
@@ -134,7 +133,7 @@ def erase(workspace: Workspace, contract: TableContract, key: str, *, erased_by:
 
 
 class _Command:
-    """The effect of an erasure on the current ledger; built again each time another command committed
+    """The effect of an erasure on the present ledger. It is computed again when another command commits
     first."""
 
     def __init__(
@@ -165,7 +164,7 @@ class _Command:
         return self._table({}) if complete else self._missing(ledger, self.events_by_span)
 
     def rows_missed(self, entries: pa.Table) -> pa.Table:
-        """Return the rows to record for windows that were judged, or received events, since the erasure."""
+        """Return the rows to record for windows that were judged, or got events, since the erasure."""
         ledger = ErasureLedger.of_entries(entries)
         return self._missing(ledger, _events_by_span(self._workspace, self._contract, self._spans, ledger))
 
@@ -195,7 +194,8 @@ class _Command:
 
 
 def _spans(workspace: Workspace, contract: TableContract, key: str) -> list[_KeySpan]:
-    """Return the spans of the row that ended under ``key``; ``ErasureRefused`` if it cannot be erased."""
+    """Return the spans of the row that ended under ``key``. Raises ``ErasureRefused`` if it must not be
+    erased."""
     files, state = EventFiles.newest(workspace, contract.source), state_of(workspace, contract, key)
     if files is None or state is None:
         raise ErasureRefused(
@@ -242,19 +242,20 @@ def _alive(contract: TableContract, state: RowState, of_key: Sequence[Trace]) ->
 def _events_by_span(
     workspace: Workspace, contract: TableContract, spans: Sequence[_KeySpan], ledger: ErasureLedger
 ) -> dict[_KeySpan, SpanEvents]:
-    """Return what the lake holds of each span, and what has landed and is not judged yet.
+    """Return the events of each span in the lake, and the windows that wait to be judged.
 
-    ``WindowSealed`` if a sealed window holds events of a span and ``ledger`` does not name it for that.
+    Raises ``WindowSealed`` if a sealed window holds events of a span and ``ledger`` does not name the window
+    for that span.
     """
     files = EventFiles.newest(workspace, contract.source)
     assert files is not None, "a row that was found is in some table"
     of_keys = traces(files, contract, [name for name, _ in spans])
-    # Read after the events: whatever has landed is among the events, or waits.
+    # Read what has landed after the events: then whatever has landed is among the events, or waits.
     waiting = _waiting(workspace, contract, files)
     events_by_span = {}
     for name, span in spans:
         events = [each for each in of_keys if each.key == name and span.holds(each.position)]
-        # A window that was sealed after it was judged by this erasure has no values of the row any more.
+        # The ledger names the window. If it was sealed after it was judged so, it has no values of the row.
         erased = _known(ledger, contract, (name, span)) or frozenset()
         refuse_sealed(workspace, contract.source, {each.window for each in events} - erased)
         events_by_span[name, span] = SpanEvents(

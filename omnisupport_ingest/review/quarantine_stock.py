@@ -1,8 +1,8 @@
 """Counts the events in quarantine by reason, now and at an earlier time.
 
-The current counts come from the states of ``deduped_events``. Earlier counts were recorded in the window
-index, or come from the log of the table. So they depend neither on what a run reported nor on when the events
-landed: a contract that refuses rows of last year makes the quarantine rise today.
+The present counts come from the states of ``deduped_events``. Earlier counts were recorded in the window
+index, or come from the log of the table. So they depend neither on the reports of runs nor on when the events
+landed: if a contract refuses rows of last year, the quarantine rises today.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from omnisupport_ingest.review.quarantined import Filter, quarantined
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """The number of undiscarded ``events`` in quarantine for ``reason``: ``more`` than before, or fewer if
-    negative."""
+    """The number of ``events`` in quarantine for ``reason``, without discarded ones. ``more``: how many more
+    than before; negative for fewer."""
 
     reason: str
     events: int
@@ -46,7 +46,7 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
         now.subtract(row.reason for row in rows)
     noted = held_at(workspace, source, before)
     then = _stock_at(workspace.quarantine(source), before) if noted is None else noted
-    # An event may have been discarded and gone by then; it counts as risen, not as gone.
+    # An event may have been discarded by then and have left since. It counts as risen, not as gone.
     then.subtract(_discarded_at(ledger, before))
     rises = [
         Rise(reason, max(now[reason], 0), max(now[reason], 0) - max(then[reason], 0))
@@ -56,7 +56,7 @@ def rises_of(workspace: Workspace, source: str, before: datetime) -> list[Rise]:
 
 
 def stock_of(workspace: Workspace, source: str) -> Counter[str]:
-    """Count the events in quarantine now, by reason, without reading one."""
+    """Count the events in quarantine now, by reason, without reading any of them."""
     files = QuarantineFiles.newest(workspace, source)
     return _by_reason(file for file, _ in files.shown()) if files is not None else Counter()
 
@@ -73,7 +73,10 @@ def discarded_of(workspace: Workspace, source: str) -> int:
 
 
 def _stock_at(table: LakeTable, at: datetime) -> Counter[str]:
-    """Count them at the time ``at`` (timezone-aware), from the log: states of that time may be gone."""
+    """Count the events in quarantine at the time ``at`` (timezone-aware), by reason, from the table's log.
+
+    The states of that time may be gone.
+    """
     snapshot = _look_at(table, at)
     return _by_reason(snapshot.all_files() if snapshot is not None else ())
 
@@ -86,7 +89,8 @@ def _by_reason(files: Iterable[LakeFile]) -> Counter[str]:
 
 
 def _look_at(table: LakeTable, at: datetime) -> TableSnapshot | None:
-    """Return the version at the time ``at``; None without one, or if the log does not reach back so far."""
+    """Return the version at the time ``at``; None if there was none, or the log does not reach back so
+    far."""
     if not table.exists:
         return None
     handle = open_delta(table.folder)

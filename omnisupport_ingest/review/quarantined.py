@@ -26,7 +26,7 @@ from omnisupport_ingest.layers.withheld_numbers import judged_with, reason_of
 from omnisupport_ingest.layers.workspace import Workspace
 
 RELEASED = "released"
-"""State of an event that was released and whose window is not judged again yet."""
+"""State of an event that was released, while its window is not judged again yet."""
 
 _PARTITION = ("window", "reason")
 _POSITION = ("epoch", "commit_lsn", "ordinal", "event_hash")
@@ -35,7 +35,7 @@ _FACTS = (
     *("identity", "op", "source_ts", "source_schema", "source_table", "batch_id", "file_name", "file_row"),
     *("landed_at", "detector", "rules", "review_state"),
 )
-"""What is shown of an event: nothing of the values of its row."""
+"""Columns of an event that may be shown: none has a value of its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ def quarantined(
 def whole_events(
     workspace: Workspace, source: str, ledger: ReviewLedger, events: Sequence[EventRef]
 ) -> list[tuple[Quarantined, dict[str, Any]]]:
-    """Return those of ``events`` that are in quarantine, and the other events at their positions, with all
-    columns."""
+    """Return, with all columns, those of ``events`` that are in quarantine, and the other events at their
+    positions."""
     positions = {event.position for event in events}
     lsns = pa.array(sorted({position.commit_lsn.value for position in positions}), pa.int64())
     whole = []
@@ -144,8 +144,8 @@ def whole_events(
 def is_malformed(values: Mapping[str, Any], *, hidden: bool) -> bool:
     """Return whether an event that must carry a row has no readable row, or no key.
 
-    ``hidden``: its image is left out, as no contract describes it and another table has a policy for personal
-    data; then only judging can say whether it was readable.
+    ``hidden``: the event's image was removed, because it has no contract and another table has a policy for
+    personal data. Then only judging can tell whether the image was readable.
     """
     unreadable = not hidden and read_image(values["after"]) is None
     return values["op"] in ("c", "u", "r") and (unreadable or values["key"] is None)
@@ -202,8 +202,8 @@ def _quarantined(file: _File, values: Mapping[str, Any], ledger: ReviewLedger) -
 
 
 def _state(judged: str, review: Review | None, *, applied: bool) -> tuple[str, bool]:
-    """Return the state, and whether it waits for a run. ``judged``: the state in the lake; ``applied``: the
-    lake knows all decisions on the window."""
+    """Return the state, and whether it waits for a run. ``judged``: the state in the lake. ``applied``:
+    whether the window was judged with all decisions on it."""
     if applied:
         return judged, False
     if review is None:

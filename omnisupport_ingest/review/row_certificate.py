@@ -1,8 +1,8 @@
 """Erases a row that has ended, and certifies what is gone and what remains.
 
-The erasure is recorded (``erasing``), the platform judges the windows of the row again, and the job of the
-history runs. The same command then deletes the former versions of the tables at once and says so in its
-certificate. Landing and raw keep the values until retention removes them: they are the record.
+The erasure is recorded (``erasing``), the platform judges the row's windows again, and the job of the history
+runs. Then the same command is given again: it deletes the former versions of the tables at once and says so
+in its certificate. Landing and raw keep the values until retention removes them, because they are the record.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ from omnisupport_ingest.review.erasing import Erased, erase, look_up
 
 @dataclass(frozen=True, slots=True)
 class RowCertificate:
-    """What the certificate ``path`` says: ``cells`` above raw that can be read still, those in files of no
-    version included; how many files were ``swept`` now; ``remains``: what is left, where and why."""
+    """The content of the certificate ``path``.
+
+    ``cells``: cells above raw that can still be read, including those in files of no version. ``swept``: how
+    many files were swept now. ``remains``: what is left, where and why.
+    """
 
     path: Path
     state: str
@@ -56,7 +59,7 @@ class RowCertificate:
 
     @property
     def pending(self) -> bool:
-        """Return whether the same command has to be given again."""
+        """Whether the same command has to be given again."""
         return self.state == PENDING
 
 
@@ -67,7 +70,7 @@ def erase_row(
     ``erase``."""
     row = ErasedRow.of(contract, look_up(workspace, contract, key).spans)
     path = certificate_path(workspace, contract, _identity(row))
-    # Read before anything is erased: a file that is no contract is an error.
+    # Read the contracts before anything is erased, because a file that is no contract raises an error.
     withdrawn = withdrawn_personal(workspace, contract.source)
     earlier = read_earlier(path)
     before = tuple(cells_of_row(workspace, row)) if earlier is None else earlier.before
@@ -77,7 +80,7 @@ def erase_row(
 
 
 def _identity(row: ErasedRow) -> bytes:
-    """What tells the row from all others: its keys, and where each of them ended."""
+    """Return what distinguishes the row from all others: its keys, and where each of them ended."""
     spans = [[key_hash(key), [span.through for span in spans]] for key, spans in sorted(row.spans.items())]
     return json.dumps([row.contract.full_name, spans]).encode()
 

@@ -1,9 +1,9 @@
-"""Erases a subject: its encryption key is destroyed, so no copy of its landed rows can be read any more.
+"""Erases a subject: destroys its encryption key, so that no copy of its landed rows can be read any more.
 
-This covers every table of the source, live and deleted rows, landing, raw, and backups of both, and cannot be
-undone. Layers downstream of raw hold values in readable form (what policies leave of them). So their windows
-are judged again without the values, former versions are swept at once, and then the certificate is complete.
-The same command continues until all is done; it may be repeated at any time.
+This covers live and deleted rows of every table of the source, in landing, in raw, and in backups of both. It
+cannot be undone. Layers downstream of raw hold readable values (what policies leave of them). So their
+windows are judged again without the values, and former versions are swept at once; then the certificate is
+complete. The same command continues the work until all is done, and may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from omnisupport_ingest.storage import storage_of
 
 @dataclass(frozen=True, slots=True)
 class SubjectErased:
-    """What was done.
+    """What was destroyed, and what is left.
 
     ``certificate``: its file; None if nothing was recorded. ``complete``: the home holds nothing readable of
     the subject except what ``remains`` names. ``images``: row images that landed encrypted, in ``windows``.
@@ -70,8 +70,8 @@ class SubjectErased:
 
 
 def look_up_subject(workspace: Workspace, contract: TableContract, key: str) -> SubjectErased:
-    """Return what ``erase_subject`` would erase, without destroying it; ``ErasureRefused`` if it would
-    refuse."""
+    """Return what ``erase_subject`` would erase, without destroying the key. Raises ``ErasureRefused`` where
+    it would."""
     ids = _key_ids(workspace, contract, key)
     withdrawn = withdrawn_personal(workspace, contract.source)
     of_subject = traced(workspace, contract.source, ids)
@@ -86,8 +86,8 @@ def erase_subject(
 ) -> SubjectErased:
     """Destroy the encryption key of the subject of the row with ``key``, and write a certificate.
 
-    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as they are given. Raises
-    ``ErasureRefused`` saying why nothing was destroyed.
+    ``key``: as ``key_text`` writes it. ``erased_by`` and ``why`` are recorded as given. Raises
+    ``ErasureRefused``, saying why nothing was destroyed.
     """
     erased_by, why = erased_by.strip(), why.strip()
     for value, missing in ((erased_by, "name of the person who erases"), (why, "reason")):
@@ -106,7 +106,7 @@ def erase_subject(
         (),
     )
     destroyed = workspace.subjects.destroy(ids)
-    # Only now, so that events which landed or were judged meanwhile are found too.
+    # Trace the subject only now, to find events that landed or were judged meanwhile too.
     of_subject = traced(workspace, contract.source, ids)
     workspace.subjects.name_windows(contract.source, of_subject.windows)
     windows = {window for named in of_subject.windows.values() for window in named}
@@ -161,7 +161,7 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
     ids = workspace.subjects.ids_of([own, *named])
     others = workspace.subjects.living(row_ids.difference(ids[:1]))
     if not row_ids and not traced(workspace, contract.source, ids).encrypted:
-        # A mistyped key must not destroy the key of a subject that has yet to land.
+        # A mistyped key must not destroy the key of a subject that lands later.
         raise ErasureRefused(
             f"{contract.full_name} of {contract.source} has no row with that key that landed encrypted.",
             fix=f"Write the key ({', '.join(contract.key)}) as PostgreSQL prints it; or erase by the table "
@@ -177,10 +177,13 @@ def _key_ids(workspace: Workspace, contract: TableContract, key: str) -> set[byt
 
 @dataclass(frozen=True, slots=True)
 class _Remaining:
-    """What is left of a subject: readable ``cells`` downstream of raw; windows ``waiting`` to be judged,
-    again or for the first time; landed images of its rows ``by_other_keys``; readable cells ``left_over`` in
-    files of no version. ``withdrawn``: contracts of the source with personal values that are in force no
-    more."""
+    """What is left of a subject.
+
+    ``cells``: readable cells downstream of raw. ``waiting``: windows that are to be judged, again or for the
+    first time. ``by_other_keys``: landed images of its rows that other keys encrypted. ``withdrawn``:
+    withdrawn contracts of the source with personal values. ``left_over``: readable cells in files of no
+    version.
+    """
 
     cells: Sequence[Holding]
     waiting: Collection[str]
@@ -210,7 +213,7 @@ def _of_subject(
 def _remains(
     workspace: Workspace, contract: TableContract, of_subject: Traced, remaining: _Remaining
 ) -> tuple[tuple[dict[str, Any], ...], bool]:
-    """Return what remains of the subject, where, and why; and whether a bucket keeps versions of it."""
+    """Return what remains of the subject, where and why; and whether a bucket keeps old versions of it."""
     remains = Remains()
     remains.add(
         "encrypted images, which nobody can read",
