@@ -97,7 +97,7 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
 
 
 def _below(column: pa.Array, last: Position) -> np.ndarray:
-    epoch, lsn, ordinal = _parts(column)
+    epoch, lsn, ordinal = columnar.position_parts(column)
     in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
     return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
 
@@ -127,7 +127,7 @@ def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
     row = np.repeat(np.arange(table.num_rows), counts)
     deletes = lists.flatten()
     alive = columnar.one_chunk(table["_cdc_alive"]).take(pa.array(row))
-    below, at = _parts(alive), _parts(pc.struct_field(deletes, 0))
+    below, at = columnar.position_parts(alive), columnar.position_parts(pc.struct_field(deletes, 0))
     in_epoch = (at[1] > below[1]) | ((at[1] == below[1]) & (at[2] > below[2]))
     above = (at[0] > below[0]) | ((at[0] == below[0]) & in_epoch)
     above |= alive.is_null().to_numpy(zero_copy_only=False)
@@ -137,11 +137,6 @@ def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
     first[row[numbers[::-1]]] = numbers[::-1]
     times = pc.struct_field(deletes, 1).take(pa.array(first, mask=first < 0))
     return pa.array(first >= 0), times.cast(columnar.TIME)
-
-
-def _parts(positions: pa.Array) -> list[np.ndarray]:
-    parts = (pc.fill_null(pc.struct_field(positions, index), 0) for index in range(3))
-    return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
 _LIFE_COLUMNS = (

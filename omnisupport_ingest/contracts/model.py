@@ -249,6 +249,11 @@ class TableContract:
         """The columns with personal data, but for those of the key: rows are found by these for good."""
         return frozenset(column.name for column in self.columns if column.personal).difference(self.key)
 
+    @property
+    def personal_key(self) -> bool:
+        """Whether the key has a column with personal data."""
+        return any(column.personal for column in self.columns if column.name in self.key)
+
     def column(self, name: str) -> Column:
         """The column called ``name``; ``KeyError`` if the contract has none."""
         for column in self.columns:

@@ -123,8 +123,4 @@ def _table(
     named: dict[str, list[str]] = {}
     for row in first:
         named.setdefault(row["window"], []).append(row["key"])
-    return TablePreview(contract.name, dict(sorted(counts.items())), None if _personal(contract) else named)
-
-
-def _personal(contract: TableContract) -> bool:
-    return any(column.personal for column in contract.columns if column.name in contract.key)
+    return TablePreview(contract.name, dict(sorted(counts.items())), None if contract.personal_key else named)
