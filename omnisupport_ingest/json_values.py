@@ -47,9 +47,9 @@ def to_plain(value: object) -> Any:
     return value
 
 
-def from_plain(kind: type[T], value: Any, field: str = "") -> T:
+def from_plain(kind: type[T], value: Any) -> T:
     """The value of type ``kind`` that ``to_plain`` gave ``value`` for; ``FieldProblem`` if none."""
-    return typing.cast(T, _Reader(tolerant=False).read(kind, value, field))
+    return typing.cast(T, _Reader(tolerant=False).read(kind, value, ""))
 
 
 def from_note(kind: type[T], value: Any, field: str = "") -> T:

@@ -107,7 +107,6 @@ class CursorPolicy:
     field: str
     lookback: timedelta | int
     event_time: str | None
-    candidates: tuple[CursorCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

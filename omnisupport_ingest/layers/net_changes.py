@@ -285,9 +285,9 @@ def content_of(
 ) -> ContentHash:
     """The content hash of a window: of the table's events in its files of accepted and withheld events."""
     of_table = {"source_schema": contract.schema}
-    known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
+    known = hash_of_rows((file.uri for file in accepted), of_table)
     of_table |= {"source_table": contract.table}
-    return known + hash_of_rows((file.uri for file in withheld), "event_hash", of_table, withheld=True)
+    return known + hash_of_rows((file.uri for file in withheld), of_table, withheld=True)
 
 
 def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:

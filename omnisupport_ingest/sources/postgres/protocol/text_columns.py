@@ -159,22 +159,9 @@ def json_arrays(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     return _joined("[", ["" for _ in columns], columns, "]")
 
 
-def json_objects(
-    names: Sequence[str], columns: Sequence[pa.StringArray], unsent: npt.NDArray[np.bool_] | None = None
-) -> pa.StringArray:
-    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped).
-
-    ``unsent`` (rows × columns): flags of values that the object of their row leaves out.
-    """
-    prefixes = [orjson.dumps(name).decode() + ":" for name in names]
-    if unsent is None:
-        return _joined("{", prefixes, columns, "}")
-    members = [
-        pc.if_else(pa.array(left_out), None, pc.binary_join_element_wise(prefix, _values(column), ""))
-        for prefix, column, left_out in zip(prefixes, columns, unsent.T, strict=True)
-    ]
-    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
-    return pc.binary_join_element_wise("{", inner, "}", "")
+def json_objects(names: Sequence[str], columns: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped)."""
+    return _joined("{", [orjson.dumps(name).decode() + ":" for name in names], columns, "}")
 
 
 def _joined(
