@@ -76,9 +76,6 @@ def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> Conte
     return found
 
 
-_EVENT_HASH = "event_hash"
-
-
 def hash_of_rows(
     files: Iterable[str | os.PathLike[str]],
     where: Mapping[str, str],
@@ -92,11 +89,11 @@ def hash_of_rows(
     found = ContentHash()
     for file in files:
         with pq.ParquetFile(os.fspath(file)) as parquet:
-            for batch in parquet.iter_batches(columns=[_EVENT_HASH, *where]):
+            for batch in parquet.iter_batches(columns=["event_hash", *where]):
                 chosen = np.ones(batch.num_rows, np.bool_)
                 for name, value in where.items():
                     chosen &= pc.fill_null(pc.equal(batch[name], value), False).to_numpy(zero_copy_only=False)
-                hashes = batch[_EVENT_HASH].to_numpy(zero_copy_only=False)[chosen]
+                hashes = batch["event_hash"].to_numpy(zero_copy_only=False)[chosen]
                 if withheld:
                     hashes = (hashes.view(np.uint64) * np.uint64(_ODD) + np.uint64(1)).view(np.int64)
                 found += ContentHash.of(hashes)
