@@ -116,6 +116,15 @@ def position_parts(column: pa.Array) -> list[npt.NDArray[np.int64]]:
     return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
+def below(column: pa.Array, last: Position | pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which positions of ``column`` are lower than ``last``, or than those in it."""
+    epoch, lsn, ordinal = position_parts(column)
+    other = last if isinstance(last, tuple) else position_parts(last)
+    in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
+    found: npt.NDArray[np.bool_] = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
+    return found
+
+
 def mask(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
     """Return a column of flags; a null is none."""
     found: npt.NDArray[np.bool_] = one_chunk(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_tables
 from omnisupport_ingest.cdc.event_fold import TableColumns
-from omnisupport_ingest.cdc.life import Micros, Position
+from omnisupport_ingest.cdc.life import Micros
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.row_fold import merged_tables
 from omnisupport_ingest.cdc.stored import (
@@ -329,7 +329,7 @@ def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array
         # A new life inherits nothing, so it does not need the purged row. What lies below it may be of a life
         # that a key change ended, and then another key depends on it.
         start = life_start_of(merging)
-        needing = pc.or_(pc.is_null(start), pa.array(_below(first_of(merging), start)))
+        needing = pc.or_(pc.is_null(start), pa.array(columnar.below(first_of(merging), start)))
         strange = pc.and_(pc.invert(keys_in(merging, old)), needing)
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
@@ -342,9 +342,9 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
         return reached
     ends = rules.new_ends
     if ends.last is not None:
-        reached |= _below(first_of(held), ends.last)
+        reached |= columnar.below(first_of(held), ends.last)
     if ends.last_ranged is not None:
-        below = np.flatnonzero(~reached & _below(first_of(held), ends.last_ranged))
+        below = np.flatnonzero(~reached & columnar.below(first_of(held), ends.last_ranged))
         keys = held["_cdc_key"].take(pa.array(below)).to_pylist()
         reached[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = True
     if rules.purge_deleted_before is not None:
@@ -352,15 +352,6 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
             _number(held["_cdc_deleted_at"]) < rules.purge_deleted_before
         )
     return reached
-
-
-def _below(column: pa.Array, last: Position | pa.Array) -> Mask:
-    """Return which positions of ``column`` are lower than ``last``, or than those in it."""
-    epoch, lsn, ordinal = columnar.position_parts(column)
-    other = last if isinstance(last, tuple) else columnar.position_parts(last)
-    in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
-    below: Mask = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
-    return below
 
 
 def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
