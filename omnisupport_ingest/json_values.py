@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -45,6 +46,11 @@ def to_plain(value: object) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     return value
+
+
+def compact(value: object) -> str:
+    """``value``, of JSON alone, as text without blanks; images and identities of events are such texts."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def from_plain(kind: type[T], value: Any) -> T:
