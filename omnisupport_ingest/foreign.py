@@ -27,6 +27,9 @@ MAX_RECORD_BYTES = 256 * 1024 * 1024
 
 _BLOCK = 1 << 20
 
+_SHOWN = 80
+"""Letters of a value that a message shows."""
+
 _SURELY_INT = 640
 """Digits that Python turns into an ``int`` whatever its limit was set to (``sys.set_int_max_str_digits``)."""
 
@@ -143,10 +146,10 @@ def on_one_line(text: str) -> str:
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
-def shortened(value: object, length: int = 80) -> str:
-    """``repr`` of ``value`` for a message, cut where it is longer than ``length``."""
-    text = repr(value[: length + 1]) if isinstance(value, str | bytes) else repr(value)
-    return text if len(text) <= length else f"{text[:length]}…"
+def shortened(value: object) -> str:
+    """``repr`` of ``value`` for a message, cut where it is longer than ``_SHOWN``."""
+    text = repr(value[: _SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _parsed(content: bytes | str, decoders: tuple[json.JSONDecoder, ...]) -> Any:

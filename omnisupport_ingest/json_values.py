@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -47,9 +48,14 @@ def to_plain(value: object) -> Any:
     return value
 
 
-def from_plain(kind: type[T], value: Any, field: str = "") -> T:
+def compact(value: object) -> str:
+    """``value``, of JSON alone, as text without blanks; images and identities of events are such texts."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def from_plain(kind: type[T], value: Any) -> T:
     """The value of type ``kind`` that ``to_plain`` gave ``value`` for; ``FieldProblem`` if none."""
-    return typing.cast(T, _Reader(tolerant=False).read(kind, value, field))
+    return typing.cast(T, _Reader(tolerant=False).read(kind, value, ""))
 
 
 def from_note(kind: type[T], value: Any, field: str = "") -> T:

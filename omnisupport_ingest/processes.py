@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import psutil
@@ -96,6 +100,25 @@ class ProcessIdentity:
         if now is None:
             return False
         return now == self or None in (now.started, self.started)
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder in ``parent``, named by ``prefix`` and this process, for what no file may keep or memory has
+    no room for. It is gone in the end; what killed processes left goes now."""
+    remove_left_behind(parent, prefix)
+    # No failpoint: scratch files, which the next call removes if this process is killed.
+    with TemporaryDirectory(prefix=f"{prefix}{ProcessIdentity.current().text}-", dir=parent) as scratch:
+        yield Path(scratch)
+
+
+def remove_left_behind(parent: Path, prefix: str) -> None:
+    """Remove the folders that killed processes left; they may hold rows of the source."""
+    for left in parent.glob(f"{prefix}*"):
+        process = ProcessIdentity.parse(left.name.removeprefix(prefix).partition("-")[0])
+        if process is None or not process.lives():
+            # No failpoint: scratch files, which the next call removes if this process is killed.
+            shutil.rmtree(left, ignore_errors=True)
 
 
 class _NoProcess(Exception):

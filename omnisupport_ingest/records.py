@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from omnisupport_ingest.foreign import Unreadable, parse_json, read_file
-from omnisupport_ingest.json_values import FieldProblem, from_note, from_plain, to_plain
+from omnisupport_ingest.json_values import FieldProblem, compact, from_note, from_plain, to_plain
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def encode_line(record: object) -> str:
 
     What is no character becomes ``?``, as in ``encode``.
     """
-    text = json.dumps(to_plain(record), ensure_ascii=False, separators=(",", ":"))
+    text = compact(to_plain(record))
     return text.encode(errors="replace").decode()
 
 

@@ -323,7 +323,7 @@ def forget_unread(folder: Path, before: datetime) -> None:
     limit = before.timestamp()
     for path, _folders, names in os.walk(folder):
         files = [Path(path, name) for name in names if name.endswith((".parquet", ".bin"))]
-        for file in files if _changed_before(Path(path), limit) else ():
+        for file in files if changed_before(Path(path), limit) else ():
             with suppress(FileNotFoundError):
                 found = file.stat()
                 if max(found.st_mtime, found.st_atime) < limit:
@@ -331,9 +331,10 @@ def forget_unread(folder: Path, before: datetime) -> None:
                     file.unlink()
 
 
-def _changed_before(folder: Path, limit: float) -> bool:
+def changed_before(path: Path, limit: float) -> bool:
+    """Whether ``path`` is there and was last changed before ``limit`` (seconds since 1970)."""
     try:
-        return folder.stat().st_mtime < limit
+        return path.stat().st_mtime < limit
     except FileNotFoundError:
         return False
 

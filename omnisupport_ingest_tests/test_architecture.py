@@ -122,9 +122,6 @@ CALLED_FROM_ELSEWHERE = {
     "log_message": "http.server",
     "verify_request": "socketserver",
     "handle_error": "socketserver",
-    "gates_schema": "the schema of manifests repeats it, as a test sees",
-    "modes_schema": "the schema of manifests repeats it, as a test sees",
-    "gates_table": "docs/manifests.md repeats it, as a test sees",
 }
 
 

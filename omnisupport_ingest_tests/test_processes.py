@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import ProcessIdentity, scratch_folder
 from omnisupport_ingest_tests.waiting import until
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel of Linux")
@@ -81,3 +81,19 @@ def test_an_identity_is_read_back_as_it_was_written(pid: int, start: tuple[int, 
     identity = ProcessIdentity(pid, *(start or (None, None)))
     assert ProcessIdentity.parse(identity.text) == identity
     assert not set(identity.text) & set("/:-% ")
+
+
+def test_what_a_killed_process_left_goes_when_a_scratch_folder_is_made_and_what_a_living_one_has_stays(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, living = tmp_path / f"proof-{ended.pid}-abc", tmp_path / f"proof-{os.getpid()}-abc"
+    for folder in (left, living):
+        folder.mkdir()
+        (folder / "customers.parquet").write_bytes(b"rows")
+    (tmp_path / "spark-connect.json").touch()
+    with scratch_folder(tmp_path, "proof-") as made:
+        assert made.name.startswith(f"proof-{ProcessIdentity.current().text}-")
+        assert not left.exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [living.name, "spark-connect.json"]

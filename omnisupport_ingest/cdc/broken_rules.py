@@ -94,7 +94,7 @@ class RulesLookout:
 
     def __init__(self, contracts: Iterable[TableContract]) -> None:
         every = {each.table_name: each for each in contracts}
-        self._personal = {table_name for table_name, each in every.items() if _has_personal_key(each)}
+        self._personal = {table_name for table_name, each in every.items() if each.personal_key}
         self._rejecting = {
             table_name: rules for table_name, each in every.items() if (rules := _rejecting(each))
         }
@@ -153,7 +153,3 @@ class RulesLookout:
 
 def _rejecting(contract: TableContract) -> frozenset[str]:
     return frozenset(name for name, policy in policies_of(contract).items() if policy == REJECT_BATCH)
-
-
-def _has_personal_key(contract: TableContract) -> bool:
-    return any(column.personal for column in contract.columns if column.name in contract.key)

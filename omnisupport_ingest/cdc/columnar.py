@@ -110,6 +110,27 @@ def positions(column: pa.ChunkedArray | pa.Array) -> list[Position | None]:
     ]
 
 
+def position_parts(column: pa.Array) -> list[npt.NDArray[np.int64]]:
+    """Return epochs, LSNs and ordinals of a struct column of positions; 0 where it is null."""
+    parts = (pc.fill_null(pc.struct_field(column, index), 0) for index in range(3))
+    return [part.to_numpy(zero_copy_only=False) for part in parts]
+
+
+def below(column: pa.Array, last: Position | pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which positions of ``column`` are lower than ``last``, or than those in it."""
+    epoch, lsn, ordinal = position_parts(column)
+    other = last if isinstance(last, tuple) else position_parts(last)
+    in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
+    found: npt.NDArray[np.bool_] = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
+    return found
+
+
+def mask(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
+    """Return a column of flags; a null is none."""
+    found: npt.NDArray[np.bool_] = one_chunk(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
+    return found
+
+
 def micros_of(moment: datetime) -> int:
     """Return the microseconds from 1970 to ``moment`` (timezone-aware)."""
     return (moment - EPOCH_START) // timedelta(microseconds=1)
@@ -158,7 +179,7 @@ def ending_lists(values: Sequence[Sequence[Ending]]) -> pa.Array:
         [position_array([ending.position for ending in flat]), time_array([ending.at for ending in flat])],
         fields=list(ENDING),
     )
-    return pa.ListArray.from_arrays(_offsets(values), items)
+    return pa.ListArray.from_arrays(offsets([len(each) for each in values]), items)
 
 
 def position_column(epoch: pa.Array, commit_lsn: pa.Array, ordinal: pa.Array) -> pa.Array:
@@ -175,7 +196,7 @@ def text_lists(values: Sequence[Sequence[str]]) -> pa.Array:
 def position_maps(values: Sequence[Sequence[tuple[str, Position]]]) -> pa.Array:
     flat = [pair for each in values for pair in each]
     return pa.MapArray.from_arrays(
-        _offsets(values),
+        offsets([len(each) for each in values]),
         pa.array([name for name, _ in flat], pa.string()),
         position_array([position for _, position in flat]),
     )
@@ -184,7 +205,7 @@ def position_maps(values: Sequence[Sequence[tuple[str, Position]]]) -> pa.Array:
 def text_maps(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
     flat = [pair for each in values for pair in each]
     return pa.MapArray.from_arrays(
-        _offsets(values),
+        offsets([len(each) for each in values]),
         pa.array([name for name, _ in flat], pa.string()),
         pa.array([text for _, text in flat], pa.string()),
     )
@@ -195,8 +216,6 @@ def take(column: pa.ChunkedArray, rows: Sequence[int | None]) -> pa.Array:
     return one_chunk(column).take(pa.array(rows, pa.int64()))
 
 
-def _offsets(values: Sequence[Sequence[object]]) -> pa.Array:
-    ends = [0]
-    for each in values:
-        ends.append(ends[-1] + len(each))
-    return pa.array(ends, pa.int32())
+def offsets(counts: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
+    """Return where each list begins and the last one ends, of lists of ``counts`` items."""
+    return pa.array(np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), pa.int32())

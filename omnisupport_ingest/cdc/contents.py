@@ -30,6 +30,7 @@ from omnisupport_ingest.contracts.encrypted_images import MARK, decrypted, key_i
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.contracts.names import TableName
 from omnisupport_ingest.contracts.subject_keys import DIGEST, SubjectKey, SubjectKeys, keyed_identity
+from omnisupport_ingest.json_values import compact
 
 HASHED = (
     *("epoch", "commit_lsn", "ordinal", "op", "source_schema", "source_table", "key", "before", "after"),
@@ -121,7 +122,7 @@ class Contents:
     def _place(self, event: dict[str, Any], known: dict[bytes, SubjectKey]) -> str:
         table: TableName = (event["source_schema"], event["source_table"])
         identity: str = event["identity"]
-        start = json.dumps(table, ensure_ascii=False, separators=(",", ":"))[:-1]
+        start = compact(table)[:-1]
         if identity.startswith(f"{start},"):
             if table not in self._encrypted:
                 return identity

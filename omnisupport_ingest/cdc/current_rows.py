@@ -25,7 +25,7 @@ from omnisupport_ingest.cdc.life import (
     life_begins,
     merge,
 )
-from omnisupport_ingest.cdc.row_fold import FoldedRows, groups_of, lives_of
+from omnisupport_ingest.cdc.row_fold import FoldedRows, LifeRows, groups_of, lives_of
 from omnisupport_ingest.cdc.table_ends import TableEnds
 
 EXISTENCE = "*"
@@ -84,9 +84,9 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
         stands &= table[name].is_null().to_numpy()
     first = columnar.one_chunk(table["_cdc_first"])
     if ends.last is not None:
-        stands &= ~_below(first, ends.last)
+        stands &= ~columnar.below(first, ends.last)
     if ends.last_ranged is not None:
-        below = np.flatnonzero(stands & _below(first, ends.last_ranged))
+        below = np.flatnonzero(stands & columnar.below(first, ends.last_ranged))
         keys = table["_cdc_key"].take(pa.array(below)).to_pylist()
         stands[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = False
     numbers = columnar.one_chunk(table["_cdc_key"]).dictionary_encode().indices.to_numpy()
@@ -94,12 +94,6 @@ def _split(table: pa.Table, ends: TableEnds) -> tuple[np.ndarray, list[list[int]
     others = np.flatnonzero(~stands)
     groups = groups_of(table.select(["_cdc_key"]).take(pa.array(others)), ("_cdc_key",))
     return np.flatnonzero(stands), [[int(others[row]) for row in members] for members in groups.values()]
-
-
-def _below(column: pa.Array, last: Position) -> np.ndarray:
-    epoch, lsn, ordinal = _parts(column)
-    in_epoch = (lsn < last[1]) | ((lsn == last[1]) & (ordinal < last[2]))
-    return (epoch < last[0]) | ((epoch == last[0]) & in_epoch)  # type: ignore[no-any-return]
 
 
 def _plain_rows(table: pa.Table, table_columns: TableColumns) -> pa.Table:
@@ -127,21 +121,15 @@ def _endings(table: pa.Table) -> tuple[pa.BooleanArray, pa.Array]:
     row = np.repeat(np.arange(table.num_rows), counts)
     deletes = lists.flatten()
     alive = columnar.one_chunk(table["_cdc_alive"]).take(pa.array(row))
-    below, at = _parts(alive), _parts(pc.struct_field(deletes, 0))
-    in_epoch = (at[1] > below[1]) | ((at[1] == below[1]) & (at[2] > below[2]))
-    above = (at[0] > below[0]) | ((at[0] == below[0]) & in_epoch)
-    above |= alive.is_null().to_numpy(zero_copy_only=False)
+    above = columnar.below(alive, pc.struct_field(deletes, 0)) | alive.is_null().to_numpy(
+        zero_copy_only=False
+    )
     numbers = np.flatnonzero(above)
     first = np.full(table.num_rows, -1)
     # The deletes are in order; written backwards, the first one of each row stays.
     first[row[numbers[::-1]]] = numbers[::-1]
     times = pc.struct_field(deletes, 1).take(pa.array(first, mask=first < 0))
     return pa.array(first >= 0), times.cast(columnar.TIME)
-
-
-def _parts(positions: pa.Array) -> list[np.ndarray]:
-    parts = (pc.fill_null(pc.struct_field(positions, index), 0) for index in range(3))
-    return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
 _LIFE_COLUMNS = (
@@ -157,32 +145,26 @@ _LIFE_COLUMNS = (
 )
 """Columns that folded rows and lives share."""
 
+_OF_LIVES = (
+    *_LIFE_COLUMNS,
+    *("_ended", "_ended_time", "_cdc_unresolved", "_cdc_exact", "_open", "_from_key", "_from_at"),
+)
+"""The columns of lives beside those of the table."""
+
 
 def _no_positions(count: int) -> pa.Array:
     return pa.nulls(count, columnar.POSITION)
 
 
 @dataclass
-class _Lives:
-    """Builds the rows of lives."""
+class _Lives(LifeRows):
+    """Builds the rows of lives as ``ends`` leave them."""
 
-    folded: FoldedRows
-    table_columns: TableColumns
     ends: TableEnds
-    kind: list[str] = field(default_factory=list)
-    base: list[int] = field(default_factory=list)
-    ended_at: list[Position | None] = field(default_factory=list)
-    lives: list[Life] = field(default_factory=list)
-    sources: dict[str, list[int | None]] = field(init=False)
-    ending: list[Ending | None] = field(default_factory=list)
-    unresolved: list[list[str]] = field(default_factory=list)
-    exact: list[list[tuple[str, str]]] = field(default_factory=list)
-    open_columns: list[list[str]] = field(default_factory=list)
-    from_key: list[str | None] = field(default_factory=list)
-    from_at: list[Position | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sources = {name: [] for name in self.table_columns.non_key}
+    ending: list[Ending | None] = field(default_factory=list, init=False)
+    open_columns: list[list[str]] = field(default_factory=list, init=False)
+    from_key: list[str | None] = field(default_factory=list, init=False)
+    from_at: list[Position | None] = field(default_factory=list, init=False)
 
     def add_key(self, members: Sequence[int]) -> None:
         keyed, ended = lives_of(self.folded, members)
@@ -194,35 +176,17 @@ class _Lives:
                 self._add(ENDED, ended[end], end, ends)
 
     def table(self) -> pa.Table:
-        source = self.folded.table
-        last = [life.last.row for life in self.lives]
-        living = [None if life.living is None else life.living.row for life in self.lives]
-        return pa.table(
-            {
-                **{
-                    name: columnar.take(source[name], self.sources.get(name, self.base))
-                    for name in self.table_columns.names
-                },
-                "_cdc_kind": pa.array(self.kind, pa.string()),
-                "_cdc_key": columnar.take(source["_cdc_key"], self.base),
-                "_cdc_ended_at": columnar.position_array(self.ended_at),
-                "_cdc_op": columnar.take(source["_cdc_op"], last),
-                "_cdc_position": columnar.take(source["_cdc_position"], last),
-                "_cdc_source_ts": columnar.take(source["_cdc_source_ts"], last),
-                "_cdc_updated_at": columnar.take(source["_cdc_updated_at"], living),
-                "_cdc_batch_id": columnar.take(source["_cdc_batch_id"], last),
-                "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
-                "_ended": pa.array([ending is not None for ending in self.ending], pa.bool_()),
-                "_ended_time": columnar.time_array(
-                    [None if ending is None else ending.at for ending in self.ending]
-                ),
-                "_cdc_unresolved": columnar.text_lists(self.unresolved),
-                "_cdc_exact": columnar.text_maps(self.exact),
-                "_open": columnar.text_lists(self.open_columns),
-                "_from_key": pa.array(self.from_key, pa.string()),
-                "_from_at": columnar.position_array(self.from_at),
-            }
-        )
+        columns = {
+            **self.columns(),
+            "_ended": pa.array([ending is not None for ending in self.ending], pa.bool_()),
+            "_ended_time": columnar.time_array(
+                [None if ending is None else ending.at for ending in self.ending]
+            ),
+            "_open": columnar.text_lists(self.open_columns),
+            "_from_key": pa.array(self.from_key, pa.string()),
+            "_from_at": columnar.position_array(self.from_at),
+        }
+        return pa.table({name: columns[name] for name in (*self.table_columns.names, *_OF_LIVES)})
 
     def _hidden(self, keyed: Sequence[int], rows: Sequence[int], end: Position) -> bool:
         """Whether a window may hold events below ``end`` that its folded row does not show.

@@ -8,7 +8,6 @@ was not sent. The fold knows such columns: they are not known, and nothing is ma
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ import pyarrow as pa
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.life import Position
 from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.json_values import compact
 
 ERASED = "erased"
 """The column that tells which events were erased, for whoever must hash their content again."""
@@ -117,5 +117,5 @@ def _blanked(
     if image is None:
         return None, unchanged
     kept = {name: image[name] for name in key if name in image}
-    text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+    text = compact(kept)
     return text, sorted({*(unchanged or ()), *(name for name in image if name not in kept)}) or None

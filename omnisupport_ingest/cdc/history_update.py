@@ -38,7 +38,7 @@ from omnisupport_ingest.cdc.history_rows import (
 )
 from omnisupport_ingest.cdc.key_changes import OLD_KEY_ENDED
 from omnisupport_ingest.cdc.life import Position, just_below
-from omnisupport_ingest.cdc.stored import with_hashes
+from omnisupport_ingest.cdc.stored import hashes_in, with_hashes
 from omnisupport_ingest.cdc.typed_fold import events_to_fold
 from omnisupport_ingest.cdc.typed_rows import EXACT, typed_batches
 from omnisupport_ingest.cdc.updating import CHANGE, MERGE, SET, Updated, keys_in
@@ -125,8 +125,10 @@ class HistoryRules:
         """Return which of the versions ``held`` the rows ``sent``, or new truncates and snapshot ends, may
         change."""
         final_rows = sent.filter(pc.invert(pc.equal(sent[CHANGE], MERGE)))
-        is_open = _mask(pc.is_null(held[_END]))
-        return is_open & (_mask(keys_in(held, sent)) | self._ended(held)) | _mask(keys_in(held, final_rows))
+        is_open = columnar.mask(pc.is_null(held[_END]))
+        return is_open & (columnar.mask(keys_in(held, sent)) | self._ended(held)) | columnar.mask(
+            keys_in(held, final_rows)
+        )
 
     def same(self, one: pa.Table, other: pa.Table) -> bool:
         """Whether both tables have the same versions, in any order."""
@@ -141,9 +143,9 @@ class HistoryRules:
         merging = sent.filter(pc.equal(change, MERGE))
         final_rows = sent.filter(pc.invert(pc.equal(change, MERGE)))
         merging = merging.filter(pc.invert(keys_in(merging, final_rows)))
-        replaced = _mask(keys_in(held, final_rows))
-        is_open = _mask(pc.is_null(held[_END]))
-        reached = is_open & ~replaced & (_mask(keys_in(held, merging)) | self._ended(held))
+        replaced = columnar.mask(keys_in(held, final_rows))
+        is_open = columnar.mask(pc.is_null(held[_END]))
+        reached = is_open & ~replaced & (columnar.mask(keys_in(held, merging)) | self._ended(held))
         old = held.filter(pa.array(reached)).combine_chunks()
         extended, refold = self._extended(old, merging)
         nothing = np.zeros(0, np.int64)
@@ -159,7 +161,7 @@ class HistoryRules:
             return Updated(held, False, nothing, nothing, none)
         kept = held.filter(pa.array(~(reached | replaced)))
         rows = pa.concat_tables([kept, made])
-        return Updated(rows, True, _hashes(leaving), _hashes(made), none)
+        return Updated(rows, True, hashes_in(leaving), hashes_in(made), none)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """Return ``rows`` with the versions of each key in the order of positions."""
@@ -332,15 +334,3 @@ def _same(one: pa.Table, other: pa.Table) -> bool:
     if one.num_rows != other.num_rows:
         return False
     return bool(_by_position(one.combine_chunks()).equals(_by_position(other.combine_chunks())))
-
-
-def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
-    return found
-
-
-def _mask(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = columnar.one_chunk(pc.fill_null(column, False)).to_numpy(
-        zero_copy_only=False
-    )
-    return found

@@ -329,7 +329,7 @@ class _GroupFold:
             fields=list(columnar.ENDING),
         )
         counts = np.bincount(self._groups.group[self._deletes], minlength=len(self._groups))
-        return pa.ListArray.from_arrays(_offsets(counts), items)
+        return pa.ListArray.from_arrays(columnar.offsets(counts), items)
 
     def _positions(self, at: pa.StructArray) -> pa.MapArray:
         """Return the deciding position of columns that the last living event did not decide, or a withheld
@@ -340,13 +340,13 @@ class _GroupFold:
         )
         decided = np.stack(columns, axis=1)[apart] if columns else np.zeros(0, np.int64)
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
-        return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, _take(at, decided))
+        return pa.MapArray.from_arrays(columnar.offsets(apart.sum(axis=1)), names, _take(at, decided))
 
     def _unresolved(self) -> pa.ListArray:
         columns = [self._decided[name] for name in self._plain]
         missing = self._by_group([(each < 0) | self._withheld[each] for each in columns])
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
-        return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
+        return pa.ListArray.from_arrays(columnar.offsets(missing.sum(axis=1)), names)
 
     def _by_group(self, columns: list[Mask]) -> Mask:
         return np.stack(columns, axis=1) if columns else np.zeros((len(self._groups), 0), np.bool_)
@@ -358,10 +358,6 @@ def _take(column: pa.Array | pa.ChunkedArray, rows: Rows) -> pa.Array:
         # A snapshot has one event of each key, in order: nothing is copied.
         return columnar.one_chunk(column)
     return columnar.one_chunk(column).take(pa.array(rows, mask=rows < 0))
-
-
-def _offsets(counts: Rows) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray) -> Rows:

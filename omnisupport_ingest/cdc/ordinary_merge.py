@@ -276,7 +276,7 @@ class _Merge:
             "_cdc_updated_at": self._take("_cdc_updated_at", living),
             "_cdc_life_start": self._take("_cdc_life_start", start),
             "_cdc_vouched": self._take("_cdc_vouched", vouching),
-            "_cdc_deletes": pa.ListArray.from_arrays(_offsets(counts), kept),
+            "_cdc_deletes": pa.ListArray.from_arrays(columnar.offsets(counts), kept),
             "_cdc_column_positions": self._positions(positions, known),
             "_cdc_unresolved": self._unresolved(known),
             "_cdc_exact": columnar.text_maps([()] * count),
@@ -298,19 +298,17 @@ class _Merge:
             at[:, index] = positions[name]
             apart[:, index] = (positions[name] != _NONE) & (~known[name] | (positions[name] != self._alive))
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(apart)[1]))
-        return pa.MapArray.from_arrays(_offsets(apart.sum(axis=1)), names, self._packing.unpack(at[apart]))
+        return pa.MapArray.from_arrays(
+            columnar.offsets(apart.sum(axis=1)), names, self._packing.unpack(at[apart])
+        )
 
     def _unresolved(self, known: dict[str, Mask]) -> pa.ListArray:
         missing = np.zeros((len(self._first_row), len(self._plain)), np.bool_)
         for index, name in enumerate(self._plain):
             missing[:, index] = ~known[name]
         names = pa.array(self._plain, pa.string()).take(pa.array(np.nonzero(missing)[1]))
-        return pa.ListArray.from_arrays(_offsets(missing.sum(axis=1)), names)
+        return pa.ListArray.from_arrays(columnar.offsets(missing.sum(axis=1)), names)
 
 
 _OF_LAST = ("op", "position", "source_ts", "batch_id", "ingested_at")
 """Columns that the last event of a key decides."""
-
-
-def _offsets(counts: Numbers) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())

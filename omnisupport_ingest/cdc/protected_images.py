@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.contracts.flat_images import are_flat, pointers, query_images
 from omnisupport_ingest.contracts.protection import Protection
+from omnisupport_ingest.json_values import compact
 
 FEW = 64
 """At most so many images with the same names are protected one by one."""
@@ -36,7 +37,7 @@ def protect_image(text: str | None, protection: Protection) -> str | None:
     image = read_image(text)
     if image is None:
         return None
-    return json.dumps(protection.row(image), ensure_ascii=False, separators=(",", ":"))
+    return compact(protection.row(image))
 
 
 def protect_images(images: pa.StringArray, protection: Protection, *, few: int = FEW) -> pa.StringArray:
@@ -72,9 +73,7 @@ def _one_by_one(images: pa.StringArray, protection: Protection) -> pa.StringArra
         texts = protect(pa.array([row[name] for row in having], pa.string()))
         for row, text in zip(having, texts.to_pylist(), strict=True):
             row[name] = text
-    written = (
-        None if row is None else json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in kept
-    )
+    written = (None if row is None else compact(row) for row in kept)
     return pa.array(written, pa.string())
 
 

@@ -220,22 +220,55 @@ def lives_of(folded: FoldedRows, members: Sequence[int]) -> tuple[list[int], dic
 
 
 @dataclass
-class _Merged:
-    """Builds merged rows: for each its life, and for each column the row to copy it from."""
+class LifeRows:
+    """Builds rows of lives: for each its life, and for each column the row to copy it from."""
 
     folded: FoldedRows
     table_columns: TableColumns
-    kind: list[str] = field(default_factory=list)
-    base: list[int] = field(default_factory=list)
-    ended_at: list[Position | None] = field(default_factory=list)
-    lives: list[Life] = field(default_factory=list)
+    kind: list[str] = field(default_factory=list, init=False)
+    base: list[int] = field(default_factory=list, init=False)
+    ended_at: list[Position | None] = field(default_factory=list, init=False)
+    lives: list[Life] = field(default_factory=list, init=False)
     sources: dict[str, list[int | None]] = field(init=False)
-    column_positions: list[list[tuple[str, Position]]] = field(default_factory=list)
-    unresolved: list[list[str]] = field(default_factory=list)
-    exact: list[list[tuple[str, str]]] = field(default_factory=list)
+    unresolved: list[list[str]] = field(default_factory=list, init=False)
+    exact: list[list[tuple[str, str]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.sources = {name: [] for name in self.table_columns.non_key}
+
+    def columns(self) -> dict[str, pa.Array]:
+        """The columns of the table, and those that say when a life was and what is not known of it."""
+        source = self.folded.table
+        last = [life.last.row for life in self.lives]
+        return {
+            **{name: columnar.take(source[name], self.base) for name in self.table_columns.key},
+            **{name: columnar.take(source[name], rows) for name, rows in self.sources.items()},
+            "_cdc_kind": pa.array(self.kind, pa.string()),
+            "_cdc_key": columnar.take(source["_cdc_key"], self.base),
+            "_cdc_ended_at": columnar.position_array(self.ended_at),
+            **{
+                name: columnar.take(source[name], last)
+                for name in (
+                    "_cdc_op",
+                    "_cdc_position",
+                    "_cdc_source_ts",
+                    "_cdc_batch_id",
+                    "_cdc_ingested_at",
+                )
+            },
+            "_cdc_updated_at": columnar.take(
+                source["_cdc_updated_at"], [_row(life.living) for life in self.lives]
+            ),
+            "_cdc_unresolved": columnar.text_lists(self.unresolved),
+            "_cdc_exact": columnar.text_maps(self.exact),
+        }
+
+
+@dataclass
+class _Merged(LifeRows):
+    """Builds merged rows."""
+
+    column_positions: list[list[tuple[str, Position]]] = field(default_factory=list, init=False)
 
     def add(self, kind: str, members: Sequence[int]) -> None:
         """Merge ``members`` to one row of ``kind``; the columns of the group itself are those of the first
@@ -261,22 +294,12 @@ class _Merged:
 
     def table(self, schema: pa.Schema) -> pa.Table:
         source = self.folded.table
-        last = [life.last.row for life in self.lives]
-        living = [_row(life.living) for life in self.lives]
         start = [_row(life.start) for life in self.lives]
         columns = {
             "window": columnar.take(source["window"], self.base),
-            **{name: columnar.take(source[name], self.base) for name in self.table_columns.key},
-            **{name: columnar.take(source[name], rows) for name, rows in self.sources.items()},
-            "_cdc_kind": pa.array(self.kind, pa.string()),
-            "_cdc_key": columnar.take(source["_cdc_key"], self.base),
-            "_cdc_ended_at": columnar.position_array(self.ended_at),
-            "_cdc_op": columnar.take(source["_cdc_op"], last),
-            "_cdc_position": columnar.take(source["_cdc_position"], last),
+            **self.columns(),
             "_cdc_first": columnar.take(source["_cdc_first"], [life.first.row for life in self.lives]),
-            "_cdc_source_ts": columnar.take(source["_cdc_source_ts"], last),
-            "_cdc_alive": columnar.take(source["_cdc_alive"], living),
-            "_cdc_updated_at": columnar.take(source["_cdc_updated_at"], living),
+            "_cdc_alive": columnar.take(source["_cdc_alive"], [_row(life.living) for life in self.lives]),
             "_cdc_life_start": columnar.take(source["_cdc_life_start"], start),
             "_cdc_moved_from_key": columnar.take(source["_cdc_moved_from_key"], start),
             "_cdc_deletes": columnar.ending_lists([life.deletes for life in self.lives]),
@@ -286,10 +309,6 @@ class _Merged:
             ),
             "_cdc_scope": pa.nulls(len(self.kind), pa.string()),
             "_cdc_column_positions": columnar.position_maps(self.column_positions),
-            "_cdc_unresolved": columnar.text_lists(self.unresolved),
-            "_cdc_exact": columnar.text_maps(self.exact),
-            "_cdc_batch_id": columnar.take(source["_cdc_batch_id"], last),
-            "_cdc_ingested_at": columnar.take(source["_cdc_ingested_at"], last),
             "_cdc_row_hash": pa.nulls(len(self.kind), pa.int64()),
         }
         # Batches of one worker must have one schema, including the names inside lists and maps.

@@ -166,6 +166,12 @@ def _field(state: pa.StructArray, name: str) -> pa.Array:
     return pc.struct_field(state, name)
 
 
+def hashes_in(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the hashes that ``rows`` hold."""
+    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
+    return found
+
+
 def with_hashes(rows: pa.Table) -> pa.Table:
     """Return ``rows`` with their hashes in ``_cdc_row_hash``."""
     index = rows.schema.get_field_index("_cdc_row_hash")

@@ -24,13 +24,14 @@ import pyarrow.compute as pc
 from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.current_rows import current_tables
 from omnisupport_ingest.cdc.event_fold import TableColumns
-from omnisupport_ingest.cdc.life import Micros, Position
+from omnisupport_ingest.cdc.life import Micros
 from omnisupport_ingest.cdc.ordinary import FEW
 from omnisupport_ingest.cdc.row_fold import merged_tables
 from omnisupport_ingest.cdc.stored import (
     STATE,
     first_of,
     from_folded,
+    hashes_in,
     life_start_of,
     must_refold,
     state_column,
@@ -104,7 +105,7 @@ class UpdateRules:
 
     def reached(self, held: pa.Table, sent: pa.Table) -> Mask:
         """Return which of the rows ``held`` the rows ``sent``, or new table ends, may change."""
-        return _mask(keys_in(held, sent)) | _reached(held, self)
+        return columnar.mask(keys_in(held, sent)) | _reached(held, self)
 
     def merge(self, held: pa.Table, sent: pa.Table) -> Merge:
         """``merge_rows`` by these rules."""
@@ -239,8 +240,8 @@ def update_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Updated:
     if not found.leaves.any() and not found.rows.num_rows:
         return Updated(held, False, nothing, nothing, _NO_KEYS)
     kept = columnar.filter_slices(held, ~found.leaves)
-    removed = _hashes(held.select(["_cdc_row_hash"]).filter(pa.array(found.leaves)))
-    return Updated(pa.concat_tables([kept, found.rows]), True, removed, _hashes(found.rows), _NO_KEYS)
+    removed = hashes_in(held.select(["_cdc_row_hash"]).filter(pa.array(found.leaves)))
+    return Updated(pa.concat_tables([kept, found.rows]), True, removed, hashes_in(found.rows), _NO_KEYS)
 
 
 def merge_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Merge:
@@ -248,16 +249,16 @@ def merge_rows(held: pa.Table, sent: pa.Table, rules: UpdateRules) -> Merge:
     ``update_rows``."""
     change = sent[CHANGE]
     settled = sent.filter(pc.is_in(change, pa.array([SET, GONE, AGAIN])))
-    merging = columnar.filter_slices(sent, _mask(pc.equal(change, MERGE)))
-    merging = columnar.filter_slices(merging, ~_mask(keys_in(merging, settled))).combine_chunks()
-    replaced, touched = _mask(keys_in(held, settled)), _mask(keys_in(held, merging))
+    merging = columnar.filter_slices(sent, columnar.mask(pc.equal(change, MERGE)))
+    merging = columnar.filter_slices(merging, ~columnar.mask(keys_in(merging, settled))).combine_chunks()
+    replaced, touched = columnar.mask(keys_in(held, settled)), columnar.mask(keys_in(held, merging))
     reached = _reached(held, rules) & ~replaced & ~touched
     put = settled.filter(pc.equal(settled[CHANGE], SET)).select(rules.schema.names).cast(rules.schema)
     old = np.flatnonzero(touched | reached)
     old_rows = held.take(pa.array(old)).combine_chunks()
     refold = _to_refold(old_rows, merging, rules)
-    again = columnar.filter_slices(settled, _mask(pc.equal(settled[CHANGE], AGAIN)))
-    again = columnar.filter_slices(again, ~_mask(keys_in(again, put)))
+    again = columnar.filter_slices(settled, columnar.mask(pc.equal(settled[CHANGE], AGAIN)))
+    again = columnar.filter_slices(again, ~columnar.mask(keys_in(again, put)))
     if again.num_rows:
         merging = pa.concat_tables([merging, again]).combine_chunks()
     none = rules.schema.empty_table()
@@ -291,7 +292,7 @@ def _merged(parts: list[pa.Table], rules: UpdateRules) -> pa.Table:
     rows = _dimension_rows(lives, merged, rules)
     if rules.purge_deleted_before is not None:
         ended_at = _number(lives["_ended_time"])
-        stays = ~(_mask(lives["_ended"]) & (ended_at < rules.purge_deleted_before))
+        stays = ~(columnar.mask(lives["_ended"]) & (ended_at < rules.purge_deleted_before))
         rows = rows.filter(pa.array(stays))
     return rows
 
@@ -328,7 +329,7 @@ def _to_refold(old: pa.Table, merging: pa.Table, rules: UpdateRules) -> pa.Array
         # A new life inherits nothing, so it does not need the purged row. What lies below it may be of a life
         # that a key change ended, and then another key depends on it.
         start = life_start_of(merging)
-        needing = pc.or_(pc.is_null(start), pa.array(_below(first_of(merging), start)))
+        needing = pc.or_(pc.is_null(start), pa.array(columnar.below(first_of(merging), start)))
         strange = pc.and_(pc.invert(keys_in(merging, old)), needing)
         keys.append(pc.filter(columnar.one_chunk(merging["_cdc_key"]), strange))
     return pc.unique(pa.chunked_array(keys))
@@ -341,30 +342,16 @@ def _reached(held: pa.Table, rules: UpdateRules) -> Mask:
         return reached
     ends = rules.new_ends
     if ends.last is not None:
-        reached |= _below(first_of(held), ends.last)
+        reached |= columnar.below(first_of(held), ends.last)
     if ends.last_ranged is not None:
-        below = np.flatnonzero(~reached & _below(first_of(held), ends.last_ranged))
+        below = np.flatnonzero(~reached & columnar.below(first_of(held), ends.last_ranged))
         keys = held["_cdc_key"].take(pa.array(below)).to_pylist()
         reached[[row for row, key in zip(below, keys, strict=True) if ends.any_range_holds(key)]] = True
     if rules.purge_deleted_before is not None:
-        reached |= _mask(held["_cdc_is_deleted"]) & (
+        reached |= columnar.mask(held["_cdc_is_deleted"]) & (
             _number(held["_cdc_deleted_at"]) < rules.purge_deleted_before
         )
     return reached
-
-
-def _below(column: pa.Array, last: Position | pa.Array) -> Mask:
-    """Return which positions of ``column`` are lower than ``last``, or than those in it."""
-    epoch, lsn, ordinal = _parts(column)
-    other = last if isinstance(last, tuple) else _parts(last)
-    in_epoch = (lsn < other[1]) | ((lsn == other[1]) & (ordinal < other[2]))
-    below: Mask = (epoch < other[0]) | ((epoch == other[0]) & in_epoch)
-    return below
-
-
-def _parts(column: pa.Array) -> list[npt.NDArray[np.int64]]:
-    parts = (pc.fill_null(pc.struct_field(column, index), 0) for index in range(3))
-    return [part.to_numpy(zero_copy_only=False) for part in parts]
 
 
 def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
@@ -374,20 +361,10 @@ def keys_in(rows: pa.Table, others: pa.Table) -> pa.Array:
 
 def _same(one: pa.Table, other: pa.Table) -> bool:
     # Mostly rows differ in what their hashes are about.
-    if not np.array_equal(np.sort(_hashes(one)), np.sort(_hashes(other))):
+    if not np.array_equal(np.sort(hashes_in(one)), np.sort(hashes_in(other))):
         return False
     first, second = (each.take(pc.sort_indices(each["_cdc_key"])).combine_chunks() for each in (one, other))
     return bool(first.equals(second))
-
-
-def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
-    return found
-
-
-def _mask(column: pa.Array | pa.ChunkedArray) -> Mask:
-    found: Mask = columnar.one_chunk(pc.fill_null(column, False)).to_numpy(zero_copy_only=False)
-    return found
 
 
 def _number(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from omnisupport_ingest.checks.findings import CheckFinding
-from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.layers.explained import UNEXPLAINED
 from omnisupport_ingest.layers.pending import standing_of_windows
 from omnisupport_ingest.layers.workspace import Workspace
@@ -59,19 +58,12 @@ def replays_explained(workspace: Workspace, source: str) -> CheckFinding:
 
 def _unexplained(workspace: Workspace, source: str, windows: Iterable[str]) -> Iterator[str]:
     """Yield the tables and windows among ``windows`` whose last replay has no reason."""
-    for table in _partitioned(workspace, source) if windows else ():
+    for table in workspace.windowed_tables(source) if windows else ():
         snapshot = table.look()
         for window in windows:
             state = snapshot.state(window) if snapshot is not None else None
             if state is not None and UNEXPLAINED in state.checkpoint.changed_by:
                 yield f"{table.spec.path} {window}"
-
-
-def _partitioned(workspace: Workspace, source: str) -> Iterator[LakeTable]:
-    yield workspace.raw(source)
-    yield workspace.deduped(source)
-    for contract in workspace.contracts.of_source(source):
-        yield workspace.net_changes(contract)
 
 
 def _named(names: Iterable[str]) -> str:

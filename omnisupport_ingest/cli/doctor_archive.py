@@ -107,7 +107,7 @@ def _of_home(settings: Settings) -> Iterator[tuple[str, Any]]:
     from omnisupport_ingest.cli.status import status_document
     from omnisupport_ingest.runtime.recorded_runs import recorded
 
-    for name, make in (("status.json", status_document), ("ledger.json", lambda: account_documents(None))):
+    for name, make in (("status.json", status_document), ("ledger.json", account_documents)):
         try:
             yield name, make()
         except IngestError as error:

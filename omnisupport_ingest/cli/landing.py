@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -271,17 +270,14 @@ class _Printer:
         self._origins: dict[str, Origin] = {}
 
     def print(self, batch: Manifest, event: LandedEvent) -> None:
+        from omnisupport_ingest.json_values import compact
         from omnisupport_ingest.landing.debezium_envelope import envelope
 
         origin = self._origins.get(batch.batch_id)
         if origin is None:
             # Batches come one after the other, so only the last one's is kept.
             self._origins = {batch.batch_id: (origin := self._origin_of(batch))}
-        click.echo(
-            json.dumps(
-                envelope(self._protection.of(event), origin), ensure_ascii=False, separators=(",", ":")
-            )
-        )
+        click.echo(compact(envelope(self._protection.of(event), origin)))
 
     def _origin_of(self, batch: Manifest) -> Origin:
         from omnisupport_ingest import __version__

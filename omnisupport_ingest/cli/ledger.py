@@ -62,9 +62,9 @@ def ledger(source: str | None, as_json: bool) -> int:
     return FINDINGS if any(each.verdict.is_finding for each in accounts) else 0
 
 
-def account_documents(source: str | None) -> list[dict[str, Any]]:
-    """The accounts of one source, or of all that are in use, as JSON values."""
-    return [_document(each) for each in _accounts(source)]
+def account_documents() -> list[dict[str, Any]]:
+    """The accounts of all sources that are in use, as JSON values."""
+    return [_document(each) for each in _accounts(None)]
 
 
 def _accounts(source: str | None) -> list[LossAccount]:

@@ -57,9 +57,9 @@ def size(number: int) -> str:
     return f"{scaled:,.1f} GB"
 
 
-def rate(per_second: float, noun: str) -> str:
+def rate(rows_per_second: float) -> str:
     """``1,200 rows/s``."""
-    return f"{per_second:,.0f} {noun}s/s"
+    return f"{rows_per_second:,.0f} rows/s"
 
 
 def span(seconds: float) -> str:

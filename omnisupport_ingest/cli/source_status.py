@@ -169,7 +169,7 @@ def _snapshot(under_way: SnapshotProgress) -> str:
     if snapshot.compared:
         return f"{done} compared, {snapshot.rows:,} rows read again, {remaining}"
     # The time left follows from the rate: neither is known without the other.
-    speed = "rate not known yet" if rate is None else f"{render.rate(rate, 'row')}, {remaining}"
+    speed = "rate not known yet" if rate is None else f"{render.rate(rate)}, {remaining}"
     return f"{done}, {snapshot.rows:,} rows, {speed}"
 
 

@@ -53,19 +53,19 @@ def promised_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tuple[
         kept = render.counted(len(promised) - len(broken), "service level")
         yield "promised", f"{kept} kept, {len(broken)} broken"
     for each in broken:
-        yield "broken", f"{_name(source, each)}: {'; '.join(each['service_level']['broken'])}"
+        yield "broken", f"{table_name(source, each)}: {'; '.join(each['service_level']['broken'])}"
     checked = [each for each in tables if each.get("verified")]
     through = [each for each in checked if each["verified"]["through"]]
     if through:
         oldest = min(through, key=lambda each: str(each["verified"]["through"]["at"]))
         others = f", {len(through)} tables; the oldest" if len(through) > 1 else ""
         in_words = oldest["verified"]["in_words"]
-        yield "verified", f"{_name(source, oldest)}{others}: {in_words}"
+        yield "verified", f"{table_name(source, oldest)}{others}: {in_words}"
     for each in checked:
         if each["verified"]["state"] == "differs":
             yield (
                 "differs",
-                f"{_name(source, each)}: {each['verified']['in_words']} (verify {source} --repair)",
+                f"{table_name(source, each)}: {each['verified']['in_words']} (verify {source} --repair)",
             )
 
 
@@ -74,7 +74,7 @@ def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     broken, tables that differ."""
     for source in document["sources"]:
         for table in source.get("tables", ()):
-            name, of = _name(source["source"], table), source["source"]
+            name, of = table_name(source["source"], table), source["source"]
             level, verified = table.get("service_level"), table.get("verified")
             if level and level["by_contract"] and level["broken"]:
                 yield f"level {of}.{name}", f"the service level of {name} is broken", f"status --source {of}"
@@ -82,5 +82,5 @@ def promises_broken(document: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield f"differs {of}.{name}", f"{name} differs from its source", f"verify {of} --repair"
 
 
-def _name(source: str, table: dict[str, Any]) -> str:
+def table_name(source: str, table: dict[str, Any]) -> str:
     return str(table["table"]).removeprefix(f"{source}/")

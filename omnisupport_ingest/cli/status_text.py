@@ -10,7 +10,7 @@ import click
 from omnisupport_ingest.cli import render
 from omnisupport_ingest.cli.status_health import health_line, source_facts
 from omnisupport_ingest.cli.status_platform import platform_facts
-from omnisupport_ingest.cli.status_promised import promised_facts
+from omnisupport_ingest.cli.status_promised import promised_facts, table_name
 from omnisupport_ingest.cli.status_reading import reading_summary
 
 
@@ -55,7 +55,7 @@ def show_status(document: dict[str, Any], *, everything: bool) -> None:
         if each["landing"]["batches"] or any(table["there"] for table in each["tables"]):
             _show_tables(each["source"], each["tables"])
         advice = [
-            ("advice", f"{_table_name(each['source'], table)}: {table['recommended']}")
+            ("advice", f"{table_name(each['source'], table)}: {table['recommended']}")
             for table in each["tables"]
             if table.get("recommended")
         ]
@@ -155,7 +155,7 @@ def _freshness_facts(source: str, tables: list[dict[str, Any]]) -> Iterator[tupl
     yield (
         "read",
         f"people read what was committed before {render.clock(moment)}, {render.ago(moment)} "
-        f"(the oldest: {_table_name(source, oldest)})",
+        f"(the oldest: {table_name(source, oldest)})",
     )
 
 
@@ -167,7 +167,7 @@ def _show_tables(source: str, tables: list[dict[str, Any]]) -> None:
 
 
 def _table_row(source: str, table: dict[str, Any]) -> list[str]:
-    name, pending = f"  {_table_name(source, table)}", _pending(table)
+    name, pending = f"  {table_name(source, table)}", _pending(table)
     if not table["there"]:
         return [name, "-", "-", "-", "not there yet", "-", pending]
     # Epoch and LSN; a person has no use for the ordinal.
@@ -175,10 +175,6 @@ def _table_row(source: str, table: dict[str, Any]) -> list[str]:
     mark = render.clock(table["watermark"])[5:19] if table["watermark"] else "-"
     behind = render.since(table["complete_to"]) if table.get("complete_to") else "-"
     return [name, f"{table['windows']:,}", f"{table['rows']:,}", cursor, mark, behind, pending]
-
-
-def _table_name(source: str, table: dict[str, Any]) -> str:
-    return str(table["table"]).removeprefix(f"{source}/")
 
 
 def _pending(table: dict[str, Any]) -> str:

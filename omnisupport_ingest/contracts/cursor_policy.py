@@ -8,7 +8,7 @@ from typing import Any
 
 from omnisupport_ingest.contracts.columns import refused
 from omnisupport_ingest.contracts.durations import parse_duration
-from omnisupport_ingest.contracts.model import Column, CursorCandidate, CursorPolicy
+from omnisupport_ingest.contracts.model import Column, CursorPolicy
 from omnisupport_ingest.contracts.pg_types import INTEGERS, Kind
 
 TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
@@ -54,10 +54,7 @@ def read_cursor(
             f"{policy['field']!r} is a number, and a number says nothing of the time of a change",
             "Name the column that does as event_time; it decides the windows.",
         )
-    candidates = tuple(
-        CursorCandidate(each["column"], each["usable"], each["why"]) for each in policy.get("candidates", ())
-    )
-    return CursorPolicy(policy["field"], _lookback(path, policy, kind), event_time, candidates)
+    return CursorPolicy(policy["field"], _lookback(path, policy, kind), event_time)
 
 
 def _lookback(path: Path, policy: dict[str, Any], kind: Kind) -> timedelta | int:

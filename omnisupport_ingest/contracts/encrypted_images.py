@@ -27,6 +27,7 @@ from omnisupport_ingest.contracts.recent_keys import ID_BYTES
 from omnisupport_ingest.contracts.subject_keys import SubjectKey, encrypt_each
 from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.foreign import Unreadable, texts_only
+from omnisupport_ingest.json_values import compact
 
 MEMBER = "encrypted:1"
 """The name of the member; the number is the version of its form."""
@@ -175,7 +176,7 @@ def without_values(image: str, columns: Sequence[str], unsent: Sequence[str] | N
     head = image.rpartition(MARK)[0]
     row = json.loads(head.removesuffix(",") + "}")
     gone = {name: None for name in columns if name not in row and name not in (unsent or ())}
-    return json.dumps(row | gone, ensure_ascii=False, separators=(",", ":"))
+    return compact(row | gone)
 
 
 def _names(image: str) -> tuple[str, ...] | None:
@@ -291,12 +292,12 @@ def _one(image: str, row: str | None, split: Split, of: bytes, keys_of: KeysOf) 
         return encrypt_whole([image], [(False, row or "")], of, keys_of)[0]
     shown = {name: value for name, value in read.items() if name in split.readable}
     hidden = {name: value for name, value in read.items() if name not in split.readable}
-    text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+    text = compact(shown)
     if not hidden:
         return text
     value = shown.get(split.subject)
     whose = Whose.listed([(True, str(value)) if value is not None else (False, row or "")])
-    inner = json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))[1:-1]
+    inner = compact(hidden)[1:-1]
     parts = _Parts(pa.array([text[1:-1]]), pa.array([inner]), whose)
     found: str = parts.encrypted(of, keys_of)[0].as_py()
     return found

@@ -35,23 +35,6 @@ LONGEST = 2_000
 _MEMORY = "512MB"
 _CONNECTIONS = 4
 
-_SQL_TYPES = {
-    Kind.BOOLEAN: "BOOLEAN",
-    Kind.SHORT: "SMALLINT",
-    Kind.INTEGER: "INTEGER",
-    Kind.LONG: "BIGINT",
-    Kind.FLOAT: "FLOAT",
-    Kind.DOUBLE: "DOUBLE",
-    Kind.NUMERIC_TEXT: "DOUBLE",
-    Kind.DATE: "DATE",
-    Kind.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
-    Kind.TIMESTAMPTZ: "TIMESTAMP WITH TIME ZONE",
-    Kind.BINARY: "BLOB",
-    Kind.TEXT_ARRAY: "VARCHAR[]",
-    Kind.INTEGER_ARRAY: "BIGINT[]",
-    Kind.TEXT: "VARCHAR",
-}
-
 _ALLOWED = frozenset(
     ("COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "FUNCTION", "CASE", "CAST", "BETWEEN")
 )
@@ -365,7 +348,7 @@ def _bind(expression: str, columns: Sequence[Column]) -> None:
 
 def _sql_type(of: PgType) -> str:
     """Return the SQL type of values of ``of`` in an expression (``typed_values.arrow_type``, ``_select``)."""
-    return f"DECIMAL({of.precision},{of.scale})" if of.kind is Kind.DECIMAL else _SQL_TYPES[of.kind]
+    return "DOUBLE" if of.kind is Kind.NUMERIC_TEXT else of.in_duckdb
 
 
 @contextmanager

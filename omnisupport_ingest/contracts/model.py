@@ -107,7 +107,6 @@ class CursorPolicy:
     field: str
     lookback: timedelta | int
     event_time: str | None
-    candidates: tuple[CursorCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +247,11 @@ class TableContract:
     def personal(self) -> frozenset[str]:
         """The columns with personal data, but for those of the key: rows are found by these for good."""
         return frozenset(column.name for column in self.columns if column.personal).difference(self.key)
+
+    @property
+    def personal_key(self) -> bool:
+        """Whether the key has a column with personal data."""
+        return any(column.personal for column in self.columns if column.name in self.key)
 
     def column(self, name: str) -> Column:
         """The column called ``name``; ``KeyError`` if the contract has none."""

@@ -49,6 +49,24 @@ ALWAYS_FITS = INTEGERS | FLOATS | {Kind.BOOLEAN, Kind.NUMERIC_TEXT, Kind.BINARY,
 MAX_DECIMAL_PRECISION = 38
 """The most digits a Spark decimal holds."""
 
+DUCKDB_TYPES = {
+    Kind.BOOLEAN: "BOOLEAN",
+    Kind.SHORT: "SMALLINT",
+    Kind.INTEGER: "INTEGER",
+    Kind.LONG: "BIGINT",
+    Kind.FLOAT: "FLOAT",
+    Kind.DOUBLE: "DOUBLE",
+    Kind.NUMERIC_TEXT: "VARCHAR",
+    Kind.DATE: "DATE",
+    Kind.TIMESTAMP: "TIMESTAMPTZ",
+    Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
+    Kind.BINARY: "BLOB",
+    Kind.TEXT_ARRAY: "VARCHAR[]",
+    Kind.INTEGER_ARRAY: "BIGINT[]",
+    Kind.TEXT: "VARCHAR",
+}
+"""DuckDB's names for the types of columns in the lake; a decimal has its digits (``PgType.in_duckdb``)."""
+
 _KINDS = {
     "boolean": Kind.BOOLEAN,
     "bool": Kind.BOOLEAN,
@@ -91,6 +109,13 @@ class PgType:
     def parse(cls, text: str) -> PgType:
         """Read a type name as PostgreSQL writes it, ``numeric(12,2)`` or ``public.plan``."""
         return _parse(text)
+
+    @property
+    def in_duckdb(self) -> str:
+        """DuckDB's name for the type of the column in the lake."""
+        if self.kind is Kind.DECIMAL:
+            return f"DECIMAL({self.precision}, {self.scale})"
+        return DUCKDB_TYPES[self.kind]
 
 
 def nearest_type(text: str) -> str | None:

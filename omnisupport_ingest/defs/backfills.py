@@ -50,7 +50,6 @@ class BackfillStatus:
     status: str
     finished: bool
     succeeded: bool
-    run_ids: tuple[str, ...]
     error: str | None
     requested_at: datetime
 
@@ -167,13 +166,11 @@ def backfill_status(instance: dg.DagsterInstance, backfill_id: str) -> BackfillS
             f"There is no backfill {backfill_id!r} in this Dagster instance.",
             fix="Look for its id on the backfills page.",
         )
-    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill_id}))
     return BackfillStatus(
         backfill_id=backfill_id,
         status=backfill.status.value,
         finished=backfill.status in _FINISHED,
         succeeded=backfill.status in _SUCCEEDED,
-        run_ids=tuple(run.run_id for run in runs),
         error=backfill.error.message if backfill.error is not None else None,
         requested_at=datetime.fromtimestamp(backfill.backfill_timestamp, UTC),
     )

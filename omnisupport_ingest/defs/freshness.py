@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Self
 
 import dagster as dg
 
@@ -19,30 +18,18 @@ from omnisupport_ingest.checks.lake_checks import tables_fresh
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.checks import FRESH, evaluation
-from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.freshness import allowed_lag, in_words
-from omnisupport_ingest.records import decode_note, encode_line
 
 _INTERVAL_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class FreshnessCursor:
+class FreshnessCursor(TickCursor):
     """The tables whose check was red when the sensor recorded it last."""
 
     red: tuple[str, ...] = ()
-
-    def to_text(self) -> str:
-        return encode_line(self)
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; with any other text the red ones are recorded again."""
-        try:
-            return decode_note(cls, text or "{}")
-        except Unreadable:
-            return cls()
 
 
 def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.SensorDefinition:
@@ -64,14 +51,14 @@ def freshness_sensor(source: str, contracts: Sequence[TableContract]) -> dg.Sens
         seen = FreshnessCursor.from_text(context.cursor)
         workspace = workspace.current()
         if not workspace.landing(source).landed().count:
-            return _nothing(f"Nothing of {source} has landed.", seen)
+            return seen.skipping(f"Nothing of {source} has landed.")
         found = tables_fresh(workspace, source, datetime.now(UTC), asset_of)
         red = {name for name, finding in found.items() if not finding.passed}
         # A table that is well and was well is recorded by its runs.
         changed = sorted(red.symmetric_difference(seen.red) & found.keys())
         cursor = FreshnessCursor(tuple(sorted(red)))
         if not changed:
-            return _nothing(_summary(len(found), red), cursor)
+            return cursor.skipping(_summary(len(found), red))
         return dg.SensorResult(
             skip_reason=dg.SkipReason(_summary(len(found), red)),
             cursor=cursor.to_text(),
@@ -86,10 +73,6 @@ def service_level_metadata(contract: TableContract) -> dict[str, str]:
     within, by_contract = allowed_lag(contract)
     why = "its contract says so" if by_contract else "the default"
     return {"freshness_policy": f"at most {in_words(within.total_seconds())} behind its source ({why})"}
-
-
-def _nothing(why: str, cursor: FreshnessCursor) -> dg.SensorResult:
-    return dg.SensorResult(skip_reason=dg.SkipReason(why), cursor=cursor.to_text())
 
 
 def _summary(tables: int, red: set[str]) -> str:

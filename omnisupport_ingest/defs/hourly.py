@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import dagster as dg
 
 from omnisupport_ingest.checks.lake_checks import tables_complete
-from omnisupport_ingest.foreign import Unreadable
+from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.dagster_services import WEBSERVER
 from omnisupport_ingest.runtime.running import running_services
 
@@ -59,22 +58,10 @@ def hourly_jobs(*made: dg.Definitions) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstCursor:
+class FirstCursor(TickCursor):
     """The sources whose first checks were requested."""
 
     requested: tuple[str, ...] = ()
-
-    def to_text(self) -> str:
-        return encode_line(self)
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; with any other text all are requested again, which the run keys
-        prevent."""
-        try:
-            return decode_note(cls, text or "{}")
-        except Unreadable:
-            return cls()
 
 
 def first_checks_sensor(jobs: Mapping[str, Sequence[Any]]) -> dg.SensorDefinition:
@@ -94,17 +81,16 @@ def first_checks_sensor(jobs: Mapping[str, Sequence[Any]]) -> dg.SensorDefinitio
         seen = FirstCursor.from_text(context.cursor)
         if WEBSERVER not in running_services(workspace.home.run):
             # A demo or a pass ends soon, and would take the runs with it.
-            return _nothing("The UI does not run.", seen)
+            return seen.skipping("The UI does not run.")
         workspace = workspace.current()
         due = [each for each in jobs if each not in seen.requested and _complete(workspace, each)]
         cursor = FirstCursor(tuple(sorted({*seen.requested, *due})))
         if not due:
             waiting = len(jobs.keys() - set(seen.requested))
-            return _nothing(
+            return cursor.skipping(
                 f"{waiting} of {len(jobs)} sources have no complete tables yet."
                 if waiting
-                else "Every source has had its first checks.",
-                cursor,
+                else "Every source has had its first checks."
             )
         requests = [
             dg.RunRequest(run_key=f"{FIRST}/{job.name}", job_name=job.name)
@@ -124,7 +110,3 @@ def _complete(workspace: Workspace, source: str) -> bool:
     if all(workspace.dimension(each).look() is None for each in contracts):
         return False
     return all(found.passed for found in tables_complete(workspace, source).values())
-
-
-def _nothing(why: str, cursor: FirstCursor) -> dg.SensorResult:
-    return dg.SensorResult(skip_reason=dg.SkipReason(why), cursor=cursor.to_text())

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Self
 
 import dagster as dg
 
@@ -18,12 +17,11 @@ from omnisupport_ingest.defs import keys
 from omnisupport_ingest.defs.jobs import JobContent
 from omnisupport_ingest.defs.lost_runs import end_lost_runs
 from omnisupport_ingest.defs.run_history import RunHistory
+from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.failpoints import failpoint
-from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.layers.pending import GAP_FOUND, Pending, pending_soon, pending_windows
 from omnisupport_ingest.layers.run_requests import RunPlan, plan_runs, retry_at
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.dagster_services import DAEMON
 from omnisupport_ingest.runtime.running import is_stopping
 from omnisupport_ingest.sources.postgres.slot.home_slot import FOUND
@@ -49,23 +47,12 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class SensorCursor:
+class SensorCursor(TickCursor):
     """The newest landed batch that a tick has seen, the LSN of its end, and the attempt that requested it."""
 
     last_batch_id: str | None = None
     lsn: str | None = None
     attempt: int = 0
-
-    def to_text(self) -> str:
-        return encode_line(self)
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; any other text counts as no cursor, which is harmless."""
-        try:
-            return decode_note(cls, text or "{}")
-        except Unreadable:
-            return cls()
 
 
 def wal_batches_sensor(

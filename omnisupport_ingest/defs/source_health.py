@@ -6,16 +6,14 @@ numbers are plotted. The alarm is sent before the cursor moves: a tick that coul
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Self
 
 import dagster as dg
 
 from omnisupport_ingest.contracts.sources import SourceDefinition, log_settings
 from omnisupport_ingest.defs import keys
+from omnisupport_ingest.defs.tick_cursor import TickCursor
 from omnisupport_ingest.errors import IngestError
-from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.records import decode_note, encode_line
 from omnisupport_ingest.runtime.alarm import send_alarm
 from omnisupport_ingest.sources.postgres.capture.health import Health, source_health
 from omnisupport_ingest.sources.postgres.preflight.source_check import contracted_tables
@@ -31,23 +29,12 @@ once."""
 
 
 @dataclass(frozen=True, slots=True)
-class HealthCursor:
+class HealthCursor(TickCursor):
     """The health that was last sent as an alarm, and when it was last recorded (seconds since 1970)."""
 
     level: int = 0
     problems: tuple[str, ...] = ()
     recorded_at: float = 0.0
-
-    def to_text(self) -> str:
-        return encode_line(self)
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Self:
-        """Read what ``to_text`` wrote; any other text counts as a healthy source."""
-        try:
-            return decode_note(cls, text or "{}")
-        except Unreadable:
-            return cls()
 
 
 def source_health_check(definition: SourceDefinition) -> dg.AssetChecksDefinition:

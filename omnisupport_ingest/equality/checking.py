@@ -7,13 +7,10 @@ since an earlier check is not read there again (``known_ranges``).
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import duckdb
 import psycopg2
@@ -33,7 +30,7 @@ from omnisupport_ingest.equality.known_ranges import (
 from omnisupport_ingest.equality.standing import MOST_LEFT_OUT, NotComparable, comparable
 from omnisupport_ingest.layers.quarantine_files import EventsGone
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import remove_left_behind, scratch_folder
 from omnisupport_ingest.read.as_of import TableIncomplete
 from omnisupport_ingest.read.dimension_ranges import ROWS_BETWEEN_CUTS, DimensionRanges
 from omnisupport_ingest.read.verified import (
@@ -92,7 +89,7 @@ def check_source(workspace: Workspace, options: CheckOptions) -> list[Checked]:
     Raises ``SourceUnavailable`` and what connecting raises. Whatever else keeps a table from being compared
     is in its note.
     """
-    _remove_left_behind(workspace.home.run)
+    remove_left_behind(workspace.home.run, _SCRATCH)
     source = workspace.settings.source
     contracts = [
         each
@@ -123,15 +120,6 @@ def turn(note: Verified | None) -> tuple[bool, float]:
         return False, 0.0
     through = 0.0 if note.through is None else note.through.at.timestamp()
     return note.state in (DIFFERS, NOT_COMPARABLE), through
-
-
-def _remove_left_behind(folder: Path) -> None:
-    """Remove the scratch folders of killed checks; they may hold rows of the source."""
-    for scratch in folder.glob(f"{_SCRATCH}*"):
-        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
-        if process is None or not process.lives():
-            # No failpoint: scratch files, which the next command removes if this process is killed.
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -185,11 +173,9 @@ class _Round:
         began = time.monotonic()
         compared = comparable(self.workspace, contract, source.lsn, deadline)
         moment = Moment(compared.epoch, source.lsn, source.at)
-        run = self.workspace.home.run
-        # No failpoint: scratch files, which the next command removes if this process is killed.
         with (
-            TemporaryDirectory(prefix=f"{_SCRATCH}{ProcessIdentity.current().text}-", dir=run) as scratch,
-            DimensionRanges(contract, compared.version.files, Path(scratch)) as lake,
+            scratch_folder(self.workspace.home.run, _SCRATCH) as scratch,
+            DimensionRanges(contract, compared.version.files, scratch) as lake,
         ):
             unresolved = lake.unresolved_keys(MOST_LEFT_OUT + 1)
             if len(unresolved) > MOST_LEFT_OUT:
@@ -205,7 +191,7 @@ class _Round:
             remaining = Remaining(unchanged, rows.numbers_of(left_out), by_number(contract))
             differing_rows = differing(remaining, lake, look.span, look.cuts, look.passed_over)
             if differing_rows.keys:
-                files = rows.write_rows(differing_rows.keys, Path(scratch))
+                files = rows.write_rows(differing_rows.keys, scratch)
                 differing_rows = differing_rows.without(
                     set().union(*(lake.same_rows(file) for file in files))
                 )

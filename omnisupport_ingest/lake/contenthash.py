@@ -60,11 +60,6 @@ class ContentHash:
         return cls(int(text[:16], 16), int(text[16:32], 16), int(text[32:], 16))
 
 
-def content_hash(files: Iterable[str | os.PathLike[str]], column: str) -> str:
-    """``hash_of_files`` as text."""
-    return str(hash_of_files(files, column))
-
-
 def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> ContentHash:
     """Return the hash of all rows of the Parquet ``files``; the int64 ``column`` holds each row's hash.
 
@@ -83,23 +78,22 @@ def hash_of_files(files: Iterable[str | os.PathLike[str]], column: str) -> Conte
 
 def hash_of_rows(
     files: Iterable[str | os.PathLike[str]],
-    column: str,
     where: Mapping[str, str],
     *,
     withheld: bool = False,
 ) -> ContentHash:
-    """Return the hash of the rows that have the values of ``where``, by column.
+    """Return the hash of the events that have the values of ``where``, by column.
 
     ``withheld``: hash the rows as withheld events, which differs from the hash of the same rows accepted.
     """
     found = ContentHash()
     for file in files:
         with pq.ParquetFile(os.fspath(file)) as parquet:
-            for batch in parquet.iter_batches(columns=[column, *where]):
+            for batch in parquet.iter_batches(columns=["event_hash", *where]):
                 chosen = np.ones(batch.num_rows, np.bool_)
                 for name, value in where.items():
                     chosen &= pc.fill_null(pc.equal(batch[name], value), False).to_numpy(zero_copy_only=False)
-                hashes = batch[column].to_numpy(zero_copy_only=False)[chosen]
+                hashes = batch["event_hash"].to_numpy(zero_copy_only=False)[chosen]
                 if withheld:
                     hashes = (hashes.view(np.uint64) * np.uint64(_ODD) + np.uint64(1)).view(np.int64)
                 found += ContentHash.of(hashes)

@@ -31,13 +31,11 @@ from omnisupport_ingest.lake.deletion_vectors import (
     DeletionVector,
     dead_rows_of,
     live_mask,
-    path_without_dead_rows,
 )
 from omnisupport_ingest.lake.file_tasks import repeating_texts
-from omnisupport_ingest.lake.layout import LakeFile
+from omnisupport_ingest.lake.layout import LakeFile, StoredFile
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.stats import stats_of
-from omnisupport_ingest.storage import path_at_hand
 
 _MAX_RUNS = 1_000
 """Up to this many ordered runs of rows, sorting copies run by run."""
@@ -95,29 +93,14 @@ class KeyOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFile:
-    """A file of the table, with its lowest key. ``rows``: the live ones. ``vector``: names the dead ones."""
+class KeyFile(StoredFile):
+    """A file of the table, with its lowest key."""
 
     path: str
     full_path: str
     lowest: Bound
     rows: int
     vector: DeletionVector | None = None
-
-    @property
-    def uri(self) -> str:
-        """A path that can be opened as bare Parquet (``path_without_dead_rows``)."""
-        return path_without_dead_rows(self)
-
-    @property
-    def stored(self) -> str:
-        """A path that can be opened, of the file with its dead rows."""
-        return path_at_hand(self.full_path)
-
-    @property
-    def stored_rows(self) -> int:
-        """The rows in the file, dead ones included."""
-        return self.rows + (self.vector.cardinality if self.vector is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

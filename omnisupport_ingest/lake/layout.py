@@ -44,21 +44,15 @@ Partition = tuple[tuple[str, str | None], ...]
 """Partition columns and their values, in the order of the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class LakeFile:
-    """A file that a version of the table holds.
+class StoredFile:
+    """A file of a table. ``rows``: the live ones. ``vector``: names the dead ones, if any."""
 
-    ``path`` is relative to the table, ``full_path`` is absolute; both are plain text (not URL-encoded).
-    ``rows``: the live ones. ``vector``: names the dead ones, if any.
-    """
+    __slots__ = ()
 
     path: str
     full_path: str
-    window: str
-    partition: Partition
     rows: int
-    bytes: int
-    vector: DeletionVector | None = None
+    vector: DeletionVector | None
 
     @property
     def uri(self) -> str:
@@ -74,6 +68,22 @@ class LakeFile:
     def stored_rows(self) -> int:
         """The rows in the file, dead ones included."""
         return self.rows + (self.vector.cardinality if self.vector is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LakeFile(StoredFile):
+    """A file that a version of the table holds.
+
+    ``path`` is relative to the table, ``full_path`` is absolute; both are plain text (not URL-encoded).
+    """
+
+    path: str
+    full_path: str
+    window: str
+    partition: Partition
+    rows: int
+    bytes: int
+    vector: DeletionVector | None = None
 
 
 @dataclass(frozen=True, slots=True)

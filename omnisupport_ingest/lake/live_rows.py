@@ -30,14 +30,13 @@ def live_table(
     *,
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
-    schema: pa.Schema | None = None,
 ) -> pa.Table:
     """Return the live rows of ``file``; the other parameters are those of ``pyarrow.parquet.read_table``."""
     if file.vector is None:
-        return pq.read_table(file.stored, schema=schema, columns=columns, filters=filters, partitioning=None)
+        return pq.read_table(file.stored, columns=columns, filters=filters, partitioning=None)
     # The filter may need other columns, so then all are read.
     read = columns if filters is None else None
-    rows = pq.read_table(file.stored, schema=schema, columns=read, partitioning=None)
+    rows = pq.read_table(file.stored, columns=read, partitioning=None)
     rows = rows.filter(pa.array(live_mask(dead_rows_of(file), file.stored_rows)))
     if filters is not None:
         rows = rows.filter(filters)

@@ -31,7 +31,7 @@ from omnisupport_ingest.lake.delta import open_delta
 from omnisupport_ingest.lake.log_files import LogFiles, files_in_log, has_vectors, left_since
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.lake.table import LakeTable
-from omnisupport_ingest.storage import Kept, forget_unread, storage_of
+from omnisupport_ingest.storage import Kept, changed_before, forget_unread, storage_of
 
 _SUFFIXES = (".parquet", ".bin")
 """Matches data files, and files of deletion vectors."""
@@ -91,14 +91,7 @@ def _some_is_old(folder: Path, files: Collection[str], older_than: timedelta) ->
     if not storage_of(folder).is_local:
         return bool(_objects_of(folder, files, datetime.now(UTC) - older_than))
     limit = time.time() - older_than.total_seconds()
-    return any(_is_older(folder / target, limit) for target in _targets(folder, set(files)))
-
-
-def _is_older(path: Path, limit: float) -> bool:
-    try:
-        return path.stat().st_mtime < limit
-    except FileNotFoundError:
-        return False
+    return any(changed_before(folder / target, limit) for target in _targets(folder, set(files)))
 
 
 def _sweep_drafts(folder: Path, before: float) -> list[str]:

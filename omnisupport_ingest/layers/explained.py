@@ -73,15 +73,13 @@ def reasons(
     return tuple(dict.fromkeys(found))
 
 
-def changed(
-    before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str], key: str
-) -> DataFrame:
-    """Return the keys that have another state, once per window: ``window`` and ``key``.
+def changed(before: DataFrame, after: DataFrame, windows: Sequence[str], state: Sequence[str]) -> DataFrame:
+    """Return the keys (``_cdc_key``) that have another state, once per window: ``window`` and ``key``.
 
-    ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that make up a row's state,
-    ``key`` among them. Rows without a key (truncates, snapshot ends) count as the one key ``""``.
+    ``before`` and ``after``: rows of the ``windows``. ``state``: the columns that make up a row's state, its
+    key among them. Rows without a key (truncates, snapshot ends) count as the one key ``""``.
     """
     columns = [F.col("window"), *(F.col(name) for name in state)]
     old, new = (each.where(F.col("window").isin(*windows)).select(*columns) for each in (before, after))
     differing = old.exceptAll(new).unionByName(new.exceptAll(old))
-    return differing.select("window", F.coalesce(F.col(key), F.lit("")).alias("key")).distinct()
+    return differing.select("window", F.coalesce(F.col("_cdc_key"), F.lit("")).alias("key")).distinct()

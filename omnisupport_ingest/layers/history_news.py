@@ -169,7 +169,7 @@ def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[Tabl
     """
     for file in files:
         with pq.ParquetFile(file.uri) as parquet:
-            if not _may_be_null(parquet, "key"):
+            if not _may_lack_keys(parquet):
                 continue
             rows = parquet.read(columns=[*_SPOKEN, "key", "source_schema"])
         chosen = pc.and_(pc.is_in(rows["op"], _ENDS), pc.equal(rows["source_schema"], contract.schema))
@@ -187,9 +187,9 @@ def ends_in(files: Iterable[LakeFile], contract: TableContract) -> Iterator[Tabl
             )
 
 
-def _may_be_null(parquet: pq.ParquetFile, name: str) -> bool:
+def _may_lack_keys(parquet: pq.ParquetFile) -> bool:
     footer = parquet.metadata
-    column = next(n for n in range(len(parquet.schema)) if parquet.schema.column(n).path == name)
+    column = next(n for n in range(len(parquet.schema)) if parquet.schema.column(n).path == "key")
     statistics = (
         footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups)
     )

@@ -287,9 +287,9 @@ def content_of(
 ) -> ContentHash:
     """Return the content hash of a window, from the table's events in its accepted and withheld files."""
     of_table = {"source_schema": contract.schema}
-    known = hash_of_rows((file.uri for file in accepted), "event_hash", of_table)
+    known = hash_of_rows((file.uri for file in accepted), of_table)
     of_table |= {"source_table": contract.table}
-    return known + hash_of_rows((file.uri for file in withheld), "event_hash", of_table, withheld=True)
+    return known + hash_of_rows((file.uri for file in withheld), of_table, withheld=True)
 
 
 def _once(contract: TableContract, rows: DataFrame, count: int) -> DataFrame:

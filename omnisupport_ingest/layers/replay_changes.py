@@ -83,7 +83,7 @@ class ReplayChanges:
             merge_rows(self._snapshot.read(self._spark, files), self._contract) for files in (before, after)
         )
         state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-        counted = changed(then, now, windows, state, "_cdc_key").groupBy("window").count()
+        counted = changed(then, now, windows, state).groupBy("window").count()
         return {row["window"]: row["count"] for row in counted.collect()}
 
 

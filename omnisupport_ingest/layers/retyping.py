@@ -16,7 +16,6 @@ from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.foreign import Unreadable
 from omnisupport_ingest.lake.schema import Retyped, SchemaChanged
 from omnisupport_ingest.lake.snapshot import TableSnapshot
-from omnisupport_ingest.lake.table import LakeTable
 from omnisupport_ingest.lake.table_spec import TablePlace
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.records import decode_note, encode
@@ -41,20 +40,15 @@ def require_types(workspace: Workspace, contract: TableContract, snapshot: Table
 
 def waits(workspace: Workspace, contract: TableContract) -> SchemaChanged | None:
     """Return why the tables of ``contract`` wait for a person; None if they do not."""
-    for table in tables_of(workspace, contract):
+    for table in workspace.tables_of(contract):
         if table.look() is not None and (found := waiting(workspace, contract, table.open())):
             return _asks(contract, table, found)
     return None
 
 
-def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
-    """Return the tables that have the contract's columns, in the order of the data flow."""
-    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
-
-
 def other_types(workspace: Workspace, contract: TableContract) -> dict[str, tuple[Retyped, ...]]:
     """The tables of ``contract`` with columns of another type, by path."""
-    held = (table for table in tables_of(workspace, contract) if table.exists)
+    held = (table for table in workspace.tables_of(contract) if table.exists)
     return {table.spec.path: found for table in held if (found := table.open().retyped)}
 
 

@@ -303,9 +303,18 @@ class Workspace:
             yield self.deduped(source)
             yield self.quarantine(source)
             for contract in self.contracts.of_source(source):
-                yield self.net_changes(contract)
-                yield self.dimension(contract)
-                yield self.history(contract)
+                yield from self.tables_of(contract)
+
+    def windowed_tables(self, source: str) -> Iterator[LakeTable]:
+        """The tables of ``source`` whose content belongs to windows; not quarantine."""
+        yield self.raw(source)
+        yield self.deduped(source)
+        for contract in self.contracts.of_source(source):
+            yield self.net_changes(contract)
+
+    def tables_of(self, contract: TableContract) -> tuple[LakeTable, ...]:
+        """The tables that hold rows of ``contract`` alone, with its columns, in the order the data takes."""
+        return self.net_changes(contract), self.dimension(contract), self.history(contract)
 
     def _of_contract(self, contract: TableContract, path: str, spec: Callable[[str], TableSpec]) -> LakeTable:
         """Return the table at ``path``; the same object while it is requested for the same contract."""

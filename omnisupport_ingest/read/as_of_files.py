@@ -6,8 +6,6 @@ files.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from omnisupport_ingest import progress
 from omnisupport_ingest.lake.drafts import Drafts
 from omnisupport_ingest.lake.staged_frames import write_frame
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.read.as_of import Reading
 from omnisupport_ingest.read.export import Format, write_file
 from omnisupport_ingest.read.export_ledger import note_export
@@ -64,13 +62,10 @@ def write_tables(
     deleted: bool,
 ) -> list[TableAsOf]:
     """Write each table of ``reading`` to the file that ``paths`` has for its name, by ``export``'s rules."""
-    _remove_left_behind(workspace.home.run)
-    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: scratch files, which the next command removes if this process is killed.
-    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
+    with scratch_folder(workspace.home.run, _SCRATCH) as scratch:
         states, counts = {}, {}
         for contract in progress.each(reading.contracts, lambda each: f"folding {each.name}"):
-            drafts = Drafts.beside(spark, workspace.dimension(contract).folder, Path(scratch) / contract.name)
+            drafts = Drafts.beside(spark, workspace.dimension(contract).folder, scratch / contract.name)
             try:
                 with reading.table_folded_once(spark, contract) as rows:
                     whole = write_frame(rows, drafts, ())
@@ -111,12 +106,3 @@ def _counted_in(name: str, files: Sequence[str]) -> TableAsOf:
         gone += pc.sum(rows["_cdc_is_deleted"]).as_py() or 0
         unresolved += pc.sum(pc.and_(lives, pc.greater(count, 0))).as_py() or 0
     return TableAsOf(name, live, gone, unresolved)
-
-
-def _remove_left_behind(folder: Path) -> None:
-    """Remove the folders of killed reads; they hold rows of the source."""
-    for scratch in folder.glob(f"{_SCRATCH}*"):
-        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
-        if process is None or not process.lives():
-            # No failpoint: scratch files, which the next command removes if this process is killed.
-            shutil.rmtree(scratch, ignore_errors=True)

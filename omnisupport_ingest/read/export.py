@@ -32,6 +32,8 @@ from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import note_export
 from omnisupport_ingest.read.overview import overview
+from omnisupport_ingest.read.row_equality import named
+from omnisupport_ingest.read.row_equality import text as literal
 
 
 class Format(Enum):
@@ -213,7 +215,7 @@ def write_rows(
         progress.reached(f"writing {contract.name}", lambda: connection.query_progress() / 100)
         # DuckDB's own temporary file would be readable by other users.
         connection.execute(
-            f"COPY (SELECT {', '.join(columns)} FROM lake WHERE {kept}) TO {_text(str(draft))} "
+            f"COPY (SELECT {', '.join(columns)} FROM lake WHERE {kept}) TO {literal(str(draft))} "
             f"({options}, USE_TMP_FILE false)"
         )
         counts = connection.execute(
@@ -239,7 +241,7 @@ def _rows(
 ) -> str:
     if files:
         return f"SELECT * FROM {live_sql(connection, files)}"
-    columns = ", ".join(f"NULL::{_duckdb_type(each)} AS {_name(each.name)}" for each in contract.columns)
+    columns = ", ".join(f"NULL::{each.type.in_duckdb} AS {named(each.name)}" for each in contract.columns)
     return (
         f"SELECT {columns}, false AS _cdc_is_deleted, NULL::TIMESTAMPTZ AS _cdc_deleted_at,"
         " []::VARCHAR[] AS _cdc_unresolved, MAP {}::MAP(VARCHAR, VARCHAR) AS _cdc_exact WHERE false"
@@ -248,10 +250,10 @@ def _rows(
 
 def _value(column: Column, form: Format) -> str:
     """Return the SQL for the column as the file shows it."""
-    name = _name(column.name)
+    name = named(column.name)
     if form is Format.PARQUET:
         return name
-    text = f"coalesce(_cdc_exact[{_text(column.name)}], {_as_text(column)})"
+    text = f"coalesce(_cdc_exact[{literal(column.name)}], {_as_text(column)})"
     if form is Format.CSV:
         return f"{text} AS {name}"
     return f"{_as_json(column, text)} AS {name}"
@@ -259,7 +261,7 @@ def _value(column: Column, form: Format) -> str:
 
 def _as_json(column: Column, text: str) -> str:
     """A JSON value: a number or a boolean where nothing is lost by it, else text."""
-    name, exact = _name(column.name), f"_cdc_exact[{_text(column.name)}]"
+    name, exact = named(column.name), f"_cdc_exact[{literal(column.name)}]"
     either = f"CASE WHEN {exact} IS NULL THEN to_json({name}) ELSE to_json({exact}) END"
     if column.type.kind in (Kind.BOOLEAN, Kind.SHORT, Kind.INTEGER, Kind.LONG):
         return either if column.former_types else name
@@ -271,7 +273,7 @@ def _as_json(column: Column, text: str) -> str:
 
 
 def _as_text(column: Column) -> str:
-    name = _name(column.name)
+    name = named(column.name)
     if column.type.kind is Kind.BINARY:
         return f"'\\x' || lower(hex({name}))"
     if column.type.kind in ARRAYS:
@@ -298,31 +300,3 @@ def _ours(form: Format, *, deleted: bool) -> list[str]:
     if form is Format.CSV:
         return [*columns, "array_to_string(_cdc_unresolved, ' ') AS _cdc_unresolved"]
     return [*columns, "_cdc_unresolved"]
-
-
-def _duckdb_type(column: Column) -> str:
-    kind = column.type.kind
-    if kind is Kind.DECIMAL:
-        return f"DECIMAL({column.type.precision}, {column.type.scale})"
-    return {
-        Kind.BOOLEAN: "BOOLEAN",
-        Kind.SHORT: "SMALLINT",
-        Kind.INTEGER: "INTEGER",
-        Kind.LONG: "BIGINT",
-        Kind.FLOAT: "FLOAT",
-        Kind.DOUBLE: "DOUBLE",
-        Kind.DATE: "DATE",
-        Kind.TIMESTAMP: "TIMESTAMPTZ",
-        Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
-        Kind.BINARY: "BLOB",
-        Kind.TEXT_ARRAY: "VARCHAR[]",
-        Kind.INTEGER_ARRAY: "BIGINT[]",
-    }.get(kind, "VARCHAR")
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

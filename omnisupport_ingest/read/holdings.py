@@ -38,11 +38,6 @@ class Holding:
     count: int
 
 
-def tables_of(workspace: Workspace, contract: TableContract) -> tuple[LakeTable, ...]:
-    """The tables that hold rows of ``contract`` alone."""
-    return workspace.net_changes(contract), workspace.dimension(contract), workspace.history(contract)
-
-
 def held_files(table: LakeTable) -> Iterator[tuple[str, Path]]:
     """Yield the files of the newest version: the path in the table, and where it can be opened."""
     snapshot = table.look()

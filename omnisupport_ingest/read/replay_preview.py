@@ -114,7 +114,7 @@ def _table(
         # What a window holds is folded in parts.
         present = merge_rows(parts, contract)
     state = ("_cdc_kind", "_cdc_key", "_cdc_ended_at", "_cdc_row_hash")
-    differing = changed(present, folded, windows, state, "_cdc_key").cache()
+    differing = changed(present, folded, windows, state).cache()
     try:
         counts = {row["window"]: row["count"] for row in differing.groupBy("window").count().collect()}
         first = differing.orderBy("window", "key").limit(NAMED).collect() if counts else []
@@ -123,8 +123,4 @@ def _table(
     named: dict[str, list[str]] = {}
     for row in first:
         named.setdefault(row["window"], []).append(row["key"])
-    return TablePreview(contract.name, dict(sorted(counts.items())), None if _personal(contract) else named)
-
-
-def _personal(contract: TableContract) -> bool:
-    return any(column.personal for column in contract.columns if column.name in contract.key)
+    return TablePreview(contract.name, dict(sorted(counts.items())), None if contract.personal_key else named)

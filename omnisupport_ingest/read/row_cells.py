@@ -29,7 +29,6 @@ from omnisupport_ingest.read.holdings import (
     holdings_of,
     landed_events,
     left_over_files,
-    tables_of,
 )
 
 _IMAGES, _DELIVERED = ("before", "after"), "envelope"
@@ -118,7 +117,7 @@ def _cells_in(workspace: Workspace, row: ErasedRow, *, left_over: bool) -> list[
     for table in (workspace.deduped(source), workspace.quarantine(source)):
         files = files_of_table(files_of(table), row.contract)
         found += count_cells(workspace, table, files, partial(_event_cells, row=row), may_vanish=left_over)
-    for table in tables_of(workspace, row.contract):
+    for table in workspace.tables_of(row.contract):
         count_in = partial(_row_cells, row=row)
         found += count_cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return found

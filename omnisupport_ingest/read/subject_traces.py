@@ -39,7 +39,6 @@ from omnisupport_ingest.read.holdings import (
     holdings_of,
     landed_events,
     left_over_files,
-    tables_of,
 )
 
 _IMAGES = ("before", "after")
@@ -188,7 +187,7 @@ def _cells_in(
                 workspace, table, files_of_table(files, each), count_in, may_vanish=left_over
             )
         count_in = partial(_row_cells, wanted=wanted)
-        for table in tables_of(workspace, each):
+        for table in workspace.tables_of(each):
             holding += count_cells(workspace, table, files_of(table), count_in, may_vanish=left_over)
     return holding
 

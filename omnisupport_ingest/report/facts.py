@@ -36,7 +36,7 @@ MOST_COMMITS = 500
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A landed batch. ``first_commit`` and ``last_commit``: of a span of the stream with events, else None.
+    """A landed batch. ``first_commit``: of a span of the stream with events, else None.
 
     ``last``: by table (schema and name) an upper bound of the positions of its events.
     """
@@ -47,7 +47,6 @@ class Batch:
     events: int
     bytes: int
     first_commit: datetime | None
-    last_commit: datetime | None
     watermark: datetime | None
     windows: tuple[str, ...]
     tables: Mapping[str, int]
@@ -175,7 +174,6 @@ def _batch(manifest: Manifest) -> Batch:
         events=manifest.rows,
         bytes=sum(file.bytes for file in manifest.files),
         first_commit=stream.first_commit_ts if stream is not None else None,
-        last_commit=stream.last_commit_ts if stream is not None else None,
         watermark=manifest.arrival.watermark,
         windows=manifest.windows,
         tables=dict(tables),

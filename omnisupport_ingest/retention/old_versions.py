@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omnisupport_ingest.cdc import columnar
 from omnisupport_ingest.cdc.columnar import micros_of
 from omnisupport_ingest.cdc.history_update import ended
+from omnisupport_ingest.cdc.stored import hashes_in
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake import layout
@@ -125,7 +122,7 @@ def _leave(snapshot: TableSnapshot, contract: TableContract, before: datetime) -
             for file in files:
                 rows = live_table(file)
                 old = ended(rows, micros_of(before))
-                leaving += ContentHash.of(_hashes(rows.filter(old)))
+                leaving += ContentHash.of(hashes_in(rows.filter(old)))
                 stay = rows.filter(pc.invert(old)).combine_chunks()
                 if stay.num_rows:
                     made = write_again(Path(file.path), stay, order, draft)
@@ -163,8 +160,3 @@ def _may_have(file: LakeFile, before: datetime) -> bool:
 
 def _count(file: LakeFile, before: datetime) -> int:
     return pc.sum(ended(live_table(file, columns=[_END]), micros_of(before))).as_py() or 0
-
-
-def _hashes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = columnar.one_chunk(rows["_cdc_row_hash"]).to_numpy()
-    return found

@@ -9,7 +9,6 @@ who made it.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from omnisupport_ingest.layers.odd_keys import odd_files
 from omnisupport_ingest.layers.plan import idempotency_key
 from omnisupport_ingest.layers.versions import of_contract
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.retention.rules import Answer, Verdict
 from omnisupport_ingest.windows import OUT_OF_RANGE
 
@@ -217,7 +216,7 @@ def _found(
     windows = [w for w in snapshot.windows() if _why_whole(snapshot, contract, settled, w) is None]
     files = [file for window in windows for file in snapshot.files(window)]
     with (
-        _scratch(workspace) as scratch,
+        scratch_folder(workspace.home.run, _SCRATCH) as scratch,
         # No failpoint: scratch files, which leave with the folder.
         duckdb.connect(f"{scratch}/rows.duckdb", config={"threads": 1}) as connection,
     ):
@@ -235,20 +234,6 @@ def _found(
         connection.execute(f"CREATE TEMP TABLE taken_away AS {taken_away_in('odd_rows')}")
         find_superseded(connection, _above(workspace, snapshot, contract, settled))
         yield connection
-
-
-@contextmanager
-def _scratch(workspace: Workspace) -> Iterator[str]:
-    """Yield a folder for what does not fit into memory, deleted afterwards; delete those of killed
-    processes."""
-    for left in workspace.home.run.glob(f"{_SCRATCH}*"):
-        process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
-        if process is None or not process.lives():
-            # No failpoint: scratch files, which the next call removes if this process is killed.
-            shutil.rmtree(left, ignore_errors=True)
-    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    with tempfile.TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
-        yield scratch
 
 
 def _view(

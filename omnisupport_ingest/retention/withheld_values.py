@@ -7,7 +7,6 @@ above. Before that, a replay from raw would bring the same values into quarantin
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
@@ -23,6 +22,7 @@ from omnisupport_ingest.cdc.images import read_image
 from omnisupport_ingest.cdc.judging import OPEN
 from omnisupport_ingest.contracts.encrypted_images import MARK
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.lake import layout
 from omnisupport_ingest.lake.commit import WindowChange
 from omnisupport_ingest.lake.layout import LakeFile
@@ -193,7 +193,7 @@ def _emptied(text: str | None) -> str | None:
     # A text that is no image names no column, so nothing of it is kept.
     if image is None:
         return ""
-    return json.dumps(dict.fromkeys(image), ensure_ascii=False, separators=(",", ":"))
+    return compact(dict.fromkeys(image))
 
 
 def _doomed(rows: pa.Table, contracts: Collection[TableContract]) -> pa.ChunkedArray:

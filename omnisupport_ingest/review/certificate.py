@@ -30,7 +30,7 @@ from omnisupport_ingest.layers.quarantine_files import named_anywhere
 from omnisupport_ingest.layers.versions import RulesVersions
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.read.export_ledger import ExportedFile, exported_files, still_there
-from omnisupport_ingest.read.holdings import Holding, tables_of
+from omnisupport_ingest.read.holdings import Holding
 from omnisupport_ingest.records import Format, encode
 from omnisupport_ingest.storage import storage_of
 
@@ -163,7 +163,7 @@ def withdrawn_personal(workspace: Workspace, source: str) -> list[TableContract]
 
 def with_data(workspace: Workspace, contract: TableContract) -> list[str]:
     """Return the tables of ``contract`` that exist, as paths in the lake."""
-    return [table.spec.path for table in tables_of(workspace, contract) if table.exists]
+    return [table.spec.path for table in workspace.tables_of(contract) if table.exists]
 
 
 def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableContract]) -> list[str]:
@@ -172,7 +172,7 @@ def sweep_former(workspace: Workspace, source: str, contracts: Iterable[TableCon
     tables = [(workspace.deduped(source), frozenset[str]())]
     tables.append((workspace.quarantine(source), named_anywhere(workspace, source)))
     for each in contracts:
-        tables += [(table, frozenset()) for table in tables_of(workspace, each)]
+        tables += [(table, frozenset()) for table in workspace.tables_of(each)]
     return [
         f"{table.spec.path}/{path}" for table, spare in tables for path in sweep_replaced(table, spare=spare)
     ]
@@ -219,7 +219,7 @@ class Remains:
         bounded = []
         for each, of_contract in erased:
             numbers = [column.name for column in of_contract if column.type.kind in INTEGERS]
-            for table in tables_of(workspace, each) if numbers else ():
+            for table in workspace.tables_of(each) if numbers else ():
                 if table.exists and names_bounds_of(table.folder, numbers):
                     bounded.append(f"{table.spec.path}/_delta_log")
         self.add(

@@ -7,7 +7,6 @@ a run judged at the same time without knowing of the erasure.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ import pyarrow as pa
 from omnisupport_ingest.cdc.erasing import Span, key_hash
 from omnisupport_ingest.contracts.model import TableContract
 from omnisupport_ingest.errors import IngestError
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.lake.ledger import SEQUENCE
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.layers.erasures import Erasure, ErasureLedger
@@ -98,7 +98,7 @@ class Erased:
 
 def key_text(values: Sequence[str]) -> str:
     """Return the text of a key as events have it: the texts of its columns as a JSON array."""
-    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+    return compact(list(values))
 
 
 def look_up(workspace: Workspace, contract: TableContract, key: str) -> Erased:

@@ -1,4 +1,4 @@
-"""A value of a driver or a columnar file as the text that PostgreSQL would write."""
+"""A value of a driver, a columnar file or a document as the text that PostgreSQL would write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 from omnisupport_ingest.contracts.pg_types import FLOATS, Kind
+
+_MAX_EXPONENT = 400
+"""Numbers with larger exponents keep them: written out they could fill the memory."""
 
 _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
@@ -32,6 +35,13 @@ def value_text(value: Any, kind: Kind | None) -> str:
         # Text of a decimal may have an exponent, which PostgreSQL's never has.
         return format(value, "f")
     return str(value)
+
+
+def plain_number(value: Decimal) -> str:
+    """All digits, without an exponent."""
+    exponent = value.as_tuple().exponent
+    plain = isinstance(exponent, int) and abs(exponent) <= _MAX_EXPONENT
+    return format(value, "f") if plain else str(value)
 
 
 def _time_text(value: str | datetime, *, zoned: bool) -> str:

@@ -26,6 +26,7 @@ from omnisupport_ingest.lake.live_rows import live_sql
 from omnisupport_ingest.lake.log import files_since
 from omnisupport_ingest.lake.snapshot import TableSnapshot
 from omnisupport_ingest.layers.workspace import Workspace
+from omnisupport_ingest.read.row_equality import text as literal
 from omnisupport_ingest.storage import at_hand
 from omnisupport_ingest.targets.columns import POSITION, copy_line, escaped, target_columns
 
@@ -126,7 +127,7 @@ class Difference:
     ) -> None:
         self._contract = contract
         self._connection = duckdb.connect()
-        for setting in ("TimeZone = 'UTC'", f"temp_directory = {_text(str(scratch))}"):
+        for setting in ("TimeZone = 'UTC'", f"temp_directory = {literal(str(scratch))}"):
             self._connection.execute(f"SET {setting}")
         self._connection.execute("SET arrow_large_buffer_size = true")
         names = ", ".join(_KNOWN)
@@ -213,7 +214,7 @@ class Difference:
             types = "{'_cdc_key': 'VARCHAR', '_cdc_epoch': 'INTEGER', '_cdc_commit_lsn': 'BIGINT', "
             types += "'_cdc_ordinal': 'BIGINT', '_cdc_row_hash': 'BIGINT'}"
             options = "header = false, auto_detect = false, delim = ',', quote = '\"', escape = '\"'"
-            return f"read_csv({_text(str(known))}, {options}, parallel = false, columns = {types})"
+            return f"read_csv({literal(str(known))}, {options}, parallel = false, columns = {types})"
         return live_sql(self._connection, known) if known else f"(SELECT {_nothing_known()})"
 
 
@@ -222,7 +223,3 @@ def _nothing_known() -> str:
         "NULL::VARCHAR AS _cdc_key, NULL::INTEGER AS _cdc_epoch, NULL::BIGINT AS _cdc_commit_lsn,"
         " NULL::BIGINT AS _cdc_ordinal, NULL::BIGINT AS _cdc_row_hash WHERE false"
     )
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

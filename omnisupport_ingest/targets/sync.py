@@ -14,13 +14,11 @@ above the one that the target names: ``TargetAhead`` refuses an older one. The l
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
 
 import psycopg2
@@ -33,7 +31,7 @@ from omnisupport_ingest.errors import IngestError
 from omnisupport_ingest.failpoints import failpoint
 from omnisupport_ingest.lake.layout import LakeFile
 from omnisupport_ingest.layers.workspace import Workspace
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.sources.postgres.session.connect_errors import DatabaseLabel, first_line
 from omnisupport_ingest.sources.postgres.session.connection import connect
 from omnisupport_ingest.sources.postgres.session.errors import BadDsn, SourceRefused, SourceUnavailable
@@ -175,7 +173,10 @@ def target_lag(workspace: Workspace, contract: TableContract) -> TargetLag:
     since = _since(state, synced)
     rows = None
     if since is not None:
-        with _scratch(workspace) as scratch, Difference(contract, *since, scratch) as difference:
+        with (
+            scratch_folder(workspace.home.run, _SCRATCH) as scratch,
+            Difference(contract, *since, scratch) as difference,
+        ):
             rows = sum(difference.counts())
     same = synced.table_id == state.snapshot.table_id
     seconds = None
@@ -197,7 +198,10 @@ class _Sync:
         self._name = qualified(policy.schema, policy.table)
 
     def run(self, *, compare: bool, anew: bool) -> TargetSynced:
-        with self._connection.cursor() as cursor, _scratch(self._workspace) as scratch:
+        with (
+            self._connection.cursor() as cursor,
+            scratch_folder(self._workspace.home.run, _SCRATCH) as scratch,
+        ):
             # Two syncs of one target wait for one another; the second then sees what the first has done.
             lock = literal(f"omnisupport {self._policy.schema}.{self._policy.table}")
             cursor.execute(f"SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0))")
@@ -495,16 +499,3 @@ def _errors(contract: TableContract, policy: TargetPolicy) -> Iterator[None]:
             fix="Its log has the statement. A column added there by hand must take NULL, and a constraint "
             "or trigger there must take every row of the current state.",
         ) from None
-
-
-@contextmanager
-def _scratch(workspace: Workspace) -> Iterator[Path]:
-    """A folder for what memory has no room for, gone afterwards; what killed syncs left goes now."""
-    for left in workspace.home.run.glob(f"{_SCRATCH}*"):
-        process = ProcessIdentity.parse(left.name.removeprefix(_SCRATCH).partition("-")[0])
-        if process is None or not process.lives():
-            # No failpoint: scratch files, which the next command removes if this process is killed.
-            shutil.rmtree(left, ignore_errors=True)
-    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    with TemporaryDirectory(prefix=own, dir=workspace.home.run) as scratch:
-        yield Path(scratch)

@@ -77,7 +77,7 @@ def changed_tables(workspace: Workspace, replay: StartedReplay) -> list[str]:
 
 def _content_hashes(workspace: Workspace, source: str, window: str) -> dict[str, str]:
     hashes = {}
-    for table in _tables_of(workspace, source):
+    for table in workspace.windowed_tables(source):
         snapshot = table.look()
         # A table without new events has no part of an open window.
         state = snapshot.state(window) if snapshot is not None else None
@@ -187,14 +187,6 @@ def differing(one: Contents, other: Contents) -> list[str]:
 
 def _tables(workspace: Workspace) -> Iterator[LakeTable]:
     for source in workspace.contracts.sources():
-        yield from _tables_of(workspace, source)
+        yield from workspace.windowed_tables(source)
         for contract in workspace.contracts.of_source(source):
             yield workspace.dimension(contract)
-
-
-def _tables_of(workspace: Workspace, source: str) -> Iterator[LakeTable]:
-    """The tables of ``source`` whose content belongs to windows."""
-    yield workspace.raw(source)
-    yield workspace.deduped(source)
-    for contract in workspace.contracts.of_source(source):
-        yield workspace.net_changes(contract)

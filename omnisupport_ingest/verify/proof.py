@@ -7,11 +7,8 @@ then, these events are applied to the source's rows first, and the result is com
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +25,7 @@ from omnisupport_ingest.layers.removed import Removed
 from omnisupport_ingest.layers.taken_in import files_named
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn, Position
-from omnisupport_ingest.processes import ProcessIdentity
+from omnisupport_ingest.processes import scratch_folder
 from omnisupport_ingest.read.compare import Comparison
 
 if TYPE_CHECKING:
@@ -61,7 +58,7 @@ def events_per_table(workspace: Workspace, source: str) -> dict[str, Counts]:
         counts[table] = counts.get(table, Counts()) + Counts(raw=events, duplicates=events - different)
     if workspace.subjects.made:
         contracts = tuple(workspace.contracts.of_source(source))
-        with _scratch(workspace.home.run) as scratch:
+        with scratch_folder(workspace.home.run, _SCRATCH) as scratch:
             more_of = duplicates_in_other_forms(taken, contracts, workspace.subjects, scratch)
         for table, more in more_of.items():
             counts[table] = counts.get(table, Counts()) + Counts(duplicates=more)
@@ -176,8 +173,7 @@ def prove(
     dsn = source_dsn(workspace.settings, workspace.home)
     contracts = [each for each in workspace.contracts.of_source(source) if not tables or each.name in tables]
     secrets = workspace.secrets(contracts)
-    _remove_left_behind(workspace.home.run)
-    with _scratch(workspace.home.run) as scratch:
+    with scratch_folder(workspace.home.run, _SCRATCH) as scratch:
         expected = []
         with consistent_snapshot(dsn) as (lsn, snapshot):
             for contract in progress.each(contracts, lambda each: f"reading {each.name} at the source"):
@@ -199,24 +195,6 @@ def prove(
     progress.reached("counting the events of every layer")
     counted = events_per_table(workspace, source)
     return Proof(lsn, {each.name: counted.get(each.full_name, Counts()) for each in contracts}, compared)
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder below ``folder`` for values that no file may keep, gone in the end."""
-    own = f"{_SCRATCH}{ProcessIdentity.current().text}-"
-    # No failpoint: scratch files, which the next command removes if this process is killed.
-    with tempfile.TemporaryDirectory(prefix=own, dir=folder) as scratch:
-        yield Path(scratch)
-
-
-def _remove_left_behind(folder: Path) -> None:
-    """Remove the rows that killed comparisons left behind."""
-    for scratch in folder.glob(f"{_SCRATCH}*"):
-        process = ProcessIdentity.parse(scratch.name.removeprefix(_SCRATCH).partition("-")[0])
-        if process is None or not process.lives():
-            # No failpoint: scratch files, which the next command removes if this process is killed.
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Wait:

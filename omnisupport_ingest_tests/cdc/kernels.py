@@ -31,7 +31,6 @@ from omnisupport_ingest_tests.oracle.model import Event, Image, Key, Position, R
 
 Rows = list[dict[str, Any]]
 
-_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMERIC = pa.decimal128(12, 2)
 
 EVENTS = pa.schema(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +17,6 @@ from omnisupport_ingest.definitions import build_definitions
 from omnisupport_ingest.equality.checking import (
     Checked,
     CheckOptions,
-    _remove_left_behind,
     check_source,
     turn,
 )
@@ -177,17 +174,6 @@ def test_rows_that_were_marked_as_deleted_and_are_gone_since_are_no_difference(
     story.take_in()
     truncated = story.check()
     assert (truncated.note.state, truncated.note.rows) == (EQUAL, 2), truncated.note
-
-
-def test_rows_of_the_source_that_a_killed_check_left_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    left, living = (tmp_path / f"equality-{pid}-abc" for pid in (ended.pid, os.getpid()))
-    for each in (left, living):
-        each.mkdir()
-        (each / "rows-0.parquet").touch()
-    _remove_left_behind(tmp_path)
-    assert not left.exists() and living.exists()
 
 
 def test_a_table_that_cannot_become_equal_takes_the_budget_from_no_other() -> None:

@@ -46,7 +46,6 @@ AGAIN = Commit(30, 3, [Change("u", 2, {"title": "dos"}, unchanged=("body",))])
 LATER = Commit(1000, 2 * 60 * 60, [Change("c", 3, {"title": "later", "body": None})])
 LATER_WINDOW = "2026-01-01T1400"
 LATE = Commit(1010, 4, [Change("u", 1, {"title": "late"}, unchanged=("body",))])
-LATER_STILL = Commit(1020, 5, [Change("d", 2)])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from omnisupport_ingest.cdc.fold import table_columns_of
 from omnisupport_ingest.cdc.ordinary_fold import fold_ordinary
 from omnisupport_ingest.cdc.row_fold import merge_groups
 from omnisupport_ingest.contracts.load import TableContract
-from omnisupport_ingest.lake.contenthash import content_hash
+from omnisupport_ingest.lake.contenthash import hash_of_files
 from omnisupport_ingest.lake.layout import WINDOW, LakeFile
 from omnisupport_ingest.lake.schema import arrow_schema
 from omnisupport_ingest.lake.table import LakeTable
@@ -556,7 +556,7 @@ def _hashes(workspace: Workspace) -> Iterator[Difference]:
                 # The content of a fold is the events folded, in however many parts.
                 held = str(content_of(contract, files.accepted(contract, window), files.withheld_in(window)))
             else:
-                held = content_hash((file.uri for file in snapshot.files(window)), column)
+                held = str(hash_of_files((file.uri for file in snapshot.files(window)), column))
             if state is None or state.checkpoint.content_hash != held:
                 said = None if state is None else state.checkpoint.content_hash
                 yield Difference(table.spec.path, f"content hash of {window}", said, held)

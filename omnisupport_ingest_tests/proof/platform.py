@@ -29,7 +29,7 @@ from omnisupport_ingest.layers import deduped, dimensions, history, net_changes,
 from omnisupport_ingest.layers.dimensions import GateClosed
 from omnisupport_ingest.layers.event_ref import EventRef
 from omnisupport_ingest.layers.pending import pending_windows
-from omnisupport_ingest.layers.retyping import ask_for, tables_of, waits
+from omnisupport_ingest.layers.retyping import ask_for, waits
 from omnisupport_ingest.layers.workspace import Workspace
 from omnisupport_ingest.position import Lsn
 from omnisupport_ingest.review.deciding import decide
@@ -301,7 +301,7 @@ class Platform:
 
     def content_of(self, contract: TableContract) -> dict[tuple[str, str], str]:
         """As ``content``, of the tables of ``contract``."""
-        paths = {table.spec.path for table in tables_of(self.workspace, contract)}
+        paths = {table.spec.path for table in self.workspace.tables_of(contract)}
         return {place: found for place, found in self.content().items() if place[0] in paths}
 
     def ask_for_types(self) -> None:

@@ -38,7 +38,7 @@ def batch(lsn: int, committed: float, landed: float, events: int = 1) -> Batch:
     """A span of the stream with ``events`` of one table; times in seconds after noon."""
     place = Position(1, Lsn(lsn), 0)
     return Batch(
-        f"s{lsn}", "stream", at(landed), events, 100, at(committed), at(committed), at(committed - 1), ("w",),
+        f"s{lsn}", "stream", at(landed), events, 100, at(committed), at(committed - 1), ("w",),
         {TABLE: events}, {TABLE: place},
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from omnisupport_ingest.contracts.at_rest import readable_columns
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.names import TableName
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.landing.rows import ODD, LandedEvent
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault
@@ -174,27 +175,23 @@ def _identity(
         return None
     if order == TIME:
         # Without the content: two of them at one time are a contradiction that a person must see.
-        return _compact([*table_name, images.key])
+        return compact([*table_name, images.key])
     parts = [*table_name, images.key, change.op]
     if change.op == "r" or (images.key is None and change.op != "t"):
         # A row that is read again is a later reading, never a collision; of a row without a key nothing
         # else says which one it is.
         row_images = (_only(images.before, readable), _only(images.after, readable))
         content = [*row_images, images.unchanged, change.ts.isoformat()]
-        parts.append(hashlib.sha256(_compact(content).encode()).hexdigest()[:_HASH_DIGITS])
-    return _compact(parts)
+        parts.append(hashlib.sha256(compact(content).encode()).hexdigest()[:_HASH_DIGITS])
+    return compact(parts)
 
 
 def _only(image: str | None, names: frozenset[str] | None) -> str | None:
     if image is None or names is None:
         return image
-    return _compact({name: value for name, value in json.loads(image).items() if name in names})
+    return compact({name: value for name, value in json.loads(image).items() if name in names})
 
 
 def _odd_identity(envelope: str) -> str:
     """Return the identity of an odd line: a hash of its text, so a corrected line is another event."""
-    return _compact([ODD, hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return compact([ODD, hashlib.sha256(envelope.encode()).hexdigest()[:_HASH_DIGITS]])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omnisupport_ingest.contracts.load import TableContract
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.sources.debezium.changes import Change
 from omnisupport_ingest.sources.debezium.faults import LineFault, ValueFault
 from omnisupport_ingest.sources.debezium.handling import Handling
@@ -62,9 +62,9 @@ class Reader:
         after = None if change.op == "d" else self._image(change.after or {}, change.fields)
         key = self._key_of(change, sent or {})
         return Images(
-            key=_compact(list(key.values())) if key else None,
-            before=_compact(before) if (before := self._before(change, key)) else None,
-            after=None if after is None else _compact(after),
+            key=compact(list(key.values())) if key else None,
+            before=compact(before) if (before := self._before(change, key)) else None,
+            after=None if after is None else compact(after),
             unchanged=unchanged or None,
             moved_from=self._moved_from(change),
         )
@@ -77,9 +77,9 @@ class Reader:
         row = {name: value for name, value in (change.after or {}).items() if not is_unavailable(value)}
         after = {name: json_text(value) for name, value in row.items()}
         return Images(
-            key=_compact(list(key.values())) if key else None,
-            before=_compact(key) if change.op == "d" and key else None,
-            after=None if change.op == "d" or change.after is None else _compact(after),
+            key=compact(list(key.values())) if key else None,
+            before=compact(key) if change.op == "d" and key else None,
+            after=None if change.op == "d" or change.after is None else compact(after),
             unchanged=None,
             moved_from=NOT_WHOLE,
         )
@@ -117,7 +117,7 @@ class Reader:
             return None
         if change.lsn is None or not all(name in old for name in self._key):
             return None
-        return _compact([self._text(name, old[name], change.key_fields.get(name, {})) for name in self._key])
+        return compact([self._text(name, old[name], change.key_fields.get(name, {})) for name in self._key])
 
     def _image(self, row: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> Image:
         return {
@@ -135,7 +135,3 @@ class Reader:
                 # No contract asks for it; raw keeps it as it came.
                 return json_text(value)
             raise LineFault(f"column {name!r}, {target.name} by its contract: {fault}", _FIX) from None
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.sources.debezium.line_blocks import PADDING, Block, Flags, Places
+from omnisupport_ingest.sources.postgres.protocol.text_columns import words
 
 _QUOTE, _MINUS, _ZERO, _NINE, _COMMA, _OPEN, _CLOSE, _BLANK, _BEGIN = b'"-09,[] {'
 _MOST_DIGITS = 19
@@ -56,7 +57,7 @@ class Walk:
     def __init__(self, block: Block, lines: Places) -> None:
         self.block, self.lines, self.slots = block, lines, list[Slot]()
         self._letters = block.letters
-        self._four, self._eight = _words(block.content, "<u4"), _words(block.content, "<u8")
+        self._four, self._eight = words(block.content, "<u4"), words(block.content, "<u8")
         self._digits = _windows(block.content, _MOST_DIGITS + 2)
         self._at = block.starts[lines]
         self._quote = np.searchsorted(block.quotes, self._at)
@@ -214,11 +215,6 @@ def cut(block: Block, slot: Slot, *, inside: int = 0) -> pa.StringArray:
     parts = pa.StringArray.from_buffers(2 * len(bounds) - 1, offsets, pa.py_buffer(block.content))
     indices = np.arange(0, 2 * len(bounds), 2, dtype=np.int32)
     return parts.take(pa.array(indices, mask=slot.is_null if slot.is_null.any() else None))
-
-
-def _words(content: bytes, form: str) -> npt.NDArray[Any]:
-    size = np.dtype(form).itemsize
-    return np.ndarray((len(content) - size + 1,), form, buffer=content, strides=(1,))
 
 
 def _windows(content: bytes, width: int) -> npt.NDArray[np.uint8]:

@@ -9,15 +9,6 @@ from decimal import Decimal
 import numpy as np
 
 _BARE_ELEMENT = re.compile(r'[^,{}"\\\s]+')
-_MAX_EXPONENT = 400
-"""Numbers with larger exponents keep them: written out they could fill the memory."""
-
-
-def plain_number(value: Decimal) -> str:
-    """All digits, without an exponent."""
-    exponent = value.as_tuple().exponent
-    plain = isinstance(exponent, int) and abs(exponent) <= _MAX_EXPONENT
-    return format(value, "f") if plain else str(value)
 
 
 def float_text(value: float, *, single: bool) -> str:

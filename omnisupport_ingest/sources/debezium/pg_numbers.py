@@ -17,6 +17,7 @@ from omnisupport_ingest.sources.debezium import pg_literals
 from omnisupport_ingest.sources.debezium.expected import from_base64, number, string
 from omnisupport_ingest.sources.debezium.faults import ValueFault
 from omnisupport_ingest.sources.debezium.targets import Target
+from omnisupport_ingest.sources.value_text import plain_number
 
 _SPECIAL_NUMBERS = {
     "NAN": "NaN",
@@ -67,8 +68,8 @@ def numeric(value: Any, target: Target, *, decimals: str) -> str:
         return _SPECIAL_NUMBERS[text]
     # A decimal as text has its point, which base64 has not, unless its scale is 0.
     if decimals == "precise" and "." not in text and target.modifier is not None:
-        return pg_literals.plain_number(_unscaled(text, target.scale))
-    return pg_literals.plain_number(_decimal(text))
+        return plain_number(_unscaled(text, target.scale))
+    return plain_number(_decimal(text))
 
 
 def _scaled(number: Decimal, target: Target) -> str:
@@ -77,7 +78,7 @@ def _scaled(number: Decimal, target: Target) -> str:
         exponent = number.as_tuple().exponent
         if isinstance(exponent, int) and -exponent < target.scale:
             return format(number, f".{target.scale}f")
-    return pg_literals.plain_number(number)
+    return plain_number(number)
 
 
 def _decimal(text: str) -> Decimal:
@@ -108,7 +109,7 @@ def connect_decimal(value: Any, schema: Schema, target: Target) -> str:
         number = Decimal(value)
     else:
         number = _unscaled(string(value), scale)
-    return _money(number) if target.name == "money" else pg_literals.plain_number(number)
+    return _money(number) if target.name == "money" else plain_number(number)
 
 
 def variable_decimal(value: Any, _: Schema, __: Target) -> str:
@@ -117,7 +118,7 @@ def variable_decimal(value: Any, _: Schema, __: Target) -> str:
         raise ValueFault("it is no decimal of a scale of its own")
     if abs(value["scale"]) > _LARGEST_SCALE:
         raise ValueFault("its scale is beyond PostgreSQL's")
-    return pg_literals.plain_number(_unscaled(string(value.get("value")), value["scale"]))
+    return plain_number(_unscaled(string(value.get("value")), value["scale"]))
 
 
 def integer(value: Any, _: Target) -> str:

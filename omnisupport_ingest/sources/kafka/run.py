@@ -84,7 +84,6 @@ class KafkaSource:
         *,
         seconds: float | None = None,
         ways: Ways = UNDECIDED,
-        stopped: Callable[[], bool] = lambda: False,
         landed: Callable[[Manifest], None] = lambda _batch: None,
     ) -> KafkaReport:
         """Land what is new, for about ``seconds`` (null: to the end of every partition).
@@ -108,7 +107,7 @@ class KafkaSource:
             nonlocal until
             if seconds is not None and until is None:
                 until = time.monotonic() + seconds
-            return pause.present or stopped() or (until is not None and time.monotonic() > until)
+            return pause.present or (until is not None and time.monotonic() > until)
 
         with take_lease(self.run, name), Cluster(name, topics) as cluster:
             refuse_other_deliveries(self.inlet.store)

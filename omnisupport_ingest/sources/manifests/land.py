@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from omnisupport_ingest.contracts.learned import LearnedColumns
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.landing.first_windows import FirstWindows
 from omnisupport_ingest.landing.manifest import CURSOR_ORDER, FileSpan, Manifest
 from omnisupport_ingest.landing.names import file_batch_id
@@ -33,7 +34,7 @@ from omnisupport_ingest.sources.manifests.examine import (
     examine,
 )
 from omnisupport_ingest.sources.manifests.formats import Record, Row, digests, records
-from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, compact, sha256_of
+from omnisupport_ingest.sources.manifests.landed_before import LandedBefore, Part, sha256_of
 from omnisupport_ingest.sources.manifests.policies import BACKFILL, FULL_SNAPSHOT
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifest
 from omnisupport_ingest.sources.postgres.protocol.row_events import row_key

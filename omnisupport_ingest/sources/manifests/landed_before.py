@@ -7,12 +7,12 @@ with another delivery is a duplicate, of which the manifest's gate says what bec
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.landing.manifest import Manifest
 from omnisupport_ingest.landing.names import file_batch_id
 from omnisupport_ingest.landing.store import LandingStore
@@ -147,8 +147,3 @@ def _snapshot_name(content: Sequence[str], marks: Sequence[str]) -> str:
 
 def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def compact(value: object) -> str:
-    """``value`` as JSON without blanks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -14,9 +14,7 @@ from typing import Any
 from omnisupport_ingest.contracts.load import TableContract
 from omnisupport_ingest.contracts.pg_types import ARRAYS
 from omnisupport_ingest.foreign import Unreadable, parse_row
-
-_MAX_EXPONENT = 400
-"""Numbers with larger exponents keep them: written out they could fill the memory."""
+from omnisupport_ingest.sources.value_text import plain_number
 
 
 class RowFault(ValueError):
@@ -53,7 +51,7 @@ def text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, Decimal):
-        return _number(value)
+        return plain_number(value)
     return str(value) if isinstance(value, int) else _json(value)
 
 
@@ -84,12 +82,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     return values
 
 
-def _number(value: Decimal) -> str:
-    exponent = value.as_tuple().exponent
-    plain = isinstance(exponent, int) and abs(exponent) <= _MAX_EXPONENT
-    return format(value, "f") if plain else str(value)
-
-
 def _json(value: Any) -> str:
     """Compact JSON; ``json.dumps`` has no way to write a decimal with all its digits."""
     if isinstance(value, dict):
@@ -97,4 +89,4 @@ def _json(value: Any) -> str:
         return "{" + ",".join(members) + "}"
     if isinstance(value, list):
         return "[" + ",".join(_json(item) for item in value) + "]"
-    return _number(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+    return plain_number(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnisupport_ingest.contracts.model import TableContract
+from omnisupport_ingest.json_values import compact
 from omnisupport_ingest.landing.rows import EVENT_SCHEMA, LandedEvent
 from omnisupport_ingest.landing.writer import BLOCK_BYTES, BLOCK_ROWS, EventBlock
 from omnisupport_ingest.sources.query.cursor import (
@@ -157,7 +158,7 @@ class RowEvents:
 
 def identity_start(table: TableContract) -> str:
     """Return the beginning of the identities of the table's events; the key and ``]`` follow."""
-    return json.dumps([table.schema, table.table], ensure_ascii=False, separators=(",", ":"))[:-1] + ","
+    return compact([table.schema, table.table])[:-1] + ","
 
 
 def image_hash(image: str) -> int:

@@ -87,11 +87,10 @@ catalog has the file of the snapshot; the function returns that which is read.""
 class PostgresReader:
     """A ``Reader`` of a PostgreSQL database."""
 
-    def __init__(self, dsn: str, *, max_row_bytes: int | None = None) -> None:
+    def __init__(self, dsn: str) -> None:
         """Connect. Raises ``SourceUnavailable``, ``SourceRefused`` or ``BadDsn``."""
         keep_freed_memory()
         self._connection = connect(dsn)
-        self._max_row_bytes = max_row_bytes
         self._columns: dict[str, tuple[str, ...]] = {}
         self._types: dict[str, list[tuple[int, ...]]] = {}
         self._gone: dict[str, frozenset[str]] = {}
@@ -230,7 +229,6 @@ class PostgresReader:
                 query,
                 doing=f"reading {table.full_name}",
                 block_bytes=BLOCK_BYTES,
-                max_row_bytes=self._max_row_bytes,
                 lines=give,
             )
 

@@ -13,21 +13,13 @@ from omnisupport_ingest.landing.store import LandingStore
 from omnisupport_ingest.sources.debezium.handling import Handling
 from omnisupport_ingest.sources.debezium.land import Inlet as EventInlet
 from omnisupport_ingest.sources.debezium.land import land as land_file
-from omnisupport_ingest.sources.manifests import policies
 from omnisupport_ingest.sources.manifests.events import examine_events, land_events
 from omnisupport_ingest.sources.manifests.examine import SeedRefused, windows_of_batches
 from omnisupport_ingest.sources.manifests.formats import digests
 from omnisupport_ingest.sources.manifests.land import Delivery, land, look_through
-from omnisupport_ingest.sources.manifests.policies import (
-    ACTIONS,
-    FAULTS,
-    MODES,
-    ROW_MODES,
-    Effect,
-    Refused,
-    rule,
-)
+from omnisupport_ingest.sources.manifests.policies import ACTIONS, MODES, ROW_MODES
 from omnisupport_ingest.sources.manifests.seed_manifest import SeedManifestError, load_manifest
+from omnisupport_ingest_tests.sources.manifests import gates
 from omnisupport_ingest_tests.sources.manifests.deliveries import (
     CONTRACTS,
     GRID,
@@ -38,6 +30,7 @@ from omnisupport_ingest_tests.sources.manifests.deliveries import (
     inlet,
     ticket,
 )
+from omnisupport_ingest_tests.sources.manifests.gates import FAULTS, Effect, Refused, rule
 
 EVERY = [(mode, fault, action) for mode in MODES for fault in FAULTS for action in ACTIONS]
 DONE = [each for each in EVERY if isinstance(rule(*each), Effect)]
@@ -48,13 +41,13 @@ SAMPLE = {"cdc": "partner_tickets_events", "replay": "omnisupport_tickets_again"
 
 def test_the_schema_says_what_the_table_says() -> None:
     schema = json.loads(program_file("contracts/seed_manifest.schema.json").read_text())
-    assert schema["properties"]["gates"] == policies.gates_schema()
-    assert schema["allOf"] == policies.modes_schema()
+    assert schema["properties"]["gates"] == gates.gates_schema()
+    assert schema["allOf"] == gates.modes_schema()
     assert schema["properties"]["load_mode"]["enum"] == list(MODES)
 
 
 def test_the_page_has_the_table() -> None:
-    assert policies.gates_table() in program_file("docs/manifests.md").read_text()
+    assert gates.gates_table() in program_file("docs/manifests.md").read_text()
 
 
 @pytest.mark.parametrize(("mode", "fault", "action"), EVERY)

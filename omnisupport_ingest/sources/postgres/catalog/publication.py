@@ -43,15 +43,15 @@ class Publication:
     """A publication. ``tables``: by table name, as ``pg_publication_tables`` lists them. ``ours``: this role
     may alter it.
 
-    Unless ``via_root``, ``tables`` has partitions and not their roots. Then ``roots`` has the partitioned
-    tables that it covers, each with those partitions that have a row filter or column list of their own.
+    Unless it publishes via partition roots, ``tables`` has partitions and not their roots. Then ``roots`` has
+    the partitioned tables that it covers, each with those partitions that have a row filter or column list of
+    their own.
     ``named``: the tables that it lists one by one; ``schemas``: those that it publishes whole.
     """
 
     name: str
     operations: tuple[str, ...]
     all_tables: bool
-    via_root: bool
     ours: bool
     made_by_capture: bool
     tables: Mapping[TableName, PublishedTable]
@@ -114,9 +114,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
             schemas = tuple(schema for (schema,) in cursor.fetchall())
     operations = tuple(each for each, published in zip(OPERATIONS, publishes, strict=True) if published)
     made_by_capture = comment == MADE_BY_CAPTURE
-    return Publication(
-        name, operations, all_tables, via_root, ours, made_by_capture, tables, roots, named, schemas
-    )
+    return Publication(name, operations, all_tables, ours, made_by_capture, tables, roots, named, schemas)
 
 
 def create_statement(name: str, tables: Iterable[TableName]) -> str:

@@ -116,13 +116,11 @@ def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
         connection,
         "max_replication_slots",
         f"SELECT count(*) FROM pg_replication_slots WHERE slot_name <> {literal(slot)}",
-        needed=2,
     )
     yield from _headroom(
         connection,
         "max_wal_senders",
         "SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'omnisupport-ingest'",
-        needed=2,
     )
     yield from _retention(connection)
 
@@ -161,14 +159,18 @@ def right_findings(connection: Connection) -> Iterator[Finding]:
         )
 
 
-def _headroom(connection: Connection, setting: str, used_query: str, *, needed: int) -> Iterator[Finding]:
+_NEEDED = 2
+"""Slots, and senders, that capture has at the most."""
+
+
+def _headroom(connection: Connection, setting: str, used_query: str) -> Iterator[Finding]:
     (limit,) = one_row(connection, f"SELECT current_setting({literal(setting)})::int")
     (used,) = one_row(connection, used_query)
-    if limit - used < needed:
+    if limit - used < _NEEDED:
         yield Finding(
             setting,
-            f"{setting} is {limit} and {used} are in use by others; capture needs {needed}.",
-            f"ALTER SYSTEM SET {setting} = {used + needed + 2};  {_RESTART}",
+            f"{setting} is {limit} and {used} are in use by others; capture needs {_NEEDED}.",
+            f"ALTER SYSTEM SET {setting} = {used + _NEEDED + 2};  {_RESTART}",
         )
 
 

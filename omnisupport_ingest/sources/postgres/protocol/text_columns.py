@@ -82,12 +82,12 @@ def tuple_values(block: bytes, at: Positions, limits: Positions, counts: Positio
     Format: PostgreSQL manual, "Logical Replication Message Formats". ``counts``: columns of each, at least
     one. ``limits``: the farthest that each may reach. ``block`` must end with ``PADDING``.
     """
-    letters, lengths = np.frombuffer(block, np.uint8), _big_endian(block, ">u4")
+    letters, lengths = np.frombuffer(block, np.uint8), words(block, ">u4")
     first = np.cumsum(counts) - counts
     total = int(counts.sum())
     kinds, starts, stops = np.empty(total, np.uint8), np.empty(total, np.int64), np.empty(total, np.int64)
     at = np.minimum(at, limits)
-    whole = (counts > 0) & (_big_endian(block, ">u2")[at] == counts)
+    whole = (counts > 0) & (words(block, ">u2")[at] == counts)
     ends = at + 2
     active: Positions | None = None  # tuples with more columns; None: all
     at, limit, index = ends, limits, first
@@ -127,10 +127,11 @@ def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
     """Return the numbers at ``at``, aligned or not. ``form``: their type, such as ``>u4``."""
-    return _big_endian(block, form)[at]
+    return words(block, form)[at]
 
 
-def _big_endian(block: bytes, form: str) -> npt.NDArray[Any]:
+def words(block: bytes, form: str) -> npt.NDArray[Any]:
+    """Return the numbers of type ``form`` that begin at each letter."""
     size = np.dtype(form).itemsize
     return np.ndarray((len(block) - size + 1,), form, buffer=block, strides=(1,))
 
@@ -158,22 +159,9 @@ def json_arrays(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     return _joined("[", ["" for _ in columns], columns, "]")
 
 
-def json_objects(
-    names: Sequence[str], columns: Sequence[pa.StringArray], unsent: npt.NDArray[np.bool_] | None = None
-) -> pa.StringArray:
-    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped).
-
-    ``unsent`` (rows × columns): flags of values that the object of their row leaves out.
-    """
-    prefixes = [orjson.dumps(name).decode() + ":" for name in names]
-    if unsent is None:
-        return _joined("{", prefixes, columns, "}")
-    members = [
-        pc.if_else(pa.array(left_out), None, pc.binary_join_element_wise(prefix, _values(column), ""))
-        for prefix, column, left_out in zip(prefixes, columns, unsent.T, strict=True)
-    ]
-    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
-    return pc.binary_join_element_wise("{", inner, "}", "")
+def json_objects(names: Sequence[str], columns: Sequence[pa.StringArray]) -> pa.StringArray:
+    """Return one JSON object per row, ``names`` → ``columns`` (one or more, escaped)."""
+    return _joined("{", [orjson.dumps(name).decode() + ":" for name in names], columns, "}")
 
 
 def _joined(

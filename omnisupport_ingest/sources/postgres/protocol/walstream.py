@@ -29,7 +29,7 @@ from omnisupport_ingest.sources.postgres.session.silence import Awaited, Silence
 POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """PostgreSQL counts microseconds from here."""
 
-_KEEPALIVE = struct.Struct("!xQqB")
+_KEEPALIVE = struct.Struct("!xQ8xB")
 _STATUS = struct.Struct("!cQQQqB")
 
 _GATHER_SECONDS = 0.0005
@@ -44,13 +44,12 @@ class Keepalive:
     """The server has sent everything before ``wal_end``. ``reply_now``: it waits for a status."""
 
     wal_end: Lsn
-    sent_at: datetime
     reply_now: bool
 
     @classmethod
     def parse(cls, message: bytes) -> Keepalive:
-        wal_end, microseconds, reply = _KEEPALIVE.unpack_from(message)
-        return cls(Lsn(wal_end), from_microseconds(microseconds), bool(reply))
+        wal_end, reply = _KEEPALIVE.unpack_from(message)
+        return cls(Lsn(wal_end), bool(reply))
 
 
 def from_microseconds(since_2000: int) -> datetime:

@@ -47,7 +47,6 @@ class ServerFacts:
     timeline: int
     database: str
     version: str
-    wal_level: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,9 @@ def identify(replication: Connection) -> ServerFacts:
     with source_errors("asking the server who it is"), replication.cursor() as cursor:
         cursor.execute("IDENTIFY_SYSTEM")
         system_identifier, timeline, _, database = cursor.fetchone()
-        cursor.execute("SELECT current_setting('server_version'), current_setting('wal_level')")
-        version, wal_level = cursor.fetchone()
-    return ServerFacts(system_identifier, timeline, database, version, wal_level)
+        cursor.execute("SELECT current_setting('server_version')")
+        (version,) = cursor.fetchone()
+    return ServerFacts(system_identifier, timeline, database, version)
 
 
 def slot_facts(connection: Connection, name: str) -> SlotFacts | None:

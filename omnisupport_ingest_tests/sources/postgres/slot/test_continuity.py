@@ -19,7 +19,7 @@ from omnisupport_ingest.sources.postgres.slot.continuity import (
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SERVER = ServerFacts("7001", 1, "support", "18.4", "logical")
+SERVER = ServerFacts("7001", 1, "support", "18.4")
 EPOCH = EpochRecord(1, "first start", NOW, EpochFacts("7001", 1, "slot", Lsn(10), "support", "18.4"))
 SLOT = SlotFacts("slot", "pgoutput", "support", None, Lsn(5), Lsn(100), "reserved", 0)
 LOST = replace(SLOT, wal_status="lost")
