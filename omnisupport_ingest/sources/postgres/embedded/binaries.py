@@ -94,7 +94,7 @@ def make_shared_folder(folder: Path) -> None:
     """Make ``folder`` and its missing parents, for everyone to enter, whatever the umask is."""
     for each in reversed((folder, *folder.parents)):
         if not each.exists():
-            # No failpoint: a folder: one that is there already is as good.
+            # No failpoint: a folder that exists already serves as well.
             each.mkdir(exist_ok=True)
             each.chmod(0o755)
 
@@ -103,7 +103,8 @@ def _copy(source: Path, copy: Path) -> None:
     """Copy ``source``, and the libraries beside its package, which the programs find by relative path."""
     package = source.parent
     make_shared_folder(copy.parent)
-    # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into it.
+    # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final path,
+    # then renamed.
     draft = Path(tempfile.mkdtemp(prefix=".copy-", dir=copy.parent))
     for part in _PARTS:
         shutil.copytree(source / part, draft / package.name / source.name / part, symlinks=True)

@@ -114,8 +114,8 @@ class Location:
                     fix="Set OMNISUPPORT_HOME to a folder that another user owns, run as that user, or "
                     "set OMNISUPPORT_SOURCE_DSN to a PostgreSQL server of your own.",
                 ) from error
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         durable.replace(folder / _RECORD, encode(_Record(name, outside)))
         return location
 
@@ -132,8 +132,8 @@ class Location:
         """Remove data, configuration, socket and programs. The folder with the record stays."""
         for path in (self.socket, self.data, self.base / "data.new", self.programs):
             if path.is_dir() and not path.is_symlink():
-                # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
-                # renamed into it.
+                # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its
+                # final path, then renamed.
                 shutil.rmtree(path)
         (self.base / "server.conf").unlink(missing_ok=True)
         if self.shared.is_dir():
@@ -150,8 +150,8 @@ def make_private_folder(path: Path, uid: int) -> None:
     folder or link of that name.
     """
     try:
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         path.mkdir(mode=0o700)
         if uid != os.geteuid():
             os.chown(path, uid, -1)

@@ -194,8 +194,8 @@ class EmbeddedPostgres:
         server that was killed. Raises ``EmbeddedPostgresError`` with the end of the log if it fails,
         ``NotEnoughSpace``, or ``PostgresNotBundled``.
         """
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked_folder(self.folder):
             self._log.rotate()
@@ -237,8 +237,8 @@ class EmbeddedPostgres:
             location = Location.read(self.folder)
             if location is not None:
                 location.remove()
-            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
-            # into it.
+            # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+            # path, then renamed.
             shutil.rmtree(self.folder)
 
     def _make_data(self, location: Location, user: pwd.struct_passwd) -> None:
@@ -258,8 +258,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(self._version, user.pw_uid, location.programs)
         draft = location.base / "data.new"
         if draft.exists():
-            # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed
-            # into it.
+            # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+            # path, then renamed.
             shutil.rmtree(draft)
         make_private_folder(draft, user.pw_uid)
         status = self._run(
@@ -279,8 +279,8 @@ class EmbeddedPostgres:
         programs = binaries.programs(version, user.pw_uid, location.programs)
         make_private_folder(location.socket, user.pw_uid)
         configuration = location.base / "server.conf"
-        # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and renamed into
-        # it.
+        # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside its final
+        # path, then renamed.
         configuration.write_text(_CONFIGURATION.format(port=PORT, socket_folder=location.socket))
         configuration.chmod(0o644)
         options = f"-c config_file={shlex.quote(str(configuration))}"
@@ -302,8 +302,8 @@ class EmbeddedPostgres:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT FROM pg_database WHERE datname = %s", (self.database,))
                 if cursor.fetchone() is None:
-                    # No failpoint: the embedded PostgreSQL, a source for trials: made beside its place and
-                    # renamed into it.
+                    # No failpoint: the embedded PostgreSQL is a source for trials; its data is made beside
+                    # its final path, then renamed.
                     cursor.execute(f"CREATE DATABASE {identifier(self.database)}")
 
     def _end(self, how: signal.Signals) -> None:

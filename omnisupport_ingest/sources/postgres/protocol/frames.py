@@ -123,12 +123,12 @@ class Frames:
         self.max_row_bytes = max_row_bytes
         self._max_bytes = None if max_row_bytes is None else max_row_bytes + _ROW_OVERHEAD
         self._data = bytearray(BUFFER_BYTES)
-        self._at = self._filled = 0  # bytes not handed out; ``_bounds`` are those of their whole frames
+        self._at = self._filled = 0  # bytes not returned; ``_bounds``: of the whole frames in them
         self._bounds = [0]
         self._next = self._count = 0
-        self._other_frames: list[int] = []  # numbers of frames that are no row changes, the last first
+        self._other_frames: list[int] = []  # numbers of frames that are no row changes, descending
         self._kinds = np.zeros(0, np.uint8)  # letters of row changes, begins and commits; 0 of other frames
-        self._replacement: bytes | None = None  # stands for a message that is too long
+        self._replacement: bytes | None = None  # replaces a message that is too long
         self._to_discard = 0  # bytes of that message that have not arrived
         self._too_long_is_next = False  # whether such a message follows the whole frames
 

@@ -54,9 +54,9 @@ class Irregular(ValueError):
 class TupleValues:
     """The values of some tuples, one after another: ``kinds``, and ``starts`` and ``stops`` in the block.
 
-    One entry per tuple in the others. ``first``: number of its first value. ``counts``: number of its values.
-    ``ends``: where it ends in the block. ``whole``: whether it has the expected layout; if not, its values
-    mean nothing.
+    The other arrays have one entry per tuple. ``first``: number of its first value. ``counts``: number of its
+    values. ``ends``: where it ends in the block. ``whole``: whether it has the expected layout; if not, its
+    values mean nothing.
     """
 
     kinds: Letters

@@ -123,7 +123,7 @@ def _first_row(
     try:
         _wait(connection, give_up)
         with connection.cursor() as asking:
-            # No failpoint: a question, or the end of a session of ours.
+            # No failpoint: a query, or the end of one of our own sessions.
             asking.execute(question, (pid,))
             _wait(connection, give_up)
             row: tuple[Any, ...] | None = asking.fetchone()

@@ -81,8 +81,8 @@ def make_slot(dsn: str, connection: Connection, command: str, stop: threading.Ev
 
 def _execute(connection: Connection, command: str) -> tuple[Any, ...]:
     with connection.cursor() as cursor:
-        # No failpoint: source.slot stands around it for a slot that stays; a temporary one goes with its
-        # session.
+        # No failpoint: for a permanent slot, ``source.slot`` is around the call; a temporary slot ends with
+        # its session.
         cursor.execute(command)
         answer: tuple[Any, ...] = cursor.fetchone()
         return answer
@@ -243,7 +243,7 @@ def flush_wal(dsn: str) -> None:
     try:
         with suppress(psycopg2.Error), connection.cursor() as cursor:
             cursor.execute(f"SET statement_timeout = {_FLUSH_MILLISECONDS}")
-            # No failpoint: a temporary slot, which goes with its session.
+            # No failpoint: a temporary slot, which ends with its session.
             cursor.execute(
                 "SELECT FROM pg_create_logical_replication_slot(%s, 'pgoutput', true)", (_temporary_name(),)
             )

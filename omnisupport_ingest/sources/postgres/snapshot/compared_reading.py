@@ -115,7 +115,7 @@ class ComparedReading:
             rows = lake.scratch / f"{chunk.number}.parquet"
             unlanded = self._reader.read_text(chunk, rows)
             again = not lake.same(rows)
-            # No failpoint: scratch; also that of a killed process is removed before it is made again.
+            # No failpoint: a scratch file; what a killed process left is removed before the next use.
             rows.unlink()
         batch = self._reader.read(chunk) if again else self._land_empty(chunk, unlanded)
         self._landed(batch)

@@ -48,7 +48,7 @@ def write_text_rows(
     schema = pa.schema([(name, pa.string()) for name, _ in expressions])
     listed = ", ".join(expression for _, expression in expressions)
     written = 0
-    # No failpoint: scratch; also that of a killed process is removed before it is made again.
+    # No failpoint: a scratch file; what a killed process left is removed before the next use.
     path.touch(mode=0o600)
     with pq.ParquetWriter(path, schema) as writer, connection.cursor() as cursor:
         # Not a named cursor of psycopg2: it refuses a transaction that psycopg2 has not begun.

@@ -87,7 +87,7 @@ class StreamBatches:
 
     @property
     def pending(self) -> bool:
-        """Whether a batch is open, that is, whether anything was received since the last batch was sealed."""
+        """Whether a batch is open: a transaction began since the last batch was sealed."""
         return self._writer is not None
 
     @property
