@@ -42,8 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def not_captured(store: LandingStore, tables: Sequence[TableContract]) -> tuple[TableContract, ...]:
-    """Return those of ``tables`` that no capture of the current epoch has recorded; none before its first
-    start."""
+    """Return the ``tables`` that no capture of the current epoch recorded; none before its first start."""
     epoch = store.current_epoch()
     known = set() if epoch is None else recorded_tables(store.folder, epoch.number)
     return tuple(each for each in tables if known and each.full_name not in known)
@@ -58,8 +57,7 @@ def adds_tables(store: LandingStore) -> bool:
 def added_table_findings(
     connection: Connection, store: LandingStore, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return every finding about ``tables`` that a running capture is to add. Raises
-    ``SourceUnavailable``."""
+    """Return every finding about ``tables`` to add to a running capture. Raises ``SourceUnavailable``."""
     shared = shared_table_findings(connection, settings, tables)
     findings = preflight_tables(connection, tables, publication=settings.publication)
     return (
@@ -191,8 +189,7 @@ PARTITION_SECONDS = 10.0
 
 
 class SnapshotThread:
-    """A context in which a thread reads the snapshots that are due. At its end it waits for chunks in
-    progress.
+    """A context in which a thread reads the snapshots that are due. Its end waits for chunks in progress.
 
     ``stop`` is for the code inside the context: it is set with the caller's stop, or when a snapshot fails.
     The thread reads nothing before ``proved`` is set, because the server may have been restored to an earlier
@@ -246,8 +243,7 @@ class SnapshotThread:
 
 
 class _EitherEvent(threading.Event):
-    """Set while one of two events is set. Only the thread of the stream may call ``is_set``: the first event
-    reads files."""
+    """Set while one of two events is. Only the stream's thread may call ``is_set``: the first reads files."""
 
     def __init__(self, first: threading.Event, second: threading.Event) -> None:
         super().__init__()

@@ -142,8 +142,7 @@ class Capture:
         self._tables_checked_from = Lsn(0)
 
     def run(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Capture until everything that committed below ``until`` is durable (None: without end), or ``stop``
-        is set.
+        """Capture until all that committed below ``until`` is durable (None: no end), or ``stop`` is set.
 
         First creates what is missing: publication, slot, epoch, and snapshots of tables without one in this
         epoch. Leaves out tables that cannot be followed (see ``raise_left_out``). The record of the capture
@@ -442,8 +441,7 @@ class Capture:
         thread.raise_failure()
 
     def _contracts_now(self) -> Contracts:
-        """Read the contracts again. From now on their values are encrypted, before any new table is
-        published."""
+        """Read the contracts again. Their values are encrypted from now on, so before a table is added."""
         contracts = self._contracts_again()
         self._reread_contracts = contracts.of_source(self._settings.source)
         return contracts
@@ -461,8 +459,7 @@ class Capture:
         )
 
     def _call_landed(self, batch: Manifest) -> None:
-        """Call ``landed`` with one batch at a time, because snapshots and stream land on different
-        threads."""
+        """Call ``landed`` with one batch at a time: snapshots and stream land on different threads."""
         with self._landed_lock:
             self._landed(batch)
 

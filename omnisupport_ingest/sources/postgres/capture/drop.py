@@ -26,8 +26,7 @@ from omnisupport_ingest.storage import storage_of
 
 @dataclass(frozen=True, slots=True)
 class DropPlan:
-    """What is dropped (None: nothing). ``stays``: what is not dropped, each with the reason and the SQL to
-    drop it.
+    """What is dropped (None: nothing). ``stays``: what is not, each with the reason and the SQL to drop it.
 
     ``retained_bytes``: bytes of WAL that the server keeps for the dropped slot.
     """
@@ -50,8 +49,7 @@ def plan_drop(dsn: str, settings: Settings, home: Home) -> DropPlan:
 
 
 def plan_unasked(settings: Settings, home: Home) -> DropPlan:
-    """Return what stays at a source that cannot be reached, with the SQL to drop it; nothing is dropped
-    there.
+    """Return what stays at a source that cannot be reached, with the SQL to drop it; drop nothing.
 
     Raises ``CaptureRunning`` while a capture of this home runs, and ``HomeCopied``.
     """

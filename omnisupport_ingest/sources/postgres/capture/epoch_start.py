@@ -1,5 +1,4 @@
-"""Begins an epoch of a source: creates its slot, and records the facts that later prove it is the same
-source.
+"""Begins an epoch of a source: creates its slot, and records the facts that later identify the source.
 
 If a slot of the configured name exists that this home has not created, it belongs to somebody else and is
 left alone.
@@ -60,8 +59,7 @@ class EpochStart:
         self._intent = SlotIntent(store.folder)
 
     def findings(self, dsn: str, slot: ExpectedSlot | None = None) -> tuple[Finding, ...]:
-        """Run the preflight, log its warnings, and return all findings. ``slot``: None means the expected
-        slot."""
+        """Run the preflight, log its warnings, return all findings. ``slot``: None: the expected slot."""
         findings = preflight(
             dsn,
             self._tables,
@@ -77,8 +75,7 @@ class EpochStart:
         return findings
 
     def first(self, dsn: str, connection: Connection) -> EpochRecord:
-        """Begin the first epoch of this home. Raises ``SlotInUse`` if its slot is taken, and
-        ``SlotNotMade``."""
+        """Begin the first epoch of this home. Raises ``SlotInUse`` if its slot is taken, ``SlotNotMade``."""
         if self._intent.covers(self._settings.slot):
             # An earlier first start crashed after it created the slot and before it recorded the epoch.
             drop_slot(connection, self._settings.slot)
@@ -149,8 +146,7 @@ class EpochStart:
 
 
 def _same_history(one: EpochRecord, other: EpochRecord) -> bool:
-    """Return whether two epochs are of the same server, timeline and database, so that their LSNs can be
-    compared."""
+    """Return whether both epochs are of one server, timeline and database, so that LSNs are comparable."""
     if one.facts is None or other.facts is None:
         return False
     return (one.facts.system_identifier, one.facts.timeline, one.facts.database) == (

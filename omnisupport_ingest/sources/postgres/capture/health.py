@@ -39,8 +39,7 @@ class Health:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The problems without their digits, sorted. So a problem whose numbers changed is not a new
-        problem."""
+        """The problems without their digits, sorted: a problem whose numbers changed is not a new one."""
         plain = ("".join(letter for letter in each.problem if not letter.isdigit()) for each in self.problems)
         return tuple(sorted(plain))
 
@@ -59,8 +58,7 @@ class Health:
 
 
 def source_health(settings: Settings, home: Home, tables: Sequence[TableContract]) -> Health:
-    """Query the server and landing once. A server that does not answer is a problem in the result, not an
-    error.
+    """Query the server and landing once. A server that does not answer is a problem in the result.
 
     A source that was never captured has no slot to watch, so its level is ``WELL``.
     """

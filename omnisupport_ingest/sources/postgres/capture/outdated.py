@@ -77,8 +77,7 @@ def contracts_at_start(tables: Sequence[TableContract]) -> dict[str, str]:
 
 
 def differences(settings: Settings, contracts: Contracts) -> tuple[Difference, ...]:
-    """Return how the files of every log of the home differ from those that its running capture started
-    with."""
+    """Return how the files of every log of the home differ from those at the start of its capture."""
     home = settings.home.expanduser()
     known = {each.name: each for each in sources_in_force(settings, contracts).all}
     differing: list[Difference] = []

@@ -91,8 +91,7 @@ _FORMAT = Format(ParkedInEpoch, FORMAT_VERSION)
 
 
 class ParkedTables:
-    """The record of the parked tables of one source in one epoch, in its landing folder. Only capture writes
-    it.
+    """The record of the parked tables of one source in one epoch. Only capture writes it.
 
     A new epoch reads every table, so it begins without a record.
     """

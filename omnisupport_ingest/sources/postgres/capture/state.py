@@ -46,8 +46,7 @@ class LastError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return what may be kept of ``error``. Drops the text of a foreign error, because it may quote a
-        row."""
+        """Return what may be kept of ``error``: not the text of a foreign error, which may quote a row."""
         name, now = type(error).__name__, datetime.now(UTC)
         if isinstance(error, IngestError):
             return cls(name, error.problem, error.fix, now)
@@ -171,8 +170,7 @@ def recorded(
 
 
 class State(StrEnum):
-    """The state of a capture. ``FAILED``: the last start failed or was killed, and no later start went
-    well."""
+    """The state of a capture. ``FAILED``: the last start failed or was killed, and no later one went well."""
 
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
@@ -223,8 +221,7 @@ def capture_state(
 def _lease_and_record(
     run_folder: Path, source: str, records: CaptureRecords
 ) -> tuple[Holder | None, CaptureRecord | None]:
-    """Return lease and record of the same moment. Otherwise a capture that starts or ends could look
-    killed."""
+    """Return lease and record of the same moment: a capture that starts or ends must not look killed."""
     record = records.read()
     while True:
         holder = lease_holder(run_folder, source)

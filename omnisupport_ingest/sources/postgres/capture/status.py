@@ -286,8 +286,7 @@ def _server_warnings(
 def _new_table_warnings(
     dsn: str, settings: Settings, store: LandingStore, new: Sequence[TableContract]
 ) -> Iterator[SlotWarning]:
-    """Yield why ``new`` tables are not captured, given that the running capture has not read their
-    contracts."""
+    """Yield why ``new`` tables, whose contracts the running capture has not read, are not captured."""
     requested = {each.table for each in SnapshotRequests(store.folder).read()}
     waiting = [each for each in new if each.name in requested]
     unrequested = [each.name for each in new if each.name not in requested]

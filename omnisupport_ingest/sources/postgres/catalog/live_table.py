@@ -106,8 +106,7 @@ class LiveTable:
 def read_live_tables(
     connection: Connection, only: Collection[TableName] | None = None
 ) -> dict[TableName, LiveTable]:
-    """Return the tables of the database, or only those of ``only`` that exist. Includes views and foreign
-    tables.
+    """Return the tables of the database, or those of ``only`` that exist, views and foreign tables included.
 
     Leaves out system schemas and temporary tables. Needs no right on the tables themselves. Raises
     ``SourceUnavailable``.

@@ -281,8 +281,7 @@ def left_out_columns(table: LiveTable) -> Iterator[LeftOut]:
 
 
 def column_document(column: LiveColumn, in_key: bool) -> dict[str, Any]:
-    """Return the contract's entry for ``column`` under ``properties``. ``in_key``: the column is part of the
-    key."""
+    """Return the contract's entry for ``column`` under ``properties``. ``in_key``: it is in the key."""
     kind = column.type.kind
     types = _json_types(column.pg_type, kind)
     if not column.not_null:

@@ -189,8 +189,7 @@ class _Draft:
         return needed | encrypted if self._encrypted and len(encrypted) == 1 else needed
 
     def _covered(self) -> set[str]:
-        """Return the columns that a policy covers. While there is one, columns without an entry stay covered
-        too.
+        """Return the columns that a policy covers. If any, columns without an entry stay covered too.
 
         Empty where personal values land encrypted: then columns without an entry land encrypted too.
         """
@@ -309,8 +308,7 @@ class _Draft:
         return True
 
     def _follow_policy(self, name: str, live: LiveColumn) -> None:
-        """Leave the column out of the lake if its policy for personal data cannot be applied to its new
-        type."""
+        """Leave the column out of the lake if its policy for personal data does not fit its new type."""
         given = self.policy.get("pii", {}).get(name)
         if given is None or takes(given["policy"], live.type.kind):
             return

@@ -56,8 +56,7 @@ class NextQuality:
                 yield TakenOut("x-cdc.quality.references", what, f"it names {column}")
 
     def take_out_unfit(self, properties: dict[str, Any]) -> Iterator[TakenOut]:
-        """Remove the rules that cannot be computed over the columns in ``properties``. Yields what was
-        removed."""
+        """Remove the rules that cannot be computed over the columns in ``properties``. Yields them."""
         columns = [Column(name, line["x-pg-type"]) for name, line in properties.items()]
         with closing_after():
             for rule in list(self._entries("rules")):

@@ -53,8 +53,7 @@ class PartitionRoots:
         self._tables |= {each.table_name: each for each in tables}
 
     def name_among(self, relation: Relation, names: Collection[TableName]) -> TableName | None:
-        """Return which of the tables ``names`` the rows of ``relation`` belong to now; None if to none of
-        them.
+        """Return which of the tables ``names`` the rows of ``relation`` belong to now; None if to none.
 
         Use it only for tables that are not added yet: their former partitions are unknown.
         """
@@ -65,8 +64,7 @@ class PartitionRoots:
         return root if root in names else None
 
     def name_of(self, relation: Relation, commit_lsn: int) -> TableName:
-        """Return the name of the table with a contract that the rows of ``relation`` belong to, else its own
-        name.
+        """Return the table with a contract that the rows of ``relation`` belong to, else its own name.
 
         ``relation`` was described for a change of the transaction that committed at ``commit_lsn``.
         """

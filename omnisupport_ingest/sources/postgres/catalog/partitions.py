@@ -248,8 +248,7 @@ class PartitionRecords:
         return KnownPartitions(record.partitions, record.certain, record.since, record.left)
 
     def write(self, table: str, known: KnownPartitions) -> None:
-        """Replace the record durably. Call it only when the difference to the old record has landed or is
-        requested."""
+        """Replace the record durably. The difference to the old one must have landed or be requested."""
         partitions, since, left = dict(known.partitions), dict(known.since), dict(known.left)
         record = _Record(table, self._epoch, partitions, known.certain, since, left)
         with failpoint("source.partitions", table):

@@ -64,8 +64,7 @@ class Publication:
         return name in self.tables or name in self.roots
 
     def lets_go(self, name: TableName) -> bool:
-        """Whether table ``name`` alone can be removed: it is listed individually, and not also published by
-        its schema."""
+        """Whether table ``name`` alone can be removed: it is listed, and not also published by its schema."""
         return name in self.named and name[0] not in self.schemas
 
     @property
@@ -144,8 +143,7 @@ def drop_statement(name: str, tables: Iterable[TableName]) -> str:
 
 
 def only_statement(publication: Publication, tables: Sequence[TableName]) -> str:
-    """Return the SQL after which ``publication`` publishes exactly ``tables``, even if it lists none of them
-    now.
+    """Return the SQL after which ``publication`` publishes exactly ``tables``, even if it lists none now.
 
     Without ``tables``, the SQL drops the publication.
     """

@@ -66,8 +66,7 @@ class Published:
 
 
 class PublishedTables:
-    """The record of how the tables of one epoch are published, in the landing folder of the source.
-    Thread-safe."""
+    """The record of how the tables of one epoch are published, in the landing folder. Thread-safe."""
 
     def __init__(
         self,
@@ -77,8 +76,7 @@ class PublishedTables:
         contracts: Sequence[TableContract],
         requested: Callable[[], Collection[str]],
     ) -> None:
-        """``requested``: returns the tables (contract names) that will be read again; these are not
-        reported."""
+        """``requested``: returns the tables (contract names) to be read again, which are not reported."""
         self.lost = LostChanges(folder, epoch)
         """The missed changes found so far."""
         self._watermarks, self._written = CatalogWatermarks(), -REMEMBER_SECONDS
@@ -94,8 +92,7 @@ class PublishedTables:
             self._compare_publication(self._now(connection), self._record_missed)
 
     def begin(self, connection: Connection) -> None:
-        """Record tables that are not recorded yet, and compare the others. Raises as ``require_same``
-        does."""
+        """Record tables that are not recorded yet; compare the others. Raises as ``require_same`` does."""
         with self._lock:
             now = self._now(connection)
             self._compare(now, self._record_missed)
@@ -203,8 +200,7 @@ class PublishedTables:
         return True
 
     def reads_above(self, name: TableName, commit_lsn: int, reason: str) -> bool:
-        """Return ``read_above``. If True, also record the change as missed until that snapshot, with
-        ``reason``."""
+        """Return ``read_above``. If True, record the change as missed until that snapshot, for ``reason``."""
         with self._lock:
             tables = {} if self._record is None else self._record.tables
         for contract, table in tables.items():
@@ -282,8 +278,7 @@ class PublishedTables:
 
 
 def recorded_tables(folder: Path, epoch: int) -> set[str]:
-    """Return the tables that a capture of ``epoch`` has recorded, as ``schema.table``; none before its first
-    start."""
+    """Return the tables that a capture of ``epoch`` has recorded, as ``schema.table``; none at first."""
     record = _read(_record_file(folder, epoch))
     return set() if record is None else {each.table for each in record.tables.values()}
 

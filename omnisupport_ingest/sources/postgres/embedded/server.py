@@ -325,8 +325,7 @@ class EmbeddedPostgres:
             )
 
     def _run(self, user: pwd.struct_passwd, command: Sequence[str | Path]) -> int:
-        """Run a PostgreSQL program as ``user``, isolated from this process: session, files, variables. Return
-        its exit code.
+        """Run a PostgreSQL program as ``user``, isolated from this process; return its exit code.
 
         The log is opened here and passed on, so it may be in a folder that ``user`` cannot enter.
         """

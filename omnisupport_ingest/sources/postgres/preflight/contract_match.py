@@ -17,8 +17,7 @@ from omnisupport_ingest.sources.postgres.session.quoting import identifier, qual
 
 
 def contract_findings(contract: TableContract, table: LiveTable | None) -> Iterator[Finding]:
-    """Yield every difference between ``contract`` and ``table``. ``table``: None if the source has no such
-    table.
+    """Yield every difference between ``contract`` and ``table`` (None: the source has no such table).
 
     ``read_live_tables`` reads the tables of all contracts at once.
     """

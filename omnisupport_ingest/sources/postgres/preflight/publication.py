@@ -166,8 +166,7 @@ def _uncovered(publication: Publication, tables: Tables, role: str) -> Iterator[
 
 
 def _of_partitions(publication: Publication, contract: TableContract) -> Iterator[Finding]:
-    """Check partitions that are sent under their own names: none may have its own row filter or column
-    list."""
+    """Check partitions sent under their own names: none may have its own row filter or column list."""
     differing = publication.roots.get(contract.table_name, ())
     if differing:
         listed = ", ".join(f"{schema}.{table}" for schema, table in differing)

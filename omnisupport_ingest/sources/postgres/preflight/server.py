@@ -84,8 +84,7 @@ SUGGESTED_LIMIT = "50GB"
 
 
 def server_findings(connection: Connection, slot: str) -> Iterator[Finding]:
-    """Yield what is wrong with the server itself. ``slot``: the name of ours, which does not count as in
-    use."""
+    """Yield what is wrong with the server itself. ``slot``: the name of ours, which is not counted."""
     if connection.server_version < OLDEST_VERSION * 10_000:
         yield Finding(
             "server_version",
@@ -174,8 +173,7 @@ def _headroom(connection: Connection, setting: str, used_query: str, *, needed: 
 
 
 def _retention(connection: Connection) -> Iterator[Finding]:
-    """Yield findings about settings that limit, or fail to limit, how long the server keeps WAL for an unread
-    slot."""
+    """Yield findings about settings for how long the server keeps WAL for an unread slot."""
     limit, idle = one_row(
         connection,
         "SELECT current_setting('max_slot_wal_keep_size'),"

@@ -46,8 +46,7 @@ def shared_database_findings(dsn: str, settings: Settings) -> tuple[Finding, ...
 def shared_table_findings(
     connection: Connection, settings: Settings, tables: Sequence[TableContract]
 ) -> tuple[Finding, ...]:
-    """Return a finding for each of ``tables`` that another source of the database has a contract for, or
-    publishes.
+    """Return a finding for each of ``tables`` that another source of the database contracts or publishes.
 
     Used for tables that are added to a running capture.
     """
@@ -112,8 +111,7 @@ def _published_by_both(
 def _doubled(
     connection: Connection, publication: str | None, sender: str, own: str, tables: Sequence[TableContract]
 ) -> Iterator[Finding]:
-    """Yield a finding if ``publication`` of source ``sender`` publishes some of ``tables``, which belong to
-    ``own``."""
+    """Yield a finding if ``publication`` of ``sender`` publishes some of ``tables``, which ``own`` has."""
     published = read_publication(connection, publication) if publication is not None else None
     if published is None:
         return

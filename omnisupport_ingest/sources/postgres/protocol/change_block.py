@@ -44,8 +44,7 @@ _MICROS_TO_2000 = (POSTGRES_EPOCH - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROS
 
 _OPS = pa.array(["c", "u", "d"])
 _MARKER = WAL_DATA_HEADER + 5
-"""Offset of the letter that names the first tuple of a change; the letter follows the kind and the table's
-oid."""
+"""Offset of the letter that names a change's first tuple, which follows the kind and the table's oid."""
 
 _OVERHEAD = 100
 """Estimated bytes that an event takes in addition to its message."""
@@ -69,8 +68,7 @@ class TransactionRuns(NamedTuple):
 
     @classmethod
     def of(cls, begun: Sequence[tuple[int, Begin, int]]) -> TransactionRuns:
-        """Return the runs of ``begun``: for each, index of its first row, its transaction, index of its first
-        change."""
+        """Return the runs of ``begun``: index of the first row, transaction, index of the first change."""
         values = [
             (first, index, each.commit_lsn, (each.commit_ts - POSTGRES_EPOCH) // _MICROSECOND, each.xid)
             for first, each, index in begun
@@ -178,8 +176,7 @@ class _RowChanges:
         self._lsns = big_endian(self._bytes, ">u8", self._starts + 1).astype(np.int64)
 
     def tables(self) -> list[pa.Table]:
-        """Return tables of events: those of regular changes, then those of changes that were converted one by
-        one."""
+        """Return tables of events: of regular changes, and of changes that were converted one by one."""
         letters = np.frombuffer(self._bytes, np.uint8)
         kinds, markers = letters[self._starts + WAL_DATA_HEADER], letters[self._starts + _MARKER]
         oids, table_of = np.unique(
@@ -236,8 +233,7 @@ class _RowChanges:
         return ParsedRows(tables, table_of, tuples, whole)
 
     def _events(self, changes: ParsedRows, rows: Positions, kinds: Letters) -> tuple[pa.Table, Flags]:
-        """Return the events of the ``rows`` whose key did not change, and flags (per row) that mark these
-        rows."""
+        """Return the events of those ``rows`` whose key did not change, and flags (per row) for these."""
         images = changes.images(self._bytes)
         count, runs, tables = len(rows), self._run_of[rows], changes.tables
         moments = pa.array(self._runs.commit_micros[runs] + _MICROS_TO_2000, pa.int64())

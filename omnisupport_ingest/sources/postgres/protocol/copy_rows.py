@@ -93,8 +93,7 @@ def copy_lines(
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows that COPY returned. ``keys``: each row's key as a JSON array. ``images``: each row as a JSON
-    object."""
+    """Rows that COPY returned. ``keys``: each key as a JSON array. ``images``: each row as a JSON object."""
 
     keys: pa.StringArray
     images: pa.StringArray
@@ -223,8 +222,7 @@ class _Values:
         )
 
     def joined(self, columns: Positions | slice, literals: Positions, closing: int) -> pa.StringArray:
-        """Return the JSON of each row: its values in ``columns``, a literal before each, then the literal
-        ``closing``.
+        """Return the JSON of each row: its values in ``columns``, each after a literal, then ``closing``.
 
         ``literals`` and ``closing`` are numbers of literals. Raises ``pa.ArrowInvalid`` if the result is not
         UTF-8.
@@ -284,8 +282,7 @@ class _WholeLines(io.RawIOBase):
 
 
 def _escaped_for_json(lines: bytes, before: bytes) -> tuple[bytearray, Positions, Flags]:
-    """Convert COPY's escapes to JSON's; return the block, the ends of values, and flags of those that end a
-    line.
+    """Convert COPY's escapes to JSON's; return the block, the ends of values, and flags for line ends.
 
     The block is ``before`` followed by the converted ``lines``. Both formats write most escapes alike. The
     letters that end values, and ``\\N``, are kept.

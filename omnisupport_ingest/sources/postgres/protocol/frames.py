@@ -43,8 +43,7 @@ HEAD_BYTES = WAL_DATA_HEADER + 9
 in progress, the oid follows the transaction's id."""
 
 _OVERSIZED = {ord("I"): b"i", ord("U"): b"u", ord("D"): b"d"}
-"""First byte of a row change → first byte of its replacement if the row is too long. No server sends such a
-replacement."""
+"""First byte of a row change → that of its replacement if the row is too long; no server sends it."""
 
 _MIN_ROWS = 4
 """Smallest number of row changes that are returned together; a smaller number costs less one by one."""
@@ -64,8 +63,7 @@ _LENGTH = struct.Struct("!xI")
 
 
 class Rows(NamedTuple):
-    """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from one of ``starts`` to its end in
-    ``ends``."""
+    """Consecutive row changes: ``WAL_DATA`` messages in ``data``, each from ``starts`` to ``ends``."""
 
     data: bytes
     starts: Positions

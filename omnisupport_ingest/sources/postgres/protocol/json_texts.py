@@ -30,8 +30,7 @@ _MOST_BYTES = int(np.iinfo(np.int32).max)
 
 
 class Literals(NamedTuple):
-    """The literals before the values of some columns; ``content`` holds ``_VARIANTS`` literals for each
-    column.
+    """The literals before the values of some columns: ``content`` holds ``_VARIANTS`` for each column.
 
     ``lengths``: length of each literal in bytes.
     """
@@ -115,14 +114,12 @@ class JsonTexts:
         return self._joined(members, count, 0)
 
     def arrays(self, members: Members, count: int) -> pa.StringArray:
-        """Return a JSON array for each of ``count`` rows; null for a row without members. Ignores
-        ``members.columns``."""
+        """Return a JSON array per row (``count``); null without members. Ignores ``members.columns``."""
         columns = np.full(len(members.rows), self._literals // _VARIANTS - 1)
         return self._joined(members._replace(columns=columns), count, 2)
 
     def values_by_row(self, members: Members, count: int) -> pa.StringArray:
-        """Return the single text of each of ``count`` rows, or null. ``members`` has at most one member per
-        row."""
+        """Return the text of each of ``count`` rows; null for none. A row has one member at most."""
         numbers, missing = np.zeros(count, np.int64), np.ones(count, np.bool_)
         texts = members.where(members.is_text)
         numbers[texts.rows], missing[texts.rows] = 2 * texts.numbers, False
@@ -213,8 +210,7 @@ _FIRST_UNESCAPED = 0x20
 
 
 def _special(texts: bytearray, letters: npt.NDArray[np.uint8], ends: int) -> list[str]:
-    """Return the letters in ``texts`` that JSON escapes. ``ends``: number of the NULs that separate the
-    texts."""
+    """Return the letters in ``texts`` that JSON escapes. ``ends``: number of NULs between the texts."""
     # The backslash first, because the other escapes add backslashes.
     special = [letter for letter in '\\"' if letter.encode() in texts]
     control = letters < _FIRST_UNESCAPED

@@ -222,8 +222,7 @@ class ParsedRows:
 
 
 def _ragged(first: Positions, counts: Positions) -> Positions:
-    """Return, for each number in ``first``, as many consecutive numbers from it on as ``counts`` says, in one
-    array."""
+    """Return ``counts`` consecutive numbers from each number in ``first`` on, in one array."""
     indexes: Positions = np.repeat(first - (np.cumsum(counts) - counts), counts)
     indexes += np.arange(len(indexes))
     return indexes

@@ -101,8 +101,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """A message that ``pg_logical_emit_message`` wrote. If not ``transactional``, it belongs to no
-    transaction."""
+    """A message of ``pg_logical_emit_message``. If not ``transactional``, it is in no transaction."""
 
     transactional: bool
     lsn: int
@@ -295,8 +294,7 @@ def _stream_abort(message: bytes) -> StreamAbort:
 
 
 def begin_and_commit(stream_commit: bytes) -> tuple[bytes, bytes]:
-    """Return the messages Begin and Commit that protocol version 1 would send, made from a ``StreamCommit``
-    message."""
+    """Return Begin and Commit as protocol version 1 sends them, made from a ``StreamCommit`` message."""
     xid, flags_and_on, commit_lsn, commit_ts = (
         stream_commit[1:5],
         stream_commit[5:],

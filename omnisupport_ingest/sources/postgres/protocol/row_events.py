@@ -68,8 +68,7 @@ class EventHeader(NamedTuple):
 
 
 def row_events(schema: RowSchema, change: RowChange, header: EventHeader) -> tuple[LandedEvent, ...]:
-    """Return one event, or two for an update that changed the key: ``d`` of the old key, ``c`` of the new
-    key.
+    """Return one event; or two if the key changed: ``d`` of the old key, ``c`` of the new key.
 
     Both of the two carry in ``before`` the old row as it was sent: the whole row under replica identity FULL,
     else the columns of the replica identity. Raises ``KeyNotSent`` if a part of the old key was not sent.
@@ -104,8 +103,7 @@ def truncate_event(name: TableName, header: EventHeader) -> LandedEvent:
 
 
 def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
-    """Return the ``m`` event of a message; it has no table. ``after``: the prefix, and the content in
-    base64."""
+    """Return the ``m`` event of a message, without a table. ``after``: prefix, and content in base64."""
     content = base64.b64encode(message.content).decode()
     return LandedEvent(
         header.epoch, header.commit_lsn, header.ordinal, "m", header.commit_ts, header.xid, header.lsn,
@@ -114,8 +112,7 @@ def message_event(message: LogicalMessage, header: EventHeader) -> LandedEvent:
 
 
 class _Content(NamedTuple):
-    """The content of an event without its header: JSON texts, and the names of the columns that were not
-    sent."""
+    """The content of an event besides its header: JSON texts, and the columns that were not sent."""
 
     key: str | None = None
     before: str | None = None
@@ -184,8 +181,7 @@ class RowSchema:
         return Literals.of_objects(self.names)
 
     def key(self, values: list[Value], fallback: list[Value] | None) -> str | None:
-        """Return the key in ``values`` as JSON; None without key columns. Unsent key values are taken from
-        ``fallback``."""
+        """Return the key in ``values`` as JSON; None without a key. ``fallback`` replaces unsent values."""
         if not self.key_indexes:
             return None
         key_values = [values[i] for i in self.key_indexes]
@@ -207,8 +203,7 @@ class RowSchema:
         return self.key(values, None)
 
     def new_image(self, values: list[Value]) -> tuple[str, list[str] | None]:
-        """Return the new row as sent, and the names of the columns that were not sent; None if all were
-        sent."""
+        """Return the new row as sent, and the names of the columns that were not sent; None for none."""
         names = self.names
         if UNCHANGED not in values:
             return orjson.dumps(dict(zip(names, values, strict=True))).decode(), None

@@ -129,8 +129,7 @@ def pieces(letters: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def big_endian(block: bytes, form: str, at: Positions) -> npt.NDArray[Any]:
-    """Return the numbers at the offsets ``at``, aligned or not. ``form``: their numpy type, such as
-    ``>u4``."""
+    """Return the numbers at the offsets ``at``, aligned or not. ``form``: numpy type, such as ``>u4``."""
     return _big_endian(block, form)[at]
 
 

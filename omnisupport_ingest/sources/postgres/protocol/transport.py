@@ -212,8 +212,7 @@ class LibpqTransport:
             self._free(self._buffer)
 
     def _gone(self, *, ended: bool) -> SourceUnavailable:
-        """Return the error for a lost stream. ``ended``: the server ended the stream itself, perhaps with an
-        error."""
+        """Return the error for a lost stream. ``ended``: the server ended it itself, perhaps by an error."""
         reason = self._error_at_end() if ended else ""
         return stream_closed(reason or _one_line(self._pq.PQerrorMessage(self._handle)) or "end of stream")
 
@@ -236,8 +235,7 @@ def stream_closed(reason: str) -> SourceUnavailable:
 
 
 def _error_text(content: bytes, fields: bytes = b"SM") -> str:
-    """Return the message of an ErrorResponse on one line (manual, "Error and Notice Message Fields"), as
-    libpq writes it.
+    """Return the text of an ErrorResponse (manual, "Error and Notice Message Fields") as libpq writes it.
 
     ``fields``: letters of the fields to include; by default none that may quote data.
     """

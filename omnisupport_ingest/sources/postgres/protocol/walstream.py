@@ -41,8 +41,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """A message of the server that it has sent everything before ``wal_end``. ``reply_now``: it expects a
-    status now."""
+    """The server has sent everything before ``wal_end``. ``reply_now``: it expects a status now."""
 
     wal_end: Lsn
     sent_at: datetime
@@ -114,13 +113,11 @@ class WalStream:
             self._transport.handle_frame(letter, content)
 
     def rows(self) -> Rows | None:
-        """Return the received row changes up to the next message of another kind, or None. Receives nothing
-        itself."""
+        """Return the received row changes up to the next other message, or None. Receives nothing itself."""
         return self._frames.rows()
 
     def transactions(self) -> Transactions | None:
-        """Return the received transactions that are whole and contain only row changes, or None. Receives
-        nothing itself."""
+        """Return the received transactions that are whole and contain only row changes, or None."""
         return self._frames.transactions()
 
     @property
@@ -178,8 +175,7 @@ class WalStream:
             self._reply_requested_at = time.monotonic()
 
     def end(self) -> None:
-        """End the stream in order, so that the server has received every ``confirm``. Call ``close``
-        afterwards.
+        """End the stream in order, so that the server receives every ``confirm``; then call ``close``.
 
         Waits a few seconds at most. If a connection is just closed, the server loses what it has not read,
         and the next start looks like one after a crash.

@@ -31,15 +31,13 @@ SOURCE = DatabaseLabel("the source", "OMNISUPPORT_SOURCE_DSN")
 
 
 def label_of(dsn: str) -> DatabaseLabel:
-    """Return how messages name the source at ``dsn``: by the definition that holds it, else by the
-    setting."""
+    """Return how messages name the source at ``dsn``, and the setting or definition that holds it."""
     return DatabaseLabel(SOURCE.name, dsn.place) if isinstance(dsn, NamedSecret) else SOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A failure whose message contains any of ``words``. ``refused``: it lasts until a person changes
-    something."""
+    """A failure whose message contains any of ``words``. ``refused``: a person must change something."""
 
     words: tuple[str, ...]
     fix: str

@@ -1,5 +1,4 @@
-"""Opens connections to the source, and pins every session setting that decides how values are written as
-text.
+"""Opens connections to the source, with every setting pinned that decides how values become text.
 
 The snapshot reads values over a normal connection, the stream over a replication connection. Both must write
 a value as the same text. So both get the same settings from here, whatever the defaults of the server, the
@@ -136,8 +135,7 @@ def connect_replication(
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Turn operational errors of psycopg2 into ``SourceUnavailable``. ``doing``: completes "while …" in the
-    message."""
+    """Turn operational errors into ``SourceUnavailable``. ``doing``: completes "while …" in its message."""
     try:
         yield
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
@@ -149,8 +147,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 class _SqlConnection(Connection):  # type: ignore[misc]  # psycopg2 ships no types
-    """A connection whose ``commit`` and ``rollback`` are watched for silence, like the calls of its
-    cursors."""
+    """A connection whose ``commit`` and ``rollback`` are watched for silence, as its cursors are."""
 
     silence: Silence
     label: DatabaseLabel
@@ -228,8 +225,7 @@ def _options(parameters: dict[str, str], pinned: dict[str, str]) -> str:
 
 
 def _lift_newer_timeouts(connection: Connection) -> None:
-    """Lift timeouts that only newer servers have. They cannot be options: an older server would refuse the
-    connection."""
+    """Lift timeouts that only newer servers know. As options, an older server would refuse them."""
     known = [name for since, name in _NEWER_TIMEOUTS if connection.server_version >= since]
     if known:
         with source_errors("setting up a session"), connection.cursor() as cursor:
@@ -237,8 +233,7 @@ def _lift_newer_timeouts(connection: Connection) -> None:
 
 
 def dsn_parts(dsn: str, label: DatabaseLabel | None = None) -> dict[str, str]:
-    """Return the parts of ``dsn``. Raises ``BadDsn``, which quotes nothing of it, because any part may hold a
-    password.
+    """Return the parts of ``dsn``. Raises ``BadDsn`` without quoting it: any part may hold a password.
 
     ``label``: how the error names the database, as in ``connect``.
     """

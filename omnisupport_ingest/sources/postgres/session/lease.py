@@ -1,5 +1,4 @@
-"""The lease that allows one capture per home and source. It is a lock that ends with the process that holds
-it."""
+"""The lease that allows one capture per home and source: a lock that ends with its process."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from omnisupport_ingest.sources.postgres.session.errors import CaptureRunning
 
 
 def take_lease(run_folder: Path, source: str) -> NamedLock:
-    """Take the lease on ``source``; return it as a context manager. Raises ``CaptureRunning``, which names
-    its holder."""
+    """Return the taken lease on ``source``, a context manager. Raises ``CaptureRunning`` with its holder."""
     try:
         return NamedLock.take(_file(run_folder, source))
     except LockTaken as taken:

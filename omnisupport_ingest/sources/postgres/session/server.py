@@ -69,8 +69,7 @@ class SlotReader:
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A replication slot. ``wal_status``: ``lost`` if the server gave the slot up, or removed WAL that it
-    needs.
+    """A replication slot. ``wal_status``: ``lost`` if the server gave it up, or removed WAL that it needs.
 
     ``retained_bytes``: WAL that the server keeps because of the slot. ``safe_bytes``: WAL that may still be
     written before the slot is in danger; None without ``max_slot_wal_keep_size``. ``invalidated``: why the
@@ -191,8 +190,7 @@ def wal_clock(connection: Connection) -> WalClock:
 
 
 def current_wal_lsn(dsn: str) -> Lsn:
-    """Return the end of the server's flushed WAL: every commit that was acknowledged before now lies below
-    it.
+    """Return the end of the server's flushed WAL. Every commit acknowledged before now lies below it.
 
     Commits with ``synchronous_commit = off`` are acknowledged before they are flushed, so they may lie above
     it.
@@ -279,8 +277,7 @@ class SourceAnswer:
 
 
 class SourceProbe:
-    """Queries the source for its slot in a thread of its own. ``result`` waits a limited time for the
-    answer."""
+    """Queries the source for its slot, in its own thread. ``result`` waits a limited time for the answer."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn, self._slot = dsn, slot

@@ -40,8 +40,7 @@ _AGAIN_SECONDS = 1.0
 """Seconds after which a session that waits for us is checked again: its answer may have been on the way."""
 
 _CHECK_SECONDS, _IDLE_SECONDS = 0.5, 60.0
-"""Seconds between two checks of all waits; and seconds without any wait after which the checking thread
-ends."""
+"""Seconds between two checks of all waits; seconds without a wait until the checking thread ends."""
 
 _WAITS_FOR_US = ("clientread", "clientwrite", "walsendermain", "walsenderwritedata")
 _STREAM_WAITS = (*_WAITS_FOR_US, "walsenderwaitforwal")
@@ -55,15 +54,13 @@ _LAST_DATA_AT, _TCP_INFO_BYTES = 8 + 11 * 4, 104
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long silence is tolerated (``seconds``), and the ``parameters`` of a connection that asks the
-    server."""
+    """How many ``seconds`` of silence are tolerated; ``parameters`` of a connection that asks the server."""
 
     seconds: float
     parameters: Mapping[str, str]
 
     def explained(self, pid: int, *, streaming: bool = False) -> str | None:
-        """Return None if session ``pid`` is working; else a clause that says why nothing can be expected from
-        it.
+        """Return None if session ``pid`` is working; else a clause that says why nothing will come from it.
 
         ``streaming``: the session is a walsender that streams. Takes up to about 20 seconds.
         """
@@ -74,8 +71,7 @@ class Silence:
         return None if waiting is None else waiting.clause
 
     def end(self, pid: int) -> None:
-        """Make the server end our abandoned session ``pid``; otherwise it keeps slot and locks until the
-        server notices.
+        """Make the server end our abandoned session ``pid``, which would keep its slot and locks for a while.
 
         Does nothing if the server does not answer.
         """
@@ -173,8 +169,7 @@ class Awaited:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Return a context in which silence is expected, because we are working and the server waits for
-        us."""
+        """Return a context in which silence is expected: we are working, and the server waits for us."""
         self._since = None
         try:
             yield
@@ -182,8 +177,7 @@ class Awaited:
             self._since = time.monotonic()
 
     def check(self) -> None:
-        """Ask the server about the session if it has been silent for too long. Does not wait for the
-        answer."""
+        """Ask the server about the session if it was silent for too long. Does not wait for the answer."""
         if not self._asking and self._silent_seconds() >= self._silence.seconds:
             self._asking = True
             threading.Thread(target=self._ask, name="asking after a session", daemon=True).start()
@@ -221,8 +215,7 @@ class Awaited:
 
 
 class _Watch:
-    """The waits of this process. One thread checks them all: a thread for each would cost more than most
-    waits."""
+    """The waits of this process, checked by one thread: a thread each would cost more than most waits."""
 
     def __init__(self) -> None:
         self._waits: set[Awaited] = set()
@@ -279,8 +272,7 @@ _MOST_TRIES = 10
 
 
 class AwaitedCursor(cursor):  # type: ignore[misc]  # psycopg2 ships no types
-    """A cursor of a connection with a ``silence``: its calls that wait for the server are watched for
-    silence.
+    """A cursor of a connection with a ``silence``. Its calls that wait for the server are watched.
 
     A catalog query fails if any relation is dropped while it runs (``pg_publication_tables`` opens each one).
     Outside transactions, such a query is sent again.

@@ -76,8 +76,7 @@ class LandedChain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where to start streaming. ``resent``: the transaction that must arrive first as proof; None: no such
-    proof.
+    """Where to start streaming. ``resent``: the transaction that must arrive first as proof, or None.
 
     ``recovered_from``: the slot's confirmed position if it lies below the end of what has landed; else None.
     It lies below if capture or the server died before the last batches were durably confirmed.
@@ -90,8 +89,7 @@ class ResumePoint:
 
     @property
     def proved(self) -> bool:
-        """Whether continuity is certain already, so that nothing the stream sends can contradict what has
-        landed."""
+        """Whether nothing that the stream sends can contradict what has landed."""
         return self.resent is None and self.start >= self.end_of_chain
 
 
@@ -192,8 +190,7 @@ _GIVEN_UP = {
     "rows_removed": "rows of the catalog that it needs were removed while the server was a standby",
     "wal_level_insufficient": "wal_level was below logical on the primary while the server was a standby",
 }
-"""Reasons by ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), reported since version
-17."""
+"""Reasons by ``invalidation_reason`` (PostgreSQL manual, ``pg_replication_slots``), since version 17."""
 
 
 def _given_up(slot: str, reason: str | None) -> str:

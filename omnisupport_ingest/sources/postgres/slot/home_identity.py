@@ -1,5 +1,4 @@
-"""The identity of a home. It shows whether a home is a copy: a copy must not read or drop the original's
-slot.
+"""The identity of a home, which reveals a copy: a copy must not read or drop the original's slot.
 
 Everything that a home records about its slot is in files, which a copy has too. But a copied or restored
 identity file has another inode, or another time of change. On a disk that was moved to another machine, it
@@ -82,8 +81,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class HomeIdentity:
-    """The identity of one home: a random id, facts of the identity file, and the slots that the home does not
-    own."""
+    """The identity of one home: a random id, facts of its identity file, and slots that it does not own."""
 
     def __init__(self, home: Home) -> None:
         """Prepare access to the identity of ``home``; reads and writes nothing yet."""

@@ -78,8 +78,7 @@ class ExpectedSlot:
 
 
 def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
-    """Return the slot of the current epoch; without an epoch, the ``configured`` slot, which the first would
-    get."""
+    """Return the slot of the current epoch; without one, the ``configured`` slot for the first epoch."""
     epoch = store.current_epoch()
     if epoch is not None and epoch.facts is not None:
         # The proof of continuity decides later whether it is the right slot, and intact.
@@ -89,8 +88,7 @@ def expected_slot(store: LandingStore, configured: str) -> ExpectedSlot:
 
 
 def end_of_chain(store: LandingStore, epoch: EpochRecord) -> LandedChain:
-    """Return where the landed stream of ``epoch`` ends; if nothing has landed, the slot's consistent
-    point."""
+    """Return where the landed stream of ``epoch`` ends; if it is empty, the slot's consistent point."""
     prefix = f"e{epoch.number:06d}-s-"
     stops: list[Lsn] = []
     last: LandedTransaction | None = None

@@ -44,8 +44,7 @@ class WalLimits:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """When the server can no longer keep the WAL. ``rate``: WAL bytes written per second lately; None if
-    unknown.
+    """When the server can no longer keep the WAL. ``rate``: WAL bytes per second lately; None if unknown.
 
     ``ends_at``: the nearest limit: ``max_slot_wal_keep_size`` (the server gives the slot up) or ``disk`` (it
     is full); None if neither is known. ``left``: bytes until that limit. ``seconds``: time until then if
@@ -84,8 +83,7 @@ class Thresholds:
 
 
 def wal_rate(earlier: WalMark | None, now: WalMark) -> float | None:
-    """Return the WAL bytes written per second between two marks; None if they are less than a minute
-    apart."""
+    """Return the WAL bytes per second between two marks; None if they are less than a minute apart."""
     if earlier is None or now.at - earlier.at < _MINIMUM_SPAN:
         return None
     written = max(0, now.lsn.value - earlier.lsn.value)

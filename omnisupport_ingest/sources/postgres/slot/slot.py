@@ -182,8 +182,7 @@ def create_slot(dsn: str, name: str, stop: threading.Event) -> Lsn:
 
 
 def slot_taken(name: str, slot: SlotFacts | None = None) -> SlotInUse:
-    """Return the error for a slot that exists but was not created by this home. ``slot``: its facts, if
-    known."""
+    """Return the error for a slot that this home has not created. ``slot``: its facts, if known."""
     about = ""
     if slot is not None:
         state = f"read by {slot.reader}" if slot.reader else "nobody reads it now"
@@ -233,8 +232,7 @@ def consistent_snapshot(dsn: str, stop: threading.Event | None = None) -> Iterat
 
 
 def flush_wal(dsn: str) -> None:
-    """Make the server flush the WAL written so far, by making a temporary logical slot, which flushes it
-    first.
+    """Make the server flush the WAL written so far, which making a temporary logical slot does.
 
     Otherwise the server flushes WAL without a commit only after seconds, and the stream sends nothing of it
     before. The slot is given up if it would have to wait for transactions. Does nothing if no slot is free.

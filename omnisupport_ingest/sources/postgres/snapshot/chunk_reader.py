@@ -150,8 +150,7 @@ class SnapshotChunk:
 
 
 class SnapshotRows:
-    """Writes lines of ``chunk`` to ``writer``. ``ordinals``: reserves a number of ordinals, returns the first
-    one."""
+    """Writes lines of ``chunk`` to ``writer``. ``ordinals``: reserves a number of them, returns the first."""
 
     def __init__(self, chunk: SnapshotChunk, writer: BatchWriter, ordinals: Callable[[int], int]) -> None:
         self._chunk, self._writer, self._ordinals = chunk, writer, ordinals
@@ -203,8 +202,7 @@ class ReadContext:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Chunk ``number`` of ``table``, as ``plan`` cuts it. From number ``plan.chunks`` on, chunks were added
-    later."""
+    """Chunk ``number`` of ``table``, as ``plan`` cuts it; one from ``plan.chunks`` on was added later."""
 
     table: TableContract
     plan: SnapshotPlan
@@ -273,8 +271,7 @@ class ChunkReader:
         return self._land(chunk, where(plan.by, plan.types, *chunk.bounds, others))
 
     def read_text(self, chunk: PlannedChunk, path: Path) -> UnlandedRead:
-        """Write the rows of ``chunk``, ``as_compared``, to a file with ``write_text_rows``. Raises as
-        ``read`` does."""
+        """Write the rows of ``chunk``, ``as_compared``, with ``write_text_rows``. Raises as ``read`` does."""
         contract = as_compared(chunk.table)
 
         def read(rows: str) -> None:
@@ -284,8 +281,7 @@ class ChunkReader:
         return unlanded
 
     def read_checksum(self, chunk: PlannedChunk) -> tuple[UnlandedRead, RowChecksum]:
-        """Return the checksum of the rows of ``chunk``, which the server computes. Raises as ``read``
-        does."""
+        """Return the server's checksum of the rows of ``chunk``. Raises as ``read`` does."""
 
         def read(rows: str) -> RowChecksum:
             checksum = server_checksum(self._connection, chunk.table, rows)
@@ -295,8 +291,7 @@ class ChunkReader:
         return self._read_unlanded(chunk, read)
 
     def _read_unlanded(self, chunk: PlannedChunk, read: Callable[[str], T]) -> tuple[UnlandedRead, T]:
-        """Call ``read`` with the SQL that follows FROM for the rows of ``chunk``; return the read and its
-        result."""
+        """Call ``read`` with the SQL that follows FROM for ``chunk``; return the read and its result."""
         table, plan = chunk.table, chunk.plan
         mark = self._begin(table, plan, None)
         try:
@@ -315,8 +310,7 @@ class ChunkReader:
         return self._land(chunk, where_key(chunk.table, self._types(chunk.table), keys), at=at)
 
     def read_more(self, chunk: PlannedChunk, condition: str) -> Manifest:
-        """Land the rows that meet ``condition`` (a WHERE clause) as ``chunk``, added to a finished
-        snapshot."""
+        """Land the rows that meet ``condition`` (WHERE clause) as ``chunk`` of a finished snapshot."""
         return self._land(chunk, condition)
 
     def _relation(self, table: TableContract) -> CatalogRelation:
@@ -416,8 +410,7 @@ class ChunkReader:
         raise Stopped
 
     def _open(self, table: TableContract, plan: SnapshotPlan) -> bool:
-        """Begin a read. Return False if another session holds a lock on the table; then end the read and try
-        again."""
+        """Begin a read. Return False if another session holds a lock on the table; then end it and retry."""
         with source_errors(f"opening {table.full_name}"), self._connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             by_index = plan.scope is not None and plan.by not in ((), (CTID,))

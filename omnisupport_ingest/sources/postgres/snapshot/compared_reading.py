@@ -57,8 +57,7 @@ class Lake(Protocol):
     """The tables of a lake that a source is compared with."""
 
     def pin(self) -> None:
-        """Keep reading the tables as they are now. Raises ``IngestError`` unless they include everything that
-        landed."""
+        """Pin the tables as they are now. Raises ``IngestError`` unless they include all that landed."""
 
     def rows(self, table: TableContract, /) -> AbstractContextManager[LakeRows]:
         """Return the rows of one table, as they were at ``pin``."""
@@ -93,8 +92,7 @@ class ComparedReading:
         self._reader, self._context, self._landed = reader, context, landed
 
     def run(self, table: TableContract, plan: SnapshotPlan, lake: LakeRows) -> Recovered:
-        """Land the differing chunks. After ``Stopped`` or ``SourceUnavailable``, the table counts as
-        unread."""
+        """Land the differing chunks. If interrupted, the table counts as unread. Raises as ``read`` does."""
         read = [self._chunk(PlannedChunk(table, plan, number), lake) for number in range(plan.chunks)]
         gone = lake.unmet()
         self._landed(self._end(table, plan, read, gone))
@@ -139,8 +137,7 @@ class ComparedReading:
     def _end(
         self, table: TableContract, plan: SnapshotPlan, read: Sequence[_Compared], gone: Sequence[str]
     ) -> Manifest:
-        """Land a delete for each key in ``gone``, at a position below all changes that the chunks did not
-        see."""
+        """Land a delete for each key in ``gone``, below all changes that the chunks did not see."""
         lowest = min((each.unlanded for each in read), key=lambda unlanded: unlanded.low)
         high = max(each.batch.chunk.high for each in read if each.batch.chunk is not None)
         context = self._context

@@ -145,8 +145,7 @@ def row_number(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """The result of ``write_rows_at``: ``written`` of ``rows`` rows. ``live``: rows that are not softly
-    deleted.
+    """The result of ``write_rows_at``: ``written`` of ``rows`` rows. ``live``: rows not softly deleted.
 
     ``below``: the sample consists of the rows whose ``key_hash`` is lower; None if every row was written.
     """

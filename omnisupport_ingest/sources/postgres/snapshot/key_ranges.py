@@ -1,5 +1,4 @@
-"""Cuts a table into key ranges with about equally many rows, and checks the key ranges that a person
-requests.
+"""Cuts a table into key ranges with about equally many rows, and checks requested key ranges.
 
 Bounds are read in the order of an index; each is one chunk of index entries above the bound before. So the
 ranges are even for any distribution of keys, without statistics. A table whose key has no index is cut by
@@ -109,8 +108,7 @@ def cut(
 
 
 def where_key(table: TableContract, types: Sequence[str], keys: Collection[str]) -> str:
-    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of the contract's key
-    values)."""
+    """Return the WHERE clause for the rows with one of ``keys`` (JSON arrays of key values)."""
     listed = ", ".join(identifier(name) for name in table.key)
     rows = ", ".join(_row(json.loads(key), types) for key in sorted(keys))
     return f" WHERE ({listed}) IN ({rows})"

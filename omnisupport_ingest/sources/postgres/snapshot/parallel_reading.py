@@ -152,8 +152,7 @@ class ParallelReading:
 
 
 class KeyChangeReading:
-    """Searches the stream of one epoch for key changes during a snapshot, and reads the changed rows
-    again."""
+    """Searches the stream of one epoch for key changes during snapshots; reads the changed rows again."""
 
     def __init__(self, epoch: CapturedEpoch) -> None:
         self.settled = False
@@ -250,8 +249,7 @@ class KeyChangeReading:
 
     @staticmethod
     def _since(plan: SnapshotPlan, chunks: Sequence[ChunkSpan], again: Sequence[ChunkSpan]) -> Lsn:
-        """Return the LSN from which on to search the stream: some chunk may not have seen key changes above
-        it."""
+        """Return the LSN from which on to search: chunks may have missed key changes above it."""
         if again:
             # Rows that were read again have the position at which the search before them ended.
             return max(chunk.low for chunk in again)

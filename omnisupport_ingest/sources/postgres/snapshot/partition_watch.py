@@ -67,8 +67,7 @@ class PartitionWatch:
         self.needed = True
 
     def planned(self, connection: Connection, table: TableContract) -> Partitions | None:
-        """Return the partitions that the snapshot being planned will read; None if the table is not
-        partitioned."""
+        """Return the partitions that a snapshot being planned will read; None if not partitioned."""
         name = table.table_name
         return read_partitions(connection, [name]).get(name)
 

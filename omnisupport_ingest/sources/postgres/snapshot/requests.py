@@ -164,8 +164,7 @@ class DueSnapshots:
         requested: tuple[SnapshotRequest, ...],
         read: set[str],
     ) -> Wanted | None:
-        """Return the snapshot of the whole table that is due, or None. A new plan also fulfils requests for
-        key ranges."""
+        """Return the due snapshot of the whole table, or None. A new plan also fulfils key range requests."""
         reasons = [request.reason for request in requested if request.scope is None]
         if reasons:
             return Wanted(table, None, reasons[0], answers=requested)
@@ -180,8 +179,7 @@ class DueSnapshots:
         return None
 
     def _read_before(self) -> set[str]:
-        """Return the tables that need no first read: those read in this epoch, or earlier if a loss was
-        accepted."""
+        """Return the tables that need no first read: read in this epoch, or earlier with an accepted loss."""
         accepted = AcceptedLosses(self._store.folder).of(self._epoch) is not None
         epochs = [
             each.epoch for each in self._store.epoch_standings() if accepted or each.epoch == self._epoch

@@ -79,8 +79,7 @@ class SafeWatermarks:
             return (*self._marks,) if self._proven is None else (self._proven, *self._marks)
 
     def newest_safe(self, known: Iterable[Mark], visibility: Visibility) -> Mark | None:
-        """Return the newest of ``known`` that is safe for a snapshot with this ``visibility``; None if none
-        is.
+        """Return the newest of ``known`` that is safe for a snapshot with this ``visibility``, or None.
 
         ``known``: what ``offer`` returned before the snapshot was taken. A lower watermark stays safe. So an
         older mark is used while a long transaction makes the new ones unsafe.
@@ -113,8 +112,7 @@ def read_mark(connection: Connection) -> Mark:
 
 
 def read_visibility(connection: Connection) -> Visibility:
-    """Return what the snapshot of the open transaction of ``connection`` sees. Takes the snapshot if there is
-    none."""
+    """Return what the snapshot of the open transaction sees. Takes the snapshot if there is none."""
     with source_errors("reading what a snapshot sees"), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_snapshot_xmax(s)::text::bigint,"
@@ -125,8 +123,7 @@ def read_visibility(connection: Connection) -> Visibility:
 
 
 def read_high(connection: Connection) -> Lsn:
-    """Return an LSN above every commit that the snapshot of ``connection`` can see. It must be taken
-    before."""
+    """Return an LSN above every commit that the snapshot of ``connection``, taken before, can see."""
     with source_errors("reading the end of the WAL"), connection.cursor() as cursor:
         # The insert position, not the flushed one: an asynchronous commit is visible before its flush.
         cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
@@ -144,8 +141,7 @@ def widened(xid: int, near: int) -> int:
 
 
 def page_end(insert: Lsn) -> Lsn:
-    """Return the insert position as the stream reports it: the start of a WAL page, not the end of its
-    header.
+    """Return the insert position as the stream reports it: the start of a WAL page, not its header's end.
 
     If the WAL ends with a full page, the insert position is after the header of a page that does not exist
     yet. The stream does not report that position until something is written there.
@@ -165,8 +161,7 @@ class CatalogWatermarks:
         self._marks = SafeWatermarks()
 
     def next(self, connection: Connection) -> Lsn:
-        """Return an LSN such that statements from now on see everything that committed below it; 0 if
-        unknown.
+        """Return an LSN such that later statements see everything that committed below it; 0 if unknown.
 
         ``connection`` must be in autocommit. Raises ``SourceRefused`` on a standby.
         """

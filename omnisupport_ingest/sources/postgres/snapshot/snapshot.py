@@ -93,8 +93,7 @@ class Snapshots:
         return bool(requested & {table.name for table in self._tables})
 
     def add_tables(self, tables: Sequence[TableContract]) -> None:
-        """Read ``tables`` too from now on. The stream must land their changes with the keys of their
-        contracts."""
+        """Read ``tables`` too from now on. The stream must land their changes with their contracts' keys."""
         self._tables += tuple(tables)
         self._partitions.add_tables(tables)
         self._due.add_tables(tables)
@@ -129,8 +128,7 @@ class Snapshots:
     def recover(
         self, table: TableContract, lake: LakeRows, reason: str, stop: threading.Event
     ) -> Recovered | None:
-        """Read only the chunks of ``table`` in which ``lake`` differs. The lake must include all earlier
-        epochs.
+        """Read only the chunks of ``table`` in which ``lake``, which has all earlier epochs, differs.
 
         None if ``stop`` was set first; the next ``take`` then reads the whole table, as after an error.
         Raises as ``take`` does, and ``TableMissedChanges`` if a table has been published differently since
@@ -161,8 +159,7 @@ class Snapshots:
         return self._key_changes.settled
 
     def read_moved(self, stop: threading.Event) -> Lsn | None:
-        """Read rows again whose key changed while their table was read, if the stream lacks some of their
-        columns.
+        """Read rows again whose key changed while their table was read, if the stream lacks columns of them.
 
         Only for tables whose snapshot the stream has passed. Call it until it returns None. Returns and
         raises as ``take`` does.

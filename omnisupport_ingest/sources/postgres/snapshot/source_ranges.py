@@ -55,8 +55,7 @@ _BIGINTS = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True)
 class SourceAt:
-    """The source at ``lsn``. ``at``: its clock at that moment. ``publication``: decides which rows are
-    read."""
+    """The source at ``lsn``; ``at``: its clock then. ``publication``: decides which rows are read."""
 
     connection: Connection
     publication: str
@@ -138,8 +137,7 @@ class SourceRanges:
     cast: str
 
     def sums(self, cuts: Sequence[str], spans: Sequence[KeySpan]) -> list[RowChecksum]:
-        """Return the checksum of each range between ``cuts`` (ascending), counting only rows in one of
-        ``spans``.
+        """Return the checksum of each range between ``cuts`` (ascending), of rows in one of ``spans`` only.
 
         The first range is below all cuts; the second begins with the first cut. ``spans`` must be ascending.
         """
@@ -205,8 +203,7 @@ class SourceRanges:
         return numbers
 
     def write_rows(self, keys: Collection[Key], folder: Path) -> list[Path]:
-        """Write the rows with ``keys``, ``as_compared``, to files in ``folder`` (``write_text_rows``); return
-        the files."""
+        """Write the rows with ``keys``, ``as_compared``, by ``write_text_rows`` to files in ``folder``."""
         files, contract = list[Path](), as_compared(self.contract)
         for number, where in enumerate(self._with_keys(keys)):
             files.append(folder / f"rows-{number}.parquet")
@@ -272,8 +269,7 @@ class SourceRanges:
         return f" AND {identifier(mark)} IS NULL"
 
     def _may_be(self, key: Key) -> bool:
-        """Whether the server can compare ``key``. The key of a withheld event may have values of other
-        types."""
+        """Whether the server can compare ``key``; that of a withheld event may have values of other types."""
         form = _FORMS.get(self.cast)
         if len(key) != len(self.contract.key) or (form is not None and form.fullmatch(key[0]) is None):
             return False

@@ -1,5 +1,4 @@
-"""Divides the stream into batches that form a chain: each batch begins exactly where the one before it
-ends."""
+"""Divides the stream into batches that form a chain: each begins exactly where the one before ends."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ before the first window, or both are after the last one."""
 def by_window(
     transactions: Transactions, window_of: Callable[[Begin], str]
 ) -> Iterator[tuple[str, Transactions]]:
-    """Divide ``transactions`` into groups of one window each; yield each group's window with the group, in
-    order.
+    """Divide ``transactions`` into groups of one window each; yield (window, group) in order.
 
     Two consecutive groups may have the same window. ``window_of``: returns the window of a transaction.
     """
@@ -134,8 +132,7 @@ class StreamBatches:
         self.in_transaction = False
 
     def due(self, collected: int) -> bool:
-        """Return whether the open batch, with ``collected`` more bytes, is large or old enough to be
-        sealed."""
+        """Return whether the open batch, with ``collected`` more bytes, is large or old enough to seal."""
         writer = self._writer
         return writer is not None and (writer.bytes + collected >= self._max_bytes or self.seconds_left <= 0)
 
@@ -206,8 +203,7 @@ class StreamBatches:
         return manifest
 
     def close(self) -> Manifest | None:
-        """Discard the open batch, which the source sends again. Return the batch that was landing if it is
-        durable."""
+        """Discard the open batch, which the source sends again. Return the landing batch if it is durable."""
         landed = None
         if self._landing is not None:
             if self._landing.done.exception() is None:

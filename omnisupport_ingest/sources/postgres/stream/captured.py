@@ -89,8 +89,7 @@ class CapturedTables:
 
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
-        """Table name → key columns of its changes: those of the contract; empty for a table that is left
-        out."""
+        """Table name → key columns of its changes: the contract's; empty for a table that is left out."""
         return {
             each.table_name: () if each in self._left_out else each.key
             for each in (*self._left_out, *self._all)

@@ -276,8 +276,7 @@ class Follower:
             self._confirm_landed()
 
     def _take_transactions(self, transactions: Transactions) -> None:
-        """Handle whole transactions, with the same result as ``_begin``, ``add_row`` and ``_commit`` for
-        each.
+        """Handle whole transactions, with the same result as ``_begin``, ``add_row``, ``_commit`` for each.
 
         Stops at the goal, because above it each transaction would become a batch of its own.
         """
@@ -306,8 +305,7 @@ class Follower:
         self._commit(commit_of(transactions, transactions.total - 1))
 
     def _record_sent_up_to(self, lsn: int) -> None:
-        """Record that the server sent everything that committed below ``lsn``, and did not contradict the
-        chain."""
+        """Record that the server sent all that committed below ``lsn``, without contradicting the chain."""
         if (
             self._unproved_below is not None
             and self._to_be_resent is None

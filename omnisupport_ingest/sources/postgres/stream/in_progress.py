@@ -208,8 +208,7 @@ class InProgress:
         return self._received_rows() if self.read is self._receive else None
 
     def take_transactions(self) -> Transactions | None:
-        """Return the next committed transactions that are whole and contain only row changes. If None, call
-        ``read``."""
+        """Return the next whole committed transactions of row changes alone; if None, call ``read``."""
         return self._received_transactions() if self.read is self._receive else None
 
     def take(self, message: InProgressMessage, received: bytes) -> None:

@@ -81,8 +81,7 @@ class StreamReading:
     proved: threading.Event = field(default_factory=threading.Event)
 
     def follow(self, until: Lsn | None, stop: threading.Event) -> None:
-        """Read until everything that committed below ``until`` is durable (None: without end), or ``stop`` is
-        set.
+        """Read until all that committed below ``until`` is durable (None: no end), or ``stop`` is set.
 
         Raises as ``Follower.run`` does, but not ``RollbackUnclear`` or ``SpoolFailed``.
         """
